@@ -1,0 +1,62 @@
+# `make help` lists the targets. Every target makes the environment itself when it is missing.
+# PY=python3 uses an environment of your own instead of .venv (it needs torch, and what requirements.txt names).
+
+SHELL := /bin/sh
+PY ?= .venv/bin/python
+export HF_HUB_DISABLE_TELEMETRY = 1
+export PYTHONPATH = $(if $(filter .venv/bin/python,$(PY)),,src)
+ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
+SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
+
+.PHONY: help book test check lab bench gpu notebooks clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@echo "make TARGET, where TARGET is"
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 14
+
+book: $(ENVIRONMENT) _build/fresh ## execute all notebooks and build the book at _build/html
+	@$(PY) tools/build_book.py
+
+test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
+	@echo "== style"
+	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
+	@echo "== tests, notebooks and book (a test a dot; about ten minutes on two cores)"
+	@$(PY) -m pytest tests notebooks --nbval --nbval-sanitize-with tests/nbval.cfg
+
+check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
+	@$(PY) -m pytest tests -m "not slow"
+
+lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
+	@$(PY) -m jupyter lab --notebook-dir=notebooks
+
+bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
+	@$(PY) benchmarks/bench.py
+
+gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json
+	@$(PY) benchmarks/gpu.py
+
+notebooks: $(ENVIRONMENT) ## execute the notebooks in place, with outputs as they are committed
+	@$(PY) tools/execute_notebooks.py
+
+clean: ## remove the book and the caches, keep the environment
+	rm -rf _build .pytest_cache .ruff_cache
+
+# What the notebooks import has changed: execute them again.
+_build/fresh: $(SOURCES) requirements.txt
+	@rm -rf _build/.jupyter_cache
+	@mkdir -p _build && touch _build/fresh
+
+.venv/ready: requirements.txt pyproject.toml
+	@python=; for candidate in "$(PYTHON)" python3 python3.13 python3.12 python3.11; do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then python="$$candidate"; break; fi; done; \
+	if [ -z "$$python" ]; then \
+	  echo "pplab needs Python 3.11 to 3.13; found `python3 --version 2>&1`. Install one and name it: make PYTHON=/path/to/python3.12" >&2; \
+	  exit 1; fi; \
+	echo "== making the environment in .venv with `$$python --version` (some minutes; torch is large)"; \
+	"$$python" -m venv .venv
+	@.venv/bin/python -m pip install --disable-pip-version-check --no-warn-script-location -r requirements.txt
+	@.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch .venv/ready

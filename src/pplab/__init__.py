@@ -1,0 +1,30 @@
+"""pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
+
+What is imported here is pure Python; torch and matplotlib load only where they are used.
+"""
+
+from importlib import import_module as _import_module
+
+from .actions import Action, Kind, Overlap, parse
+from .builders import build
+from .costs import Costs
+from .errors import ScheduleError
+from .lower import lower
+from .metrics import critical_path, idle_intervals, in_flight, num_messages, table
+from .schedule import Schedule
+from .simulate import simulate
+from .timeline import Span, Timeline
+from .validate import validate
+
+__version__ = "0.1.0"
+
+_LAZY = {"gantt": "plot", "memory": "plot", "compare": "plot"}
+_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "runtime")
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(_import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _LAZY_MODULES:
+        return _import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

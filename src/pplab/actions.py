@@ -1,0 +1,108 @@
+"""What a rank can do: one action of one stage on one microbatch, or a forward and a backward overlapped.
+
+The text form is PyTorch's: `0F3` is stage 0, forward, microbatch 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What is done. The letters are PyTorch's; the zero-bubble papers write B for our I."""
+
+    F = "F"  # forward
+    B = "B"  # full backward: I and W at once
+    I = "I"  # gradient of the stage's input  # noqa: E741
+    W = "W"  # gradient of the stage's weights
+    SEND_F = "SEND_F"  # this stage's output goes to the next stage
+    RECV_F = "RECV_F"  # this stage's input comes from the previous stage
+    SEND_B = "SEND_B"  # the gradient of this stage's input goes to the previous stage
+    RECV_B = "RECV_B"  # the gradient of this stage's output comes from the next stage
+
+
+F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
+SEND_F, RECV_F, SEND_B, RECV_B = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B
+
+COMPUTE = frozenset((F, B, I, W))
+INPUT_GRADIENT = (B, I)  # the kinds that produce the gradient which the previous stage waits for
+WEIGHT_GRADIENT = (B, W)  # the kinds after which a stage's activations are no longer needed
+
+
+class Action(NamedTuple):
+    """One stage works on one microbatch. `str()` is the text form, such as `0F3`."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    __repr__ = __str__
+
+
+class Overlap(NamedTuple):
+    """A forward and a full backward of two microbatches that run at the same time on one rank."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+    __repr__ = __str__
+
+
+_ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)")
+_OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+
+
+def parse(text: str) -> Action | Overlap:
+    """Read one action from its text form.
+
+    Raises ValueError with what was expected when the text isn't an action.
+
+    >>> parse("1F3"), parse("(0F7;7B3)OVERLAP_F_B")
+    (1F3, (0F7;7B3)OVERLAP_F_B)
+    """
+    text = text.strip()
+    if match := _ACTION.fullmatch(text):
+        stage, kind, microbatch = match.groups()
+        return Action(int(stage), Kind(kind), int(microbatch))
+    if match := _OVERLAP.fullmatch(text):
+        return overlap(*(parse(half) for half in match.groups()))
+    raise ValueError(
+        f"{text!r} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, "
+        "or (0F7;7B3)OVERLAP_F_B"
+    )
+
+
+def actions(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
+    """One stage and kind on several microbatches (made without a Python call each: builders make millions).
+
+    >>> actions(1, F, range(3))
+    [1F0, 1F1, 1F2]
+    """
+    return list(map(partial(tuple.__new__, Action), zip(repeat(stage), repeat(kind), microbatches, strict=False)))
+
+
+def overlap(forward: Action | Overlap, backward: Action | Overlap) -> Overlap:
+    """Pair a forward with a full backward, checked."""
+    pair = Overlap(forward, backward)
+    legal = type(forward) is type(backward) is Action and forward.kind is F and backward.kind is B
+    if not legal or (forward.stage, forward.microbatch) == (backward.stage, backward.microbatch):
+        raise ValueError(
+            f"{pair} is not an overlap: expected a forward, and a full backward of something else, as in (0F7;7B3)"
+        )
+    return pair
+
+
+def parts(item: Action | Overlap) -> tuple[Action, ...]:
+    """The actions of an item of a row: itself, or the two halves of an overlap."""
+    return (item,) if type(item) is Action else tuple(item)

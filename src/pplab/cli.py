@@ -1,0 +1,194 @@
+"""`pplab`: list, simulate, validate and run schedules from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from . import builders
+from .costs import Costs
+from .metrics import summary
+from .schedule import Schedule
+from .simulate import simulate
+from .timeline import Timeline
+from .validate import validate
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 for success, 1 for an error that is told on stderr, 2 for usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options) or 0
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"pplab {options.name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"pplab {options.name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _schedules(options: argparse.Namespace) -> None:
+    if options.json:
+        rows = [
+            {"name": b.name, "summary": b.summary, "options": b.options, "rules": b.rules, "source": b.source}
+            for b in builders.ALL
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    for b in builders.ALL:
+        print(f"{b.name}\n    {b.summary}\n    rules: {b.rules}\n    options: {', '.join(b.options) or 'none'}")
+        print(f"    source: {b.source}")
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    schedule = _schedule(options)
+    costs = Costs(options.forward, options.backward_input, options.backward_weight, options.latency)
+    timeline = simulate(schedule, costs)
+    _write(options, timeline)
+    if options.csv and options.schedule:
+        Path(options.csv).write_text(schedule.to_csv())
+    if options.json:
+        _write_json(options.json, {**summary(timeline), **timeline.to_dict()})
+    if options.json != "-":
+        for name, value in summary(timeline).items():
+            print(f"{name:22} {_readable(value)}")
+
+
+def _validate(options: argparse.Namespace) -> None:
+    source = sys.stdin.read() if options.file == "-" else Path(options.file)
+    schedule = Schedule.from_csv(source, "stdin" if options.file == "-" else Path(options.file).name)
+    validate(schedule, max_in_flight=options.max_in_flight)
+    print(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
+
+
+def _train(options: argparse.Namespace) -> int:
+    import torch
+
+    from . import models
+    from .runtime import Pool
+    from .runtime.torchrun import is_torchrun, train_here
+
+    schedule = _schedule(options)
+    workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
+    details = {
+        "steps": options.steps,
+        "check_gradients": options.check_gradients,
+        "optimizer": partial(torch.optim.AdamW, lr=options.learning_rate),
+    }
+    if is_torchrun():
+        run = train_here(schedule, workload, device=options.device, **details)
+        if run is None:
+            return 0
+    else:
+        with Pool(schedule.num_ranks, device=options.device) as pool:
+            print(
+                f"starting {schedule.num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr
+            )
+            run = pool.train(schedule, workload, **details)
+    _write(options, run.timeline)
+    if options.json:
+        _write_json(options.json, run.to_dict())
+    if options.json != "-":
+        print(run)
+    return 0 if run.gradients is None or run.gradients.equal else 1
+
+
+def _schedule(options: argparse.Namespace) -> Schedule:
+    """The schedule that the options name: built, or read from a CSV file when none is named."""
+    if options.schedule is None:
+        if options.csv is None:
+            raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
+        return Schedule.from_csv(Path(options.csv), Path(options.csv).stem)
+    if options.ranks is None or options.microbatches is None:
+        raise ValueError("a schedule by name needs --ranks and --microbatches")
+    extra = {} if options.stages_per_rank is None else {"stages_per_rank": options.stages_per_rank}
+    return builders.build(options.schedule, num_ranks=options.ranks, num_microbatches=options.microbatches, **extra)
+
+
+def _write(options: argparse.Namespace, timeline: Timeline) -> None:
+    if options.png:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from .plot import gantt
+
+        gantt(timeline).figure.savefig(options.png, dpi=150, bbox_inches="tight")
+    if options.perfetto:
+        timeline.to_perfetto(options.perfetto)
+
+
+def _write_json(path: str, data: dict) -> None:
+    text = json.dumps(data, indent=1)
+    if path == "-":
+        print(text)
+    else:
+        Path(path).write_text(text + "\n")
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_readable, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _times(text: str) -> float | tuple[float, ...]:
+    """A duration, or one per stage with commas between."""
+    values = tuple(float(part) if "." in part or "e" in part else int(part) for part in text.split(","))
+    return values[0] if len(values) == 1 else values
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pplab", description=__doc__.partition(": ")[2])
+    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("schedules", help="list the schedules, with their rules and options")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(command=_schedules)
+
+    simulating = commands.add_parser("simulate", help="predict a schedule's timeline")
+    _add_schedule(simulating)
+    for name in ("--forward", "--backward-input", "--backward-weight"):
+        simulating.add_argument(
+            name, type=_times, default=1, metavar="T", help="per stage: one number, or one each: 1,1,2"
+        )
+    simulating.add_argument("--latency", type=float, default=0, metavar="T", help="of a message between ranks")
+    _add_output(simulating)
+    simulating.set_defaults(command=_simulate)
+
+    checking = commands.add_parser("validate", help="check a schedule in PyTorch's CSV form")
+    checking.add_argument("file", metavar="FILE", help="CSV file, or - for standard input")
+    checking.add_argument("--max-in-flight", type=int, metavar="N", help="forwards that a rank may hold at once")
+    checking.set_defaults(command=_validate)
+
+    training = commands.add_parser("train", help="run a schedule on a real model, with a process per rank")
+    _add_schedule(training)
+    training.add_argument("--model", default="gpt", help="gpt or distilbert (default gpt)")
+    training.add_argument("--source", default="auto", help="of the reviews: auto, hub or sample")
+    training.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    training.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
+    training.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
+    training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
+    training.add_argument(
+        "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"
+    )
+    _add_output(training)
+    training.set_defaults(command=_train)
+    return parser
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--schedule", metavar="NAME", help="see pplab schedules")
+    parser.add_argument("--ranks", type=int, metavar="P", help="processes in the pipeline")
+    parser.add_argument("--microbatches", type=int, metavar="M", help="slices of the batch")
+    parser.add_argument("--stages-per-rank", type=int, metavar="V", help="for schedules that have several")
+    parser.add_argument("--csv", metavar="FILE", help="read the schedule from FILE, or with --schedule write it there")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="everything, to FILE or standard output")
+    parser.add_argument("--png", metavar="FILE", help="the Gantt chart")
+    parser.add_argument("--perfetto", metavar="FILE", help="a trace for the Perfetto viewer")

@@ -1,0 +1,59 @@
+"""From what ranks compute to what they compute and communicate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .actions import Action, Overlap, parts
+from .deps import incoming, outgoing
+from .schedule import Schedule
+
+LoweredRow = tuple[Action | Overlap, ...]
+
+
+def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
+    """The rows of `schedule` with a SEND after every action whose result another rank needs, and the RECV for it.
+
+    A receive stands `ahead` actions before the one that needs it. Messages from one rank to another are received in
+    the order in which they are sent, so that a channel that keeps its order (NCCL) can't deadlock. Stages on one rank
+    exchange nothing.
+
+    >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
+    (0F0, 0SEND_F0, 0RECV_B0, 0B0)
+    """
+    num_stages = schedule.num_stages
+    users: dict[Action, tuple[int, int]] = {}  # a receive -> rank and position of what needs it
+    for rank, row in enumerate(schedule.rows):
+        for position, item in enumerate(row):
+            for action in parts(item):
+                if receive := incoming(action, num_stages):
+                    users[receive] = (rank, position)
+
+    sends: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is sent after it
+    channels: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (from, to) -> receives in order of sending
+    for rank, row in enumerate(schedule.rows):
+        for position, item in enumerate(row):
+            for action in parts(item):
+                message = outgoing(action, num_stages)
+                if message and users[message.receive][0] != rank:
+                    sends[rank, position].append(message.send)
+                    channels[rank, users[message.receive][0]].append(message.receive)
+
+    receives: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is posted before it
+    for (_, to), order in channels.items():
+        latest = len(schedule.rows[to])
+        places = []
+        for receive in reversed(order):
+            latest = min(latest, max(users[receive][1] - ahead, 0))
+            places.append((latest, receive))
+        for place, receive in reversed(places):
+            receives[to, place].append(receive)
+
+    return tuple(
+        tuple(
+            step
+            for position, item in enumerate(row)
+            for step in (*receives[rank, position], item, *sends[rank, position])
+        )
+        for rank, row in enumerate(schedule.rows)
+    )

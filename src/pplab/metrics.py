@@ -1,0 +1,198 @@
+"""What a timeline means: what each idle interval waits for, the critical path, what is held, and a table."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .actions import Action, B, F, W, parts
+from .deps import needs, outgoing
+from .schedule import Schedule
+from .timeline import Span, Timeline
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A stretch of time in which a rank does nothing."""
+
+    rank: int
+    start: float
+    end: float
+    phase: str  # "fill" before the rank's first action, "drain" after its last, "inner" between
+    waits_for: Action | None  # what it needs from another rank; None when draining or ready
+    on_rank: int | None
+
+    def __str__(self) -> str:
+        when = f"rank {self.rank} is idle from {self.start:g} to {self.end:g}"
+        if self.phase == "drain":
+            return f"{when}: it has nothing left to do"
+        if self.waits_for is None:
+            return f"{when}: it could go on"
+        return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
+
+
+def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
+    """Every idle interval of every rank, with what it waits for."""
+    schedule = timeline.schedule
+    made = {  # what another stage may wait for -> the action that makes it, its rank and when it ends
+        (a.stage, a.kind is F, a.microbatch): (span.end, a, span.rank)
+        for span in timeline.spans
+        for a in parts(span.action)
+        if a.kind is not W
+    }
+    found = []
+    for rank in range(schedule.num_ranks):
+        now, phase = 0, "fill"
+        for span in (s for s in timeline.spans if s.rank == rank):
+            if span.start > now:
+                awaited = [
+                    made[need.stage, need.kinds == (F,), need.microbatch]
+                    for action in parts(span.action)
+                    for need in needs(action, schedule.num_stages)
+                ]
+                _, maker, holder = max((m for m in awaited if m[2] != rank), default=(0, None, None))
+                found.append(Idle(rank, now, span.start, phase, maker, holder))
+            now, phase = span.end, "inner"
+        if now < timeline.makespan:
+            found.append(Idle(rank, now, timeline.makespan, "drain", None, None))
+    return tuple(found)
+
+
+def critical_path(timeline: Timeline) -> tuple[Span, ...]:
+    """One longest chain of actions, each of which starts late because of the one before it. First to last."""
+    columns, dep = timeline.schedule.columns, timeline.schedule.graph.dep
+    firsts = set(columns.bounds[:-1])
+    i = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
+    chain = [i]
+    while True:
+        before = -1 if i in firsts else i - 1
+        if dep[i] >= 0 and (before < 0 or timeline.starts[i] > timeline.ends[before]):
+            before = dep[i]
+        if before < 0:
+            break
+        i = before
+        chain.append(i)
+    gates = set(columns.gates)
+    ids = (i for i in range(len(columns.kinds)) if i not in gates)
+    by_id = dict(zip(ids, timeline.spans, strict=True))
+    return tuple(by_id[i] for i in reversed(chain) if i not in gates)
+
+
+def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
+    """Per rank, how many forwards' activations are held over time: times and the count from each on.
+
+    Held from the start of F until the end of B, or of W when the backward is split.
+    """
+    curves = []
+    for rank in range(timeline.schedule.num_ranks):
+        changes = []
+        for span in (s for s in timeline.spans if s.rank == rank):
+            for action in parts(span.action):
+                if action.kind is F:
+                    changes.append((span.start, 1))
+                elif action.kind in (B, W):
+                    changes.append((span.end, -1))
+        times, counts = [0], [0]
+        for time, change in sorted(changes):
+            if time == times[-1]:
+                counts[-1] += change
+            else:
+                times.append(time)
+                counts.append(counts[-1] + change)
+        curves.append((times, counts))
+    return tuple(curves)
+
+
+def num_messages(schedule: Schedule) -> int:
+    """Messages between ranks in one step: activations and gradients that cross from one rank to another."""
+    home = schedule.home()
+    return sum(
+        home[message.receive.stage, message.receive.microbatch] != rank
+        for rank, row in enumerate(schedule.rows)
+        for item in row
+        for action in parts(item)
+        if (message := outgoing(action, schedule.num_stages))
+    )
+
+
+_COLUMNS = (
+    "schedule",
+    "makespan",
+    "bubble fraction",
+    "bubble ratio",
+    "span bubble",
+    "peak held",
+    "messages",
+    "parameters",
+)
+
+
+class Table(list):
+    """Rows of cells under `columns`, which print as text and draw themselves in a notebook."""
+
+    columns: tuple[str, ...] = _COLUMNS
+
+    def __str__(self) -> str:
+        lines = [self.columns, *self]
+        widths = [max(len(line[c]) for line in lines) for c in range(len(self.columns))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *body = (
+            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line)
+            for tag, line in (("th", self.columns), *(("td", line) for line in self))
+        )
+        rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+        return (
+            f'<div style="overflow-x:auto"><table class="table"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+
+
+def table(timelines: Iterable[Timeline]) -> Table:
+    """The schedules' balance sheet, a row each.
+
+    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in copies of the model.
+    """
+    return Table(_balance(timeline) for timeline in timelines)
+
+
+def _balance(timeline: Timeline) -> tuple[str, ...]:
+    schedule = timeline.schedule
+    copies = 1 if all(isinstance(place, int) for place in schedule.placement) else 2
+    per_rank = schedule.num_stages * copies // schedule.num_ranks
+    peaks = ", ".join(f"{peak * copies / per_rank:g}" for peak in timeline.peak_in_flight)
+    return (
+        schedule.name,
+        f"{timeline.makespan:g}{timeline.unit and ' ' + timeline.unit}",
+        f"{timeline.bubble_fraction:.4f}",
+        f"{timeline.bubble_ratio:.4f}",
+        f"{timeline.span_bubble_fraction:.4f}",
+        peaks,
+        str(num_messages(schedule)),
+        str(copies),
+    )
+
+
+def summary(timeline: Timeline) -> dict:
+    """The figures of a timeline as plain JSON values."""
+    schedule = timeline.schedule
+    return {
+        "schedule": schedule.name,
+        "num_ranks": schedule.num_ranks,
+        "num_stages": schedule.num_stages,
+        "num_microbatches": schedule.num_microbatches,
+        "makespan": timeline.makespan,
+        "bubble_fraction": timeline.bubble_fraction,
+        "bubble_ratio": timeline.bubble_ratio,
+        "span_bubble_fraction": timeline.span_bubble_fraction,
+        "peak_in_flight": timeline.peak_in_flight,
+        "busy": timeline.busy,
+        "idle": timeline.idle,
+        "messages": num_messages(schedule),
+    }

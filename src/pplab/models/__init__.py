@@ -1,0 +1,20 @@
+"""The models of the course, as workloads for a pipeline: a small GPT, and DistilBERT from transformers."""
+
+from __future__ import annotations
+
+from ..errors import unknown
+from .distilbert import DistilBert, distilbert
+from .gpt import GPT, GPTConfig, LanguageModel, gpt
+from .split import layer_ranges, split
+
+WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
+
+
+def workload(name: str, **options: object) -> LanguageModel | DistilBert:
+    """The workload of that name with its options; ValueError with the nearest names when there is none."""
+    if name not in WORKLOADS:
+        raise unknown("model", name, WORKLOADS)
+    return WORKLOADS[name](**options)
+
+
+__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "distilbert", "gpt", "layer_ranges", "split", "workload"]

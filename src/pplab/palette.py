@@ -1,0 +1,31 @@
+"""One colour table for every drawing: kind is colour, number is microbatch.
+
+Chosen to stay apart for protanopia, deuteranopia and tritanopia, and in greyscale.
+"""
+
+from __future__ import annotations
+
+from .actions import B, F, I, Kind, W
+
+FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#c4502e", W: "#a9dbc0"}
+IDLE = "#8a8f98"
+OTHER = "#7a5c99"  # optimizer, barriers: what isn't an action of the schedule
+NAME: dict[Kind, str] = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"}
+
+
+def shade(colour: str, step: int, steps: int) -> str:
+    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
+    share = 0.45 * step / max(steps - 1, 1)
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
+
+
+def ink(fill: str) -> str:
+    """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
+    linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in _channels(fill)]
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#ffffff" if luminance < 0.179 else "#111111"
+
+
+def _channels(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

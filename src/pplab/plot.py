@@ -1,0 +1,265 @@
+"""Drawings with matplotlib: Gantt charts, what is held over time, comparisons on one time axis.
+
+Every function returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
+figure of a fitting size. Colour is the kind of action, the number is the microbatch, a lighter shade is a later stage
+of the rank. Text is black in the figure; `figure_html` writes it in the page's own colour, to read on light and dark.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from . import palette
+from .actions import Kind, parts
+from .metrics import critical_path, idle_intervals, in_flight
+from .timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROW = 0.36  # inches per rank
+_WIDTH = 8.6  # inches
+_BAR = 0.84  # of a row
+_HATCH = {"fill": "\\\\\\\\", "inner": "xxxx", "drain": "////"}
+_LABEL_SIZE = 8
+
+
+def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
+    """Draw when each rank does what. Hatched: idle while the pipeline fills, inside, while it drains.
+
+    `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
+    Labels drop out where they don't fit.
+    """
+    until = until or max([timeline.makespan, *(span.end for span in timeline.others)])
+    num_ranks = timeline.schedule.num_ranks
+    if ax is None:
+        ax = _new_axes(num_ranks)
+    ax.set_xlim(0, until)
+    ax.set_ylim(num_ranks - 0.5, -0.5)
+    ax.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)])
+    ax.set_xlabel(f"time ({timeline.unit})" if timeline.unit else "time")
+    ax.tick_params(length=0, axis="y")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    _draw_idle(ax, timeline)
+    _draw_spans(ax, timeline, until)
+    if path:
+        _draw_path(ax, critical_path(timeline))
+    ax.set_title(_title(timeline), fontsize=10, loc="left")
+    _legend(ax, timeline)
+    ax.set_label(describe(timeline))
+    return ax
+
+
+def compare(timelines: Sequence[Timeline], *, path: bool = False) -> list[Axes]:
+    """Draw several timelines one above the other on one time axis."""
+    import matplotlib.pyplot as plt
+
+    heights = [t.schedule.num_ranks * _ROW + 0.5 for t in timelines]
+    figure, axes = plt.subplots(
+        len(timelines),
+        1,
+        figsize=(_WIDTH, sum(heights) + 0.4),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+    )
+    until = max(t.makespan for t in timelines)
+    column = list(axes[:, 0])
+    for timeline, ax in zip(timelines, column, strict=True):
+        gantt(timeline, ax, until=until, path=path)
+        if ax is not column[-1]:
+            ax.set_xlabel("")
+            ax.tick_params(labelbottom=False)
+            ax.get_legend().remove()
+    return column
+
+
+def memory(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None) -> Axes:
+    """Draw how many forwards' activations each rank holds over time, a strip per rank, with its peak."""
+    curves = in_flight(timeline)
+    if ax is None:
+        ax = _new_axes(len(curves))
+    until = until or timeline.makespan
+    top = max(timeline.peak_in_flight)
+    for rank, (times, counts) in enumerate(curves):
+        base = rank + 0.45
+        heights = [base - 0.85 * count / top for count in counts]
+        ax.fill_between(
+            [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
+        )
+        peak = timeline.peak_in_flight[rank]
+        ax.text(until * 1.005, rank, f"peak {peak}", va="center", fontsize=_LABEL_SIZE)
+    ax.set_xlim(0, until)
+    ax.set_ylim(len(curves) - 0.5, -0.5)
+    ax.set_yticks(range(len(curves)), [f"rank {rank}" for rank in range(len(curves))])
+    ax.set_xlabel(f"time ({timeline.unit})" if timeline.unit else "time")
+    ax.set_title(f"{timeline.schedule.name}: forwards whose activations are held", fontsize=10, loc="left")
+    ax.tick_params(length=0, axis="y")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    peaks = ", ".join(map(str, timeline.peak_in_flight))
+    ax.set_label(f"Activations held over time under {timeline.schedule.name}; peaks per rank: {peaks}")
+    return ax
+
+
+def describe(timeline: Timeline) -> str:
+    """A Gantt chart in one sentence, for readers who don't see it."""
+    schedule = timeline.schedule
+    return (
+        f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks with "
+        f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{timeline.unit and ' ' + timeline.unit}, "
+        f"{timeline.bubble_fraction:.1%} of all rank-time idle"
+    )
+
+
+def figure_html(figure: Figure) -> str:
+    """The figure as inline SVG whose text takes the page's colour, with alternative text, wide figures scrolling."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "pplab", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = svg.replace("#000000", "currentColor")
+    alt = html.escape(alternative_text(figure), quote=True)
+    width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+    opening = (
+        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
+        f'style="width:100%;min-width:{min(width, 480):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
+    )
+    return f'<div class="pplab-figure" style="overflow-x:auto">{re.sub("<svg[^>]*>", opening, svg, count=1)}</div>'
+
+
+def alternative_text(figure: Figure) -> str:
+    """What the figure's axes say of themselves: their label where a drawing set one, else title and axis names."""
+    said = []
+    for ax in figure.axes:
+        label = ax.get_label()
+        if not label or label.startswith("<"):
+            axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
+            label = ": ".join(filter(None, (ax.get_title() or ax.get_title(loc="left"), axes)))
+        said.append(label)
+    return ". ".join(filter(None, said))
+
+
+def _new_axes(num_rows: int) -> Axes:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(_WIDTH, num_rows * _ROW + 0.9), layout="constrained")[1]
+
+
+def _title(timeline: Timeline) -> str:
+    unit = timeline.unit and " " + timeline.unit
+    return (
+        f"{timeline.schedule.name}, {timeline.how}: makespan {timeline.makespan:.4g}{unit}, "
+        f"bubble fraction {timeline.bubble_fraction:.4f}"
+    )
+
+
+def _fill_of(timeline: Timeline, span: Span) -> list[str]:
+    stages = timeline.schedule.stages_of(span.rank)
+    return [palette.shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action)]
+
+
+def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
+    """One collection of bars per colour; an overlap shows its forward in the upper half, its backward in the lower."""
+    pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
+    gap = 0.8 / pixels
+    bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
+    for span in timeline.spans:
+        halves = parts(span.action)
+        fills = _fill_of(timeline, span)
+        length = span.end - span.start
+        drawn = max(length - min(gap, length / 4), 0)
+        height = _BAR / len(halves)
+        for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
+            bottom = span.rank - _BAR / 2 + k * height
+            bars[fill, bottom, height].append((span.start, drawn))
+            label = str(action.microbatch)
+            if drawn * pixels > len(label) * _LABEL_SIZE * 0.62 and height * _ROW * 72 > _LABEL_SIZE:
+                ax.text(
+                    span.start + drawn / 2,
+                    bottom + height / 2,
+                    label,
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=_LABEL_SIZE,
+                    color=palette.ink(fill),
+                    clip_on=True,
+                )
+    for (fill, bottom, height), places in bars.items():
+        ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
+    others = defaultdict(list)
+    for span in timeline.others:
+        if isinstance(span.action, str):
+            others[span.rank].append((span.start, span.end - span.start))
+    for rank, places in others.items():
+        ax.broken_barh(places, (rank - _BAR / 2, _BAR), facecolor=palette.OTHER, lw=0)
+
+
+def _draw_idle(ax: Axes, timeline: Timeline) -> None:
+    places: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for idle in idle_intervals(timeline):
+        places[idle.phase, idle.rank].append((idle.start, idle.end - idle.start))
+    for (phase, rank), spans in places.items():
+        ax.broken_barh(
+            spans,
+            (rank - _BAR / 2, _BAR),
+            facecolor="none",
+            edgecolor=palette.IDLE,
+            hatch=_HATCH[phase],
+            lw=0,
+            alpha=0.55,
+        )
+
+
+def _draw_path(ax: Axes, spans: Iterable[Span]) -> None:
+    for span in spans:
+        ax.broken_barh(
+            [(span.start, span.end - span.start)],
+            (span.rank - _BAR / 2, _BAR),
+            facecolor="none",
+            edgecolor="black",
+            lw=1.8,
+            zorder=3,
+        )
+
+
+def _legend(ax: Axes, timeline: Timeline) -> None:
+    from matplotlib.patches import Patch
+    from matplotlib.transforms import ScaledTranslation
+
+    kinds = [kind for kind in palette.FILL if kind in set(timeline.schedule.columns.kinds)]
+    handles = [Patch(facecolor=palette.FILL[kind], label=palette.NAME[kind]) for kind in kinds]
+    if any(isinstance(span.action, str) for span in timeline.others):
+        handles.append(Patch(facecolor=palette.OTHER, label="optimizer"))
+    phases = dict.fromkeys(idle.phase for idle in idle_intervals(timeline))
+    names = {"fill": "idle: filling", "inner": "idle: inside", "drain": "idle: draining"}
+    handles += [
+        Patch(facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, label=names[phase])
+        for phase in _HATCH
+        if phase in phases
+    ]
+    below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)  # under the axis' label, whatever the height
+    ax.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=ax.transAxes + below,
+        ncols=len(handles),
+        frameon=False,
+        fontsize=_LABEL_SIZE,
+        borderaxespad=0,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )

@@ -1,0 +1,99 @@
+"""The one executor: it runs whatever a lowered row says. No schedule has a training loop of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..actions import COMPUTE, RECV_B, RECV_F, Action, B, F, Overlap, parts
+from ..deps import incoming, outgoing
+from .comm import Comm
+from .stage import Stage
+from .trace import Meter, Recorder
+from .workload import Batch
+
+
+@dataclass
+class Executor:
+    """Runs one rank's lowered row on its stages."""
+
+    rank: int
+    row: Sequence[Action | Overlap]
+    stages: Mapping[int, Stage]
+    num_stages: int
+    home: Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
+    comm: Comm
+    recorder: Recorder
+    watch: Callable[[int, bool], None]  # told the place in the row, and whether it waits there
+    pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
+    peak_in_flight: int = 0
+    bytes_of: dict[int, int] = field(default_factory=dict)  # stage -> bytes one forward keeps, where a meter ran
+
+    def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
+        """Run the row once; a meter counts the bytes that forwards keep."""
+        self.local: dict[Action, tuple[Tensor, ...]] = {}  # what a stage on this rank gives another one here
+        self.outbox: dict[Action, tuple[Tensor, ...]] = {}  # made, to be sent by the next items of the row
+        self.meter = meter
+        for position, item in enumerate(self.row):
+            self.watch(position, False)
+            if isinstance(item, Overlap) or item.kind in COMPUTE:
+                self._compute(position, item, microbatches)
+            elif item.kind in (RECV_F, RECV_B):
+                self.comm.post(item)
+            else:
+                self.comm.send(item, self.outbox.pop(item))
+        assert not self.local and not self.outbox, "everything made in a step is used in it"
+
+    def _compute(self, position: int, item: Action | Overlap, microbatches: Sequence[Batch]) -> None:
+        """Fetch what the action needs, run it, keep what it makes for its send or for a stage on this rank."""
+        halves = parts(item)
+        needed = [self._fetch(position, action) for action in halves]
+        start = self.recorder.clock.mark()
+        for action, received in zip(halves, needed, strict=True):
+            begun = time.perf_counter()
+            made = self._run(action, received, microbatches[action.microbatch])
+            if self.pace_s is not None:
+                time.sleep(max(0.0, begun + self.pace_s[action.kind][action.stage] - time.perf_counter()))
+            self._keep(action, made)
+        self.recorder.action(item, start, self.recorder.clock.mark())
+        self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
+
+    def _run(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        stage = self.stages[action.stage]
+        if action.kind is B:
+            return stage.backward(action.microbatch, received)
+        assert action.kind is F, "a schedule with split backwards is refused before it gets here"
+        if self.meter is None:
+            return stage.forward(action.microbatch, received, batch)
+        before = self.meter.held
+        with self.meter:
+            made = stage.forward(action.microbatch, received, batch, self.meter)
+        self.bytes_of.setdefault(action.stage, self.meter.held - before)
+        return made
+
+    def _fetch(self, position: int, action: Action) -> tuple[Tensor, ...]:
+        """What `action` needs of another stage: from this rank, or received (and then the wait is recorded)."""
+        receive = incoming(action, self.num_stages)
+        if receive is None:
+            return ()
+        if receive in self.local:
+            return self.local.pop(receive)
+        self.watch(position, True)
+        start = self.recorder.clock.mark()
+        tensors = self.comm.receive(receive)
+        self.recorder.other(receive, start, self.recorder.clock.mark())
+        self.watch(position, False)
+        return tensors
+
+    def _keep(self, action: Action, made: tuple[Tensor, ...]) -> None:
+        """Put what `action` made where its send, or the stage on this rank that needs it, finds it."""
+        message = outgoing(action, self.num_stages)
+        if message is None:
+            return
+        if self.home[message.receive.stage, action.microbatch] == self.rank:
+            self.local[message.receive] = made
+        else:
+            self.outbox[message.send] = made

@@ -1,0 +1,209 @@
+"""What a rank does for a training run: make its stages, run the schedule some times, report what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..actions import parts
+from ..deps import outgoing
+from ..lower import lower
+from ..schedule import Schedule
+from .comm import Comm
+from .executor import Executor
+from .stage import Stage
+from .trace import CudaClock, HostClock, Meter, Recorder, StepTrace
+from .workload import Workload
+
+
+@dataclass
+class RankContext:
+    """Where a rank runs: its number, its device, its ways to the others."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    transport: str  # "gloo" or "nccl"
+    store: dist.Store
+    watch: Callable[[str, int, bool], None]  # told the phase, the place in the row, whether the rank waits
+    groups: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    runs: int = 0
+
+    def channels(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], dist.ProcessGroup]:
+        """The process group of every channel. Only NCCL needs one each: its groups keep order. All ranks must call."""
+        if self.transport != "nccl":
+            return {}
+        for pair in pairs:
+            if pair not in self.groups:
+                self.groups[pair] = dist.new_group(list(pair), backend="nccl")
+        return {pair: self.groups[pair] for pair in pairs}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run, the same for all ranks."""
+
+    schedule: Schedule
+    workload: Workload
+    steps: int
+    warmup: int
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None
+    collect_gradients: bool
+    pace_s: Mapping[str, Sequence[float]] | None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank measured."""
+
+    traces: list[StepTrace]
+    losses: list[float]  # of the measured steps, on the rank of the last stage
+    peak_in_flight: int
+    peak_bytes: int
+    bytes_of: dict[int, int]
+    gradients: dict[str, np.ndarray]
+    first_loss: float | None
+
+
+def train(context: RankContext, job: Job) -> RankReport:
+    """Run the job's steps on this rank.
+
+    The first pass over the schedule isn't timed: it agrees on shapes, counts held bytes and collects gradients; none of
+    the passes before the measured steps changes a weight.
+    """
+    rank, schedule, workload, device = context.rank, job.schedule, job.workload, context.device
+    num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
+    context.watch("setting up", 0, False)
+    stages = {
+        index: Stage(
+            workload.build_stage(index, num_stages).to(device), index, num_stages, workload.loss, 1 / num_microbatches
+        )
+        for index in schedule.stages_of(rank)
+    }
+    home = schedule.home()
+    context.runs += 1
+    pairs = channels_of(schedule, home)
+    staged = device.type == "cuda" and context.transport != "nccl"
+    comm = Comm(rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
+    comm.warm_up(pairs)
+    recorder = Recorder(CudaClock() if device.type == "cuda" else HostClock())
+    watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
+    executor = Executor(
+        rank, lower(schedule, ahead=1)[rank], stages, num_stages, home, comm, recorder, watch, job.pace_s
+    )
+    modules = [stage.module for stage in stages.values()]
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+
+    def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float | None]:
+        nonlocal meter
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+        microbatches = [m.to(device) for m in workload.batch(step).split(num_microbatches)]
+        if count:
+            weights = (t for module in modules for t in (*module.parameters(), *module.buffers()))
+            meter = Meter([*weights, *(t for m in microbatches for t in m.tensors())])
+        context.watch("at the barrier", 0, True)
+        dist.barrier()
+        recorder.begin()
+        executor.run(microbatches, meter if count else None)
+        comm.flush()
+        if update and optimizer is not None:
+            context.watch("in the optimizer", 0, False)
+            start = recorder.clock.mark()
+            optimizer.step()
+            recorder.other("optimizer", start, recorder.clock.mark())
+        return recorder.finish(), _mean_loss(stages)
+
+    meter: Meter | None = None
+    _, first_loss = run_pass(0, count=True)
+    gradients = _gradients(modules) if job.collect_gradients else {}
+    for _ in range(job.warmup):
+        run_pass(0)
+    executor.peak_in_flight = 0
+    measured = [run_pass(step, update=True) for step in range(job.steps)]
+    context.watch("reporting", 0, False)
+    return RankReport(
+        [trace for trace, _ in measured],
+        [loss for _, loss in measured if loss is not None],
+        executor.peak_in_flight,
+        meter.peak,
+        executor.bytes_of,
+        gradients,
+        first_loss,
+    )
+
+
+@dataclass(frozen=True)
+class WholeReport:
+    """What one process measured with the whole model."""
+
+    loss: float
+    gradients: dict[str, np.ndarray]
+    step_times_ms: list[float]
+
+
+def train_whole(context: RankContext, workload: Workload, num_microbatches: int, steps: int) -> WholeReport | None:
+    """Run the model in one piece on rank 0: the whole batch for loss and gradients, then steps of microbatches in turn
+    for time. The other ranks return at once."""
+    if context.rank != 0:
+        return None
+    context.watch("running the model in one process", 0, False)
+    model = workload.build_whole().to(context.device)
+    batch = workload.batch(0).to(context.device)
+    loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
+    loss.backward()
+    gradients = _gradients([model])
+    times = []
+    for _ in range(steps):
+        model.zero_grad(set_to_none=True)
+        _synchronize(context.device)
+        start = time.perf_counter()
+        for m in batch.split(num_microbatches):
+            (workload.loss(model(*m.inputs, **m.context), m.target) / num_microbatches).backward()
+        _synchronize(context.device)
+        times.append((time.perf_counter() - start) * 1e3)
+    return WholeReport(loss.item(), gradients, times)
+
+
+def channels_of(schedule: Schedule, home: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
+    """The ordered pairs of ranks between which messages go, in one order for all ranks."""
+    pairs = {
+        (rank, home[message.receive.stage, message.receive.microbatch])
+        for rank, row in enumerate(schedule.rows)
+        for item in row
+        for action in parts(item)
+        if (message := outgoing(action, schedule.num_stages))
+    }
+    return sorted((source, target) for source, target in pairs if source != target)
+
+
+def _mean_loss(stages: Mapping[int, Stage]) -> float | None:
+    for stage in stages.values():
+        if stage.is_last:
+            loss = torch.stack(list(stage.losses.values())).mean().item()
+            stage.losses.clear()
+            return loss
+    return None
+
+
+def _gradients(modules: Sequence[nn.Module]) -> dict[str, np.ndarray]:
+    """Every parameter's gradient by name, in single precision or better, on the host."""
+    found = {}
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad.detach().cpu()
+                found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
+    return found
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

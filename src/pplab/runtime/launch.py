@@ -1,0 +1,469 @@
+"""A pool of ranks: processes that start once, stay up for many runs, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from ..actions import I, parts
+from ..costs import Costs
+from ..deps import incoming
+from ..errors import positive_int, unknown
+from ..lower import LoweredRow, lower
+from ..schedule import Schedule
+from ..validate import validate
+from .job import Job, RankReport, WholeReport, train, train_whole
+from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
+from .report import GradientReport, Reference, Run, compare_gradients, make_run
+from .workload import Workload, check_divides
+
+POLL_S = 0.1
+BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
+STOPPED_S = 2.0  # a rank that the system says is stopped is given up after this
+ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
+_PRELOAD = ["torch", "torch.distributed", "numpy", "pplab.runtime.rank"]
+
+_DEAD = object()  # in place of a rank's answer
+
+Place = tuple[str, int, bool]  # phase, position in the row, waiting
+
+
+class RankError(RuntimeError):
+    """Something went wrong in a rank. All ranks are gone when this is raised; the pool starts new ones when used again.
+
+    `rank`, `action` (where in the schedule, or None), `cause` and `remote_traceback` (text) say what.
+    """
+
+    def __init__(self, rank: int | None, action: object, cause: str, remote_traceback: str = ""):
+        self.rank, self.action, self.cause, self.remote_traceback = rank, action, cause, remote_traceback
+        super().__init__(f"{cause}\n\nIn rank {rank}:\n{remote_traceback}" if remote_traceback else cause)
+
+
+class Pool:
+    """`num_ranks` processes that run schedules on the models you give them.
+
+    `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
+    `transport` is "auto", "gloo" or "nccl" (one GPU per rank). `threads` per rank default to a fair share of the cores.
+    A rank that makes no progress for `timeout_s` seconds ends the run with an error.
+
+    The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
+    end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        device: str = "auto",
+        transport: str = "auto",
+        threads: int | None = None,
+        timeout_s: float = 120.0,
+        start_method: str = "forkserver",
+    ):
+        self.num_ranks = positive_int("num_ranks", num_ranks)
+        self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
+        self.notes = tuple(_notes(self.devices, cores))
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
+        self.timeout_s = timeout_s
+        if start_method not in ("forkserver", "spawn"):
+            raise unknown("start method", start_method, ("forkserver", "spawn"))
+        self._start_method = start_method
+        self._ranks: _Ranks | None = None
+
+    def train(
+        self,
+        schedule: Schedule,
+        workload: Workload,
+        *,
+        steps: int = 3,
+        warmup: int = 1,
+        check_gradients: bool = False,
+        optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        pace: Costs | None = None,
+    ) -> Run:
+        """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
+
+        `check_gradients` compares the first step's gradients with those of one process. `optimizer` makes an optimizer
+        from a rank's parameters (`functools.partial(torch.optim.SGD, lr=0.1)`); without one the weights stay.
+        `pace` stretches every action to the given durations (with a unit of time), so that many ranks show their
+        schedule in real time on few cores.
+
+        Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
+        """
+        job = check_job(
+            schedule,
+            workload,
+            self.num_ranks,
+            steps=steps,
+            warmup=warmup,
+            check_gradients=check_gradients,
+            optimizer=optimizer,
+            pace=pace,
+        )
+        rows = lower(schedule, ahead=1)
+        reports = self.run(train, job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        gradients = None
+        if check_gradients:
+            whole = self.run(train_whole, workload, schedule.num_microbatches, 0)[0]
+            gradients = report_gradients(reports, whole)
+        return make_run(
+            schedule,
+            workload,
+            reports,
+            gradients,
+            device=", ".join(dict.fromkeys(self.devices)),
+            transport=self.transport,
+            how="measured" if pace is None else "paced",
+            notes=(*workload.notes, *self.notes),
+        )
+
+    def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
+        """Train `workload` in one process: loss and gradients of the whole batch, then `steps` timed steps in which the
+        microbatches run one after the other, with a rank's threads."""
+        check_divides(workload.batch_size, num_microbatches)
+        whole = self.run(train_whole, workload, num_microbatches, steps)[0]
+        return Reference(whole.loss, whole.gradients, tuple(whole.step_times_ms))
+
+    def run(
+        self,
+        function: Callable,
+        *arguments: object,
+        where: Callable[[int, Place], tuple[object, str]] | None = None,
+    ) -> list:
+        """Call `function(context, *arguments)` on every rank; returns their results in the order of ranks.
+
+        The function must be importable in another process. `where` translates a rank's place into an action and words.
+        """
+        payload = pack((function, arguments))
+        if self._ranks is None:
+            self._ranks = _Ranks(self)
+        try:
+            return self._ranks.ask(payload, where or _whereabouts)
+        except BaseException:
+            self.close(grace_s=0)
+            raise
+
+    def close(self, *, grace_s: float = 2.0) -> None:
+        """End the ranks: ask them, and after `grace_s` seconds kill those that are still there."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end(grace_s)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The ranks' process numbers; none while the pool is down."""
+        return tuple(process.pid for process in self._ranks.processes) if self._ranks else ()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "up" if self._ranks else "down"
+        return (
+            f"<Pool of {self.num_ranks} ranks on {', '.join(dict.fromkeys(self.devices))}, {self.transport}, {state}>"
+        )
+
+
+class _Ranks:
+    """Running processes and all that the system lends them. `end` gives everything back."""
+
+    def __init__(self, pool: Pool):
+        context = mp.get_context(pool._start_method)
+        if pool._start_method == "forkserver":
+            context.set_forkserver_preload(_PRELOAD)
+        self.timeout_s = pool.timeout_s
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.board = context.RawArray("q", pool.num_ranks * FIELDS)
+        self.logs = [tempfile.TemporaryFile() for _ in range(pool.num_ranks)]
+        self.lifeline, far_lifeline = context.Pipe(duplex=False)[::-1]
+        self.pipes: list[Connection] = []
+        self.processes = []
+        self._finalizer = weakref.finalize(self, _end, self.processes, self.pipes, self.logs, self.lifeline, 0.0)
+        for rank in range(pool.num_ranks):
+            near, far = context.Pipe()
+            log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
+            settings = Settings(
+                rank, pool.num_ranks, pool.devices[rank], pool.transport, pool.threads, self.store.port, pool.timeout_s
+            )
+            process = context.Process(
+                target=rank_main,
+                args=(settings, far, far_lifeline, self.board, log),
+                name=f"pplab rank {rank}",
+                daemon=True,
+            )
+            process.start()
+            far.close()
+            log.close()
+            self.pipes.append(near)
+            self.processes.append(process)
+        far_lifeline.close()
+        try:
+            self._collect(_whereabouts)
+        except BaseException:
+            self.end(0)
+            raise
+
+    def ask(self, payload: bytes, where: Callable) -> list:
+        """Give every rank a job and collect the answers."""
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                pipe.send_bytes(payload)
+            except OSError:
+                raise self._error([], where, {rank}) from None
+        return self._collect(where)
+
+    def end(self, grace_s: float) -> None:
+        """End the processes and close everything."""
+        self._finalizer.detach()
+        _end(self.processes, self.pipes, self.logs, self.lifeline, grace_s)
+
+    def _collect(self, where: Callable) -> list:
+        """Every rank's answer; RankError as soon as one fails, dies, is stopped, or none makes progress."""
+        answers: dict[int, object] = {}
+        failures: list[Failure] = []
+        dead: set[int] = set()
+        blame_until = None
+        progress = _Progress(self.board, len(self.pipes))
+        while len(answers) < len(self.pipes):
+            pending = [rank for rank in range(len(self.pipes)) if rank not in answers]
+            waited = {self.pipes[r]: r for r in pending} | {self.processes[r].sentinel: r for r in pending}
+            for source in wait(list(waited), timeout=POLL_S):
+                rank = waited[source]
+                if rank in answers:
+                    continue
+                answer = self._receive(rank)
+                answers[rank] = answer
+                if answer is _DEAD:
+                    dead.add(rank)
+                elif isinstance(answer, Failure):
+                    failures.append(answer)
+            if failures or dead:
+                blame_until = blame_until or time.monotonic() + BLAME_S
+                told = dead or any(not failure.secondary for failure in failures)
+                if told or time.monotonic() > blame_until:
+                    raise self._error(failures, where, dead)
+            pending = [rank for rank in pending if rank not in answers]
+            if pending and not (failures or dead):
+                self._check_progress(progress, pending, where)
+        if failures:
+            raise self._error(failures, where, dead)
+        return [answers[rank] for rank in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> object:
+        """A rank's answer, or that it is dead. What it sent before it died still counts."""
+        try:
+            if self.pipes[rank].poll() or self.processes[rank].is_alive():
+                return unpack(self.pipes[rank].recv_bytes())
+        except (EOFError, OSError):
+            pass
+        return _DEAD
+
+    def _check_progress(self, progress: _Progress, pending: Sequence[int], where: Callable) -> None:
+        for rank in pending:
+            if progress.stopped_for(rank, self.processes[rank].pid) > STOPPED_S:
+                action, words = where(rank, self._place(rank))
+                raise RankError(rank, action, f"rank {rank} was stopped (SIGSTOP) {words}: all ranks were ended")
+        still_s = progress.still_for()
+        all_wait = all(self._place(rank)[2] for rank in pending)
+        if still_s > self.timeout_s or (all_wait and still_s > ALL_WAIT_S):
+            places = {rank: where(rank, self._place(rank)) for rank in pending}
+            rank = min(places)
+            what = "; ".join(f"rank {r} {words}" for r, (_, words) in places.items())
+            raise RankError(
+                rank, places[rank][0], f"no rank made progress for {still_s:.0f} s: {what}: all ranks were ended"
+            )
+
+    def _error(self, failures: Sequence[Failure], where: Callable, dead: set[int]) -> RankError:
+        """One error for all that went wrong: the first cause, not its consequences."""
+        for failure in sorted(failures, key=lambda failure: failure.secondary):
+            if failure.secondary and dead:
+                continue
+            action, words = where(failure.rank, failure.place)
+            cause = f"rank {failure.rank} failed {words}: {failure.kind}: {failure.message}"
+            return RankError(failure.rank, action, cause, failure.traceback + self._printed(failure.rank))
+        rank = min(dead)
+        self.processes[rank].join(1.0)
+        code = self.processes[rank].exitcode
+        how = f"was killed ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exited with {code}"
+        action, words = where(rank, self._place(rank))
+        return RankError(rank, action, f"rank {rank} {how} {words}: all ranks were ended", self._printed(rank).strip())
+
+    def _place(self, rank: int) -> Place:
+        phase, position, waits = self.board[rank * FIELDS : rank * FIELDS + 3]
+        return PHASES[phase], position, bool(waits)
+
+    def _printed(self, rank: int) -> str:
+        """The end of what a rank printed, where errors outside Python end up."""
+        descriptor = self.logs[rank].fileno()
+        size = os.fstat(descriptor).st_size
+        text = os.pread(descriptor, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+        return f"\nIt printed:\n{text}" if text else ""
+
+
+class _Progress:
+    """Since when nothing moves."""
+
+    def __init__(self, board: Sequence[int], num_ranks: int):
+        self._board, self._num_ranks = board, num_ranks
+        self._counts: list[int] = []
+        self._since = time.monotonic()
+        self._stopped_since: dict[int, float] = {}
+
+    def still_for(self) -> float:
+        """Seconds in which no rank changed its place."""
+        counts = self._board[FIELDS - 1 :: FIELDS]
+        if counts != self._counts:
+            self._counts, self._since = counts, time.monotonic()
+        return time.monotonic() - self._since
+
+    def stopped_for(self, rank: int, pid: int) -> float:
+        """Seconds for which the system has said that a process is stopped (0 where it can't say)."""
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = ""
+        if state != "T":
+            self._stopped_since.pop(rank, None)
+            return 0.0
+        return time.monotonic() - self._stopped_since.setdefault(rank, time.monotonic())
+
+
+def _end(processes: list, pipes: list, logs: list, lifeline: Connection, grace_s: float) -> None:
+    if grace_s:
+        for pipe in pipes:
+            try:
+                pipe.send_bytes(b"")
+            except OSError:
+                pass
+        until = time.monotonic() + grace_s
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+    for resource in (*pipes, *logs, lifeline):
+        resource.close()
+
+
+def check_job(
+    schedule: Schedule,
+    workload: Workload,
+    num_ranks: int,
+    *,
+    steps: int = 3,
+    warmup: int = 1,
+    check_gradients: bool = False,
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    pace: Costs | None = None,
+) -> Job:
+    """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
+    validate(schedule)
+    if schedule.num_ranks != num_ranks:
+        raise ValueError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
+            f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+        )
+    if I in schedule.columns.kinds:
+        raise ValueError(f"{schedule.name} splits its backwards, which can be simulated but not run yet")
+    if not all(isinstance(place, int) for place in schedule.placement):
+        raise ValueError(f"{schedule.name} is bidirectional, which can be simulated but not run yet")
+    workload.check(schedule.num_stages)
+    check_divides(workload.batch_size, schedule.num_microbatches)
+    if not isinstance(warmup, int) or warmup < 0:
+        raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
+    paces = _pace_s(pace, schedule.num_stages)
+    return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces)
+
+
+def report_gradients(reports: Sequence[RankReport], whole: WholeReport) -> GradientReport:
+    """Compare what all ranks collected with one process."""
+    merged = {name: g for report in reports for name, g in report.gradients.items()}
+    first_loss = next(report.first_loss for report in reports if report.first_loss is not None)
+    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss))
+
+
+def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ("auto", "cpu", "cuda"))
+    if transport not in ("auto", "gloo", "nccl"):
+        raise unknown("transport", transport, ("auto", "gloo", "nccl"))
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device == "cuda" and not gpus:
+        raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
+    if transport == "nccl" and gpus < num_ranks:
+        raise ValueError(
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
+            'use "auto", by which ranks share what there is'
+        )
+    if not gpus:
+        return ["cpu"] * num_ranks, "gloo"
+    if transport == "auto":
+        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else "gloo"
+    return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
+
+
+def _notes(devices: Sequence[str], cores: int) -> list[str]:
+    """What this machine can't show, in so many words."""
+    num_ranks, places = len(devices), len(set(devices))
+    if devices[0] == "cpu":
+        if num_ranks <= cores:
+            return []
+        return [
+            f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other: losses, "
+            "gradients and memory are valid, the times and the bubble are not the schedule's"
+        ]
+    if places == num_ranks:
+        return []
+    return [
+        f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}, where processes take turns: losses, "
+        "gradients and memory are valid, the times and the bubble are not the schedule's"
+    ]
+
+
+def _pace_s(pace: Costs | None, num_stages: int) -> Mapping[str, list[float]] | None:
+    if pace is None:
+        return None
+    pace.check(num_stages)
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}.get(pace.unit)
+    if scale is None:
+        raise ValueError(f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {pace!r}')
+    return {kind: [scale * pace.of(kind, stage) for stage in range(num_stages)] for kind in ("F", "B", "I", "W")}
+
+
+def _where(schedule: Schedule, row: LoweredRow, place: Place) -> tuple[object, str]:
+    """The action of a rank's place, and the place in words."""
+    phase, position, waits = place
+    if phase != "step":
+        return _whereabouts(0, place)
+    item = row[position]
+    if waits:
+        awaited = [r for action in parts(item) if (r := incoming(action, schedule.num_stages))]
+        return item, f"waits at {item} for {' and '.join(map(str, awaited))}"
+    return item, f"at {item}"
+
+
+def _whereabouts(rank: int, place: Place) -> tuple[None, str]:
+    """A place in words, for a job without a schedule."""
+    phase = place[0]
+    return None, phase if phase.startswith(("at ", "in ")) else f"while {phase}"

@@ -1,0 +1,240 @@
+"""What a run measured, put together from the ranks' reports."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..schedule import Schedule
+from ..timeline import Span, Timeline
+from .job import RankReport, StepTrace
+from .workload import Workload
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """Gradients of a run against those of one process, which ran the whole batch through the whole model."""
+
+    difference: float  # the largest |run - one process| over all elements of all parameters
+    scale: float  # the largest |one process|
+    tolerance: float  # on difference / scale, for the dtype
+    worst: str  # the parameter that differs most
+    parameters: dict[str, float] = field(repr=False)  # name -> largest difference
+    loss_difference: float
+
+    @property
+    def relative(self) -> float:
+        """difference / scale."""
+        return self.difference / self.scale if self.scale else self.difference
+
+    @property
+    def equal(self) -> bool:
+        """Whether every parameter's gradient is that of one process, to the tolerance."""
+        return self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal else "NOT equal"
+        return (
+            f"gradients of {len(self.parameters)} parameters {verdict} to one process: largest difference "
+            f"{self.difference:.2g} of {self.scale:.2g} ({self.relative:.1e}, tolerance {self.tolerance:.0e})"
+        )
+
+
+def compare_gradients(
+    run: Mapping[str, np.ndarray],
+    one_process: Mapping[str, np.ndarray],
+    loss_difference: float,
+    dtype: torch.dtype = torch.float32,
+) -> GradientReport:
+    """Compare per parameter; ValueError when the two don't have the same parameters."""
+    if run.keys() != one_process.keys():
+        missing, extra = sorted(one_process.keys() - run.keys()), sorted(run.keys() - one_process.keys())
+        raise ValueError(
+            "the stages don't have the parameters of the whole model: "
+            f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        )
+    differences = {name: float(np.abs(run[name] - one_process[name]).max()) for name in sorted(run)}
+    worst = max(differences, key=differences.__getitem__)
+    scale = max(float(np.abs(g).max()) for g in one_process.values())
+    return GradientReport(differences[worst], scale, TOLERANCE[dtype], worst, differences, loss_difference)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One process with the whole model."""
+
+    loss: float
+    gradients: dict[str, np.ndarray] = field(repr=False)
+    step_times_ms: tuple[float, ...]
+
+    @property
+    def step_time_ms(self) -> float:
+        """The median step."""
+        return statistics.median(self.step_times_ms)
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A measured run of a schedule."""
+
+    schedule: Schedule
+    workload: str
+    device: str
+    transport: str
+    how: str  # "measured" or "paced"
+    notes: tuple[str, ...]  # what this machine can't show, and where the data came from
+    losses: tuple[float, ...]  # one per measured step
+    first_loss: float  # before any update
+    timelines: tuple[Timeline, ...] = field(repr=False)  # one per measured step, in ms from its start
+    step_times_ms: tuple[float, ...]  # from the first rank's start to the last rank's end, optimizer and all
+    peak_in_flight: tuple[int, ...]  # per rank, counted while running
+    peak_bytes: tuple[int, ...]  # per rank: kept by forwards for backwards at the worst moment
+    bytes_of: tuple[int, ...]  # per stage: kept by one forward
+    gradients: GradientReport | None
+    versions: dict[str, str]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the median step."""
+        return self.timelines[self._median]
+
+    @property
+    def step_time_ms(self) -> float:
+        """The median step's time."""
+        return self.step_times_ms[self._median]
+
+    @property
+    def _median(self) -> int:
+        order = sorted(range(len(self.step_times_ms)), key=self.step_times_ms.__getitem__)
+        return order[len(order) // 2]
+
+    @property
+    def predicted_peak_bytes(self) -> tuple[int, ...]:
+        """Per rank, what the schedule's order says is held at once, from the bytes of one forward of each stage."""
+        return self.schedule.peak_held(self.bytes_of)
+
+    def to_dict(self) -> dict:
+        """Everything needed to redraw the run, as plain JSON values."""
+        gradients = self.gradients and {
+            "equal": self.gradients.equal,
+            "difference": self.gradients.difference,
+            "relative": self.gradients.relative,
+            "tolerance": self.gradients.tolerance,
+            "worst": self.gradients.worst,
+            "loss_difference": self.gradients.loss_difference,
+        }
+        return {
+            "schedule": self.schedule.name,
+            "num_ranks": self.schedule.num_ranks,
+            "num_stages": self.schedule.num_stages,
+            "num_microbatches": self.schedule.num_microbatches,
+            "workload": self.workload,
+            "device": self.device,
+            "transport": self.transport,
+            "how": self.how,
+            "notes": self.notes,
+            "first_loss": self.first_loss,
+            "losses": self.losses,
+            "step_times_ms": self.step_times_ms,
+            "step_time_ms": self.step_time_ms,
+            "peak_in_flight": self.peak_in_flight,
+            "peak_bytes": self.peak_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "bytes_of": self.bytes_of,
+            "gradients": gradients,
+            "versions": self.versions,
+            "timelines": [timeline.to_dict() for timeline in self.timelines],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.schedule.name}, {self.how}: {self.schedule.num_ranks} ranks on {self.device} ({self.transport}), "
+            f"{self.schedule.num_microbatches} microbatches, {self.workload}",
+            f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
+            f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
+            f"bubble fraction  {self.timeline.bubble_fraction:.3f}",
+            f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards",
+            f"peak held        {', '.join(map(readable_bytes, self.peak_bytes))}",
+        ]
+        if self.gradients:
+            lines.append(str(self.gradients))
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+
+def make_run(
+    schedule: Schedule,
+    workload: Workload,
+    reports: Sequence[RankReport],
+    gradients: GradientReport | None,
+    *,
+    device: str,
+    transport: str,
+    how: str,
+    notes: Sequence[str],
+) -> Run:
+    """Put the ranks' reports together."""
+    steps = list(zip(*(report.traces for report in reports), strict=True))
+    last = next(report for report in reports if report.first_loss is not None)
+    bytes_of = {stage: n for report in reports for stage, n in report.bytes_of.items()}
+    return Run(
+        schedule,
+        workload.name,
+        device,
+        transport,
+        how,
+        tuple(notes),
+        tuple(last.losses),
+        last.first_loss,
+        tuple(_timeline(schedule, traces, how) for traces in steps),
+        tuple((max(t.end for t in traces) - min(t.start for t in traces)) / 1e6 for traces in steps),
+        tuple(report.peak_in_flight for report in reports),
+        tuple(report.peak_bytes for report in reports),
+        tuple(bytes_of[stage] for stage in range(schedule.num_stages)),
+        gradients,
+        versions(),
+    )
+
+
+def readable_bytes(count: float) -> str:
+    """`34.8 MB`, `512 B`: powers of ten, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def versions() -> dict[str, str]:
+    """What a measurement was made with."""
+    from .. import __version__
+
+    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Timeline:
+    """One step of all ranks, in milliseconds from the first rank's start."""
+    zero = min(trace.start for trace in traces)
+    starts, ends = [], []
+    for trace in traces:
+        for item, start, end in trace.actions:
+            start, end = (start - zero) / 1e6, (end - zero) / 1e6
+            if len(item) == 2:
+                starts.append(start)
+                ends.append(start)
+            starts.append(start)
+            ends.append(end)
+    others = tuple(
+        Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6)
+        for rank, trace in enumerate(traces)
+        for what, start, end in trace.others
+    )
+    return Timeline(schedule, starts, ends, "ms", how, others)

@@ -1,0 +1,86 @@
+"""One stage of the model on its rank, and the handshake at its boundary.
+
+Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that wants a gradient; its
+backward starts from the gradient that the next stage sent, and leaves the gradient to send back in that leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .trace import Meter
+from .workload import Batch, as_tuple
+
+
+@dataclass
+class _Held:
+    """What a forward leaves for its backward. The output itself isn't among it: only its place in the graph is."""
+
+    leaves: tuple[Tensor, ...]
+    roots: tuple[GradientEdge, ...]
+    differentiable: tuple[bool, ...]  # of the floating-point outputs, which ones a gradient flows into
+    counted: object = None  # what a meter gave for the leaves
+
+
+class Stage:
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        loss_scale: float,
+    ):
+        self.module, self.index, self.loss, self.loss_scale = module, index, loss, loss_scale
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.held: dict[int, _Held] = {}
+        self.losses: dict[int, Tensor] = {}
+
+    def forward(
+        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch, meter: Meter | None = None
+    ) -> tuple[Tensor, ...]:
+        """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
+
+        `received` is what the previous stage returned; the first stage takes the batch's inputs instead. The last stage
+        computes the loss and returns nothing. A meter also counts the received tensors for as long as they are held.
+        """
+        if self.is_first:
+            leaves = ()
+            outputs = as_tuple(self.module(*batch.inputs, **batch.context))
+        else:
+            leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
+            outputs = as_tuple(self.module(*leaves, **batch.context))
+        if self.is_last:
+            loss = self.loss(outputs[0], batch.target)
+            self.losses[microbatch] = loss.detach()
+            outputs = (loss,)
+        roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
+        differentiable = tuple(x.requires_grad for x in outputs if x.is_floating_point())
+        self.held[microbatch] = _Held(leaves, roots, differentiable, meter and [meter.hold(x) for x in leaves])
+        return () if self.is_last else tuple(x.detach() for x in outputs)
+
+    def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run the full backward of a microbatch: accumulates the weights' gradients, returns those of the inputs.
+
+        One gradient for every floating-point tensor that crosses: `gradients` are those of the stage's outputs, and the
+        last stage starts from its loss instead.
+        """
+        held = self.held.pop(microbatch)
+        if held.roots:
+            if self.is_last:
+                gradients = (torch.full_like(self.losses[microbatch], self.loss_scale),)
+            flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
+            torch.autograd.backward(held.roots, flowing)
+        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in held.leaves if x.requires_grad)
+
+    @property
+    def in_flight(self) -> int:
+        """Forwards whose backward is still to come."""
+        return len(self.held)

@@ -1,0 +1,144 @@
+"""What a rank did and when, and what it held: recorded while it runs, read afterwards.
+
+Times of all ranks of one host are on one clock: `time.perf_counter_ns` reads the host's monotonic clock. On a GPU the
+marks are CUDA events, placed on that clock by one pair of readings per step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..actions import Action, Overlap
+
+
+class HostClock:
+    """Marks are nanoseconds of the host's clock."""
+
+    def start(self) -> None:
+        """Begin a step."""
+
+    mark = staticmethod(time.perf_counter_ns)
+
+    def resolve(self, marks: list[int]) -> list[int]:
+        """The marks in nanoseconds of the host's clock."""
+        return marks
+
+
+class CudaClock:
+    """Marks are events on the compute stream: when the device got there, not when it was asked to."""
+
+    def start(self) -> None:
+        """Begin a step: tie the stream's time to the host's."""
+        torch.cuda.synchronize()
+        self._zero_ns = time.perf_counter_ns()
+        self._zero = self.mark()
+
+    def mark(self) -> torch.cuda.Event:
+        """The moment at which the stream gets here."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def resolve(self, marks: list[torch.cuda.Event]) -> list[int]:
+        """The marks in nanoseconds of the host's clock."""
+        torch.cuda.synchronize()
+        return [self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6) for mark in marks]
+
+
+@dataclass
+class StepTrace:
+    """One step of one rank, in nanoseconds of the host's clock."""
+
+    actions: list[tuple[Action | Overlap, int, int]]
+    others: list[tuple[Action | str, int, int]]
+    start: int
+    end: int
+
+
+@dataclass
+class Recorder:
+    """Collects (what, mark, mark) while a step runs."""
+
+    clock: HostClock | CudaClock
+    _actions: list = field(default_factory=list)
+    _others: list = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Start a step."""
+        self._actions, self._others = [], []
+        self.clock.start()
+        self._start = self.clock.mark()
+
+    def action(self, item: Action | Overlap, start: object, end: object) -> None:
+        """An action of the schedule ran from `start` to `end`."""
+        self._actions.append((item, start, end))
+
+    def other(self, what: Action | str, start: object, end: object) -> None:
+        """Something beside the schedule: waiting for a receive, the optimizer."""
+        self._others.append((what, start, end))
+
+    def finish(self) -> StepTrace:
+        """End the step and read the clock's marks."""
+        end = self.clock.mark()
+        flat = [m for _, a, b in (*self._actions, *self._others) for m in (a, b)]
+        *times, first, last = self.clock.resolve([*flat, self._start, end])
+        spans = iter(zip(times[::2], times[1::2], strict=True))
+        actions = [(item, *next(spans)) for item, _, _ in self._actions]
+        others = [(what, *next(spans)) for what, _, _ in self._others]
+        return StepTrace(actions, others, first, last)
+
+
+class Meter:
+    """Bytes that forwards keep for their backwards, counted while autograd holds them.
+
+    Every tensor that autograd saves is wrapped; when autograd lets go of the wrapper, the bytes are free. A storage
+    counts once, however many tensors share it. `resident` tensors don't count: parameters, buffers, the batch.
+    """
+
+    def __init__(self, resident: Iterable[Tensor]):
+        self._resident = {t.untyped_storage().data_ptr() for t in resident}
+        self._users: dict[int, int] = {}
+        self.held = self.peak = 0
+
+    def hold(self, tensor: Tensor) -> _Held | Tensor:
+        """Count a tensor for as long as the returned object lives."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._resident:
+            return tensor
+        return _Held(self, tensor, storage.data_ptr(), storage.nbytes())
+
+    def __enter__(self) -> Meter:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            self.hold, lambda kept: kept.tensor if isinstance(kept, _Held) else kept
+        )
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+
+class _Held:
+    """A tensor that a meter counts."""
+
+    __slots__ = ("meter", "tensor", "storage", "nbytes")
+
+    def __init__(self, meter: Meter, tensor: Tensor, storage: int, nbytes: int):
+        self.meter, self.tensor, self.storage, self.nbytes = meter, tensor, storage, nbytes
+        users = meter._users.get(storage, 0)
+        meter._users[storage] = users + 1
+        if not users:
+            meter.held += nbytes
+            meter.peak = max(meter.peak, meter.held)
+
+    def __del__(self) -> None:
+        users = self.meter._users.pop(self.storage) - 1
+        if users:
+            self.meter._users[self.storage] = users
+        else:
+            self.meter.held -= self.nbytes

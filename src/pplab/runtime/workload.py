@@ -1,0 +1,145 @@
+"""What a pipeline trains: stages of a model, batches and a loss. The runtime asks for no more than this."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import positive_int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the ranks see of a batch. Every tensor's first dimension is the batch's.
+
+    `inputs` go to the first stage, `context` (an attention mask, say) to every stage as keywords, `target` to the loss.
+    """
+
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    context: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Samples in the batch."""
+        return len(self.target)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the batch."""
+        return (*self.inputs, self.target, *self.context.values())
+
+    def split(self, num_microbatches: int) -> list[Batch]:
+        """Cut the batch into equal microbatches; ValueError when it doesn't divide."""
+        check_divides(self.size, num_microbatches)
+        size = self.size // num_microbatches
+        return [
+            Batch(
+                tuple(x[i : i + size] for x in self.inputs),
+                self.target[i : i + size],
+                {name: x[i : i + size] for name, x in self.context.items()},
+            )
+            for i in range(0, self.size, size)
+        ]
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`."""
+        context = {name: x.to(device) for name, x in self.context.items()}
+        return Batch(tuple(x.to(device) for x in self.inputs), self.target.to(device), context)
+
+
+class Workload(Protocol):
+    """A model, its data and its loss, described so that every rank can make its own part. Must be picklable.
+
+    All ranks see the same batches, and a parameter has the same value and name whatever the number of stages.
+    """
+
+    name: str
+    batch_size: int
+    notes: tuple[str, ...]  # what a reader of the results should know: where the data and the weights came from
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when the model can't be cut into `num_stages` stages."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The module of one stage: called with the first stage's inputs or the previous stage's outputs."""
+
+    def build_whole(self) -> nn.Module:
+        """The model in one piece, for comparison with one process."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean loss over the samples of `output`."""
+
+
+class Chain(nn.Module):
+    """Modules called one after the other, each with what the one before returned and the batch's context."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, *x: Tensor, **context: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run the chain."""
+        for module in self.children():
+            x = as_tuple(module(*x, **context))
+        return x[0] if len(x) == 1 else x
+
+
+class Modules:
+    """A workload from modules that you bring: one per stage, with a batch and a loss.
+
+    The modules travel to the ranks with their weights. Their classes, and the loss, must be importable there: a class
+    or function that a notebook defines is not.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]):
+        self.stages, self._batch, self._loss = list(stages), batch, loss
+        self.name, self.notes = "modules", ()
+        self.batch_size = batch.size
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError unless there is one module per stage."""
+        if num_stages != len(self.stages):
+            raise ValueError(f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given")
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The module of one stage, under its number."""
+        return Chain({str(stage): copy.deepcopy(self.stages[stage])})
+
+    def build_whole(self) -> nn.Module:
+        """All modules in a row."""
+        return Chain({str(i): copy.deepcopy(module) for i, module in enumerate(self.stages)})
+
+    def batch(self, step: int) -> Batch:
+        """The same batch every step."""
+        return self._batch
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss that was given."""
+        return self._loss(output, target)
+
+
+def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A stage's output as a tuple of tensors; TypeError for anything else."""
+    items = (output,) if isinstance(output, Tensor) else tuple(output) if isinstance(output, (tuple, list)) else ()
+    if not items or not all(isinstance(x, Tensor) for x in items):
+        raise TypeError(f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}")
+    return items
+
+
+def check_divides(batch_size: int, num_microbatches: int) -> None:
+    """Raise ValueError unless the batch can be cut into equal microbatches."""
+    if batch_size % positive_int("num_microbatches", num_microbatches):
+        fits = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+        raise ValueError(
+            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
+            f"use {', '.join(map(str, fits))} microbatches, or another batch size"
+        )
