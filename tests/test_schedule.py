@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from conftest import is_ready, random_schedule
 
 import pplab as pp
+from conftest import is_ready, random_schedule
 from pplab.actions import SEND_F, actions, overlap
 from pplab.deps import incoming, needs, outgoing
 

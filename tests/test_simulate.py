@@ -4,9 +4,9 @@ import json
 from fractions import Fraction
 
 import pytest
-from conftest import random_schedule, slow_simulate
 
 import pplab as pp
+from conftest import random_schedule, slow_simulate
 from pplab import formulas
 from pplab.metrics import summary
 

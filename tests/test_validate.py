@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from conftest import is_ready, random_schedule
 
 import pplab as pp
+from conftest import is_ready, random_schedule
 
 
 def refuse(*rows: str, **options) -> pp.ScheduleError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from datasets import ClassLabel, Dataset, Features, Value
 
 OUT = Path(__file__).parents[1] / "src" / "pplab" / "sample"
+SEED = 2026
 SIZES = {"train": 1200, "test": 200}
 NAMES = ["1 star", "2 star", "3 stars", "4 stars", "5 stars"]
 
@@ -127,15 +128,22 @@ def review(label: int, rng: random.Random) -> str:
     return " ".join(sentences)
 
 
+def rows(size: int, rng: random.Random) -> tuple[list[int], list[str]]:
+    """Labels and texts of a split."""
+    labels = [rng.randrange(5) for _ in range(size)]
+    return labels, [review(label, rng) for label in labels]
+
+
 def main() -> None:
     """Write the files."""
-    rng = random.Random(2026)
+    rng = random.Random(SEED)
     OUT.mkdir(parents=True, exist_ok=True)
     features = Features({"label": ClassLabel(names=NAMES), "text": Value("string")})
     for split, size in SIZES.items():
-        labels = [rng.randrange(5) for _ in range(size)]
-        rows = {"label": labels, "text": [review(label, rng) for label in labels]}
-        Dataset.from_dict(rows, features=features).to_parquet(OUT / f"{split}-00000-of-00001.parquet")
+        labels, texts = rows(size, rng)
+        Dataset.from_dict({"label": labels, "text": texts}, features=features).to_parquet(
+            OUT / f"{split}-00000-of-00001.parquet"
+        )
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ def _train(options: argparse.Namespace) -> int:
 
     from . import models
     from .runtime import Pool
+    from .runtime.launch import check_job
     from .runtime.torchrun import is_torchrun, train_here
 
     schedule = _schedule(options)
@@ -84,6 +85,7 @@ def _train(options: argparse.Namespace) -> int:
         if run is None:
             return 0
     else:
+        check_job(schedule, workload, schedule.num_ranks, **details)
         with Pool(schedule.num_ranks, device=options.device) as pool:
             print(
                 f"starting {schedule.num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr

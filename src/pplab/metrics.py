@@ -61,22 +61,21 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     """One longest chain of actions, each of which starts late because of the one before it. First to last."""
-    columns, dep = timeline.schedule.columns, timeline.schedule.graph.dep
-    firsts = set(columns.bounds[:-1])
-    i = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
-    chain = [i]
+    columns, dep, starts, ends = timeline.schedule.columns, timeline.schedule.graph.dep, timeline.starts, timeline.ends
+    firsts, gates = set(columns.bounds[:-1]), set(columns.gates)
+    spans = dict(zip((i for i in range(len(ends)) if i not in gates), timeline.spans, strict=True))
+    i = max(spans, key=ends.__getitem__)
+    path = [spans[i]]
     while True:
-        before = -1 if i in firsts else i - 1
-        if dep[i] >= 0 and (before < 0 or timeline.starts[i] > timeline.ends[before]):
-            before = dep[i]
+        first = i - 1 if i - 1 in gates else i  # an overlap's needs are those of both its halves
+        awaited = max((d for d in dep[first : i + 1] if d >= 0), key=ends.__getitem__, default=-1)
+        before = -1 if first in firsts else first - 1
+        if awaited >= 0 and (before < 0 or starts[i] > ends[before]):
+            before = awaited
         if before < 0:
-            break
+            return tuple(reversed(path))
         i = before
-        chain.append(i)
-    gates = set(columns.gates)
-    ids = (i for i in range(len(columns.kinds)) if i not in gates)
-    by_id = dict(zip(ids, timeline.spans, strict=True))
-    return tuple(by_id[i] for i in reversed(chain) if i not in gates)
+        path.append(spans[i])
 
 
 def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:

@@ -112,9 +112,10 @@ def memory(timeline: Timeline, ax: Axes | None = None, *, until: float | None = 
 def describe(timeline: Timeline) -> str:
     """A Gantt chart in one sentence, for readers who don't see it."""
     schedule = timeline.schedule
+    unit = timeline.unit and " " + timeline.unit
     return (
         f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks with "
-        f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{timeline.unit and ' ' + timeline.unit}, "
+        f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{unit}, "
         f"{timeline.bubble_fraction:.1%} of all rank-time idle"
     )
 

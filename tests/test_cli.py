@@ -1,0 +1,102 @@
+"""The command line, as a user calls it."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import pplab as pp
+from pplab.cli import main
+
+
+def test_schedules_lists_all(capsys):
+    assert main(["schedules"]) == 0
+    said = capsys.readouterr().out
+    assert all(builder.name in said and builder.rules in said and builder.source in said for builder in pp.builders.ALL)
+    assert main(["schedules", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [b.name for b in pp.builders.ALL]
+
+
+def test_simulate_prints_and_writes_everything(tmp_path, capsys):
+    files = {name: tmp_path / f"out.{name}" for name in ("png", "perfetto", "csv", "json")}
+    options = [x for name, path in files.items() for x in (f"--{name}", str(path))]
+    assert (
+        main(["simulate", "--schedule", "1f1b", "--ranks", "4", "--microbatches", "8", "--latency", "1", *options]) == 0
+    )
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert said["makespan"] == "49" and said["peak_in_flight"] == "4, 3, 2, 1"
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(files["perfetto"].read_text())["traceEvents"]
+    assert pp.Schedule.from_csv(files["csv"]) == pp.build("1F1B", num_ranks=4, num_microbatches=8)
+    data = json.loads(files["json"].read_text())
+    assert pp.Timeline.from_dict(data).makespan == data["makespan"] == 49
+
+
+def test_simulate_takes_per_stage_times_and_prints_json(capsys):
+    arguments = ["simulate", "--schedule", "GPipe", "--ranks", "2", "--microbatches", "1", "--json"]
+    assert main([*arguments, "--forward", "1,2", "--backward-input", "3", "--backward-weight", "0.5,1"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == 1 + 2 + 3 + 1 + 3 + 0.5
+
+
+def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert main(["simulate", "--csv", str(path)]) == 0
+    assert main(["validate", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "ok: mine.csv: 2 ranks, 2 stages, 2 microbatches, 8 actions; peak in flight 2, 1" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("simulate --schedule 1F1b2 --ranks 2 --microbatches 2", "did you mean 1F1B"),
+        ("simulate --schedule GPipe --ranks 0 --microbatches 2", "num_ranks must be at least 1, got 0"),
+        ("simulate --schedule GPipe --ranks 2 --microbatches -3", "num_microbatches must be at least 1"),
+        ("simulate --schedule GPipe --ranks 2", "needs --ranks and --microbatches"),
+        ("simulate", "name a schedule with --schedule"),
+        ("simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2", "unknown option of GPipe"),
+        ("simulate --schedule GPipe --ranks 2 --microbatches 2 --forward 1,2,3", "3 values for 2"),
+        ("validate 'no such file.csv'", "no such file.csv"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --model gtp", "did you mean gpt"),
+        ("train --schedule GPipe --ranks 2 --microbatches 3 --source sample", "doesn't divide into 3"),
+        ("train --schedule GPipe --ranks 9 --microbatches 2 --source sample", "8 layers can't make 9 stages"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --device gpu", "unknown device 'gpu'"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --steps 0", "steps must be at least 1"),
+    ],
+)
+def test_bad_input_is_an_error_in_one_line(command, says, capsys):
+    assert main(shlex.split(command)) == 1
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_deadlock_in_a_csv_is_explained(tmp_path, capsys):
+    path = tmp_path / "stuck.csv"
+    path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    for arguments in (["validate", str(path)], ["simulate", "--csv", str(path)]):
+        assert main(arguments) == 1
+        assert "deadlock: rank 0 waits at 0B0 for 1B0" in capsys.readouterr().err
+
+
+def test_a_memory_cap_can_be_checked(tmp_path, capsys):
+    path = tmp_path / "gpipe.csv"
+    path.write_text(pp.build("GPipe", num_ranks=2, num_microbatches=4).to_csv())
+    assert main(["validate", str(path), "--max-in-flight", "4"]) == 0
+    assert main(["validate", str(path), "--max-in-flight", "2"]) == 1
+    assert "memory cap: rank 0" in capsys.readouterr().err
+
+
+def test_a_wrong_usage_exits_with_2():
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate", "--rank", "x"])
+    assert caught.value.code == 2
+
+
+def test_it_runs_as_a_module_and_reads_standard_input():
+    done = subprocess.run(
+        [sys.executable, "-m", "pplab", "validate", "-"], input="0F0,0B0\n1F0,1B0\n", text=True, capture_output=True
+    )
+    assert (done.returncode, done.stdout[:11]) == (0, "ok: stdin: ")

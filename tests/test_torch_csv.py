@@ -1,0 +1,68 @@
+"""Schedules exchanged with torch.distributed.pipelining, both ways, by torch's own reading, writing and checking."""
+
+import pytest
+
+import pplab as pp
+from conftest import random_schedule
+
+schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+def torch_runtime(s: pp.Schedule):
+    """torch's schedule runtime without stages: enough to read, lower, check and write CSV."""
+    runtime = schedules._PipelineScheduleRuntime.__new__(schedules._PipelineScheduleRuntime)
+    runtime.pipeline_order = {}
+    runtime.pp_group_size, runtime._num_stages, runtime._n_microbatches = s.num_ranks, s.num_stages, s.num_microbatches
+    runtime._stages, runtime._defer_pp_recv = [], False
+    return runtime
+
+
+def torch_rows(order) -> list[list[str]]:
+    """The computation of torch's per-rank lists, as text."""
+    return [[str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in sorted(order)]
+
+
+def test_torch_reads_what_pplab_writes(rng, tmp_path):
+    for s in [random_schedule(rng), *(b(3, 6) for b in pp.builders.ALL)]:
+        path = tmp_path / "schedule.csv"
+        path.write_text(s.to_csv())
+        runtime = torch_runtime(s)
+        runtime._load_csv(str(path))  # reads, validates, lowers
+        assert torch_rows(runtime.pipeline_order) == [[str(a) for a in row] for row in s.rows]
+        assert runtime.stage_index_to_group_rank == dict(enumerate(s.placement))
+
+
+def test_pplab_reads_what_torch_writes(rng, tmp_path):
+    s = random_schedule(rng)
+    path, lowered = tmp_path / "compute.csv", tmp_path / "lowered.csv"
+    path.write_text(s.to_csv())
+    runtime = torch_runtime(s)
+    runtime._load_csv(str(path))
+    runtime._dump_csv(str(path), format="compute_only")
+    runtime._dump_csv(str(lowered), format="compute_comms")
+    assert pp.Schedule.from_csv(path) == pp.Schedule.from_csv(lowered) == s
+
+
+def test_torch_runs_pplabs_lowered_rows(rng, tmp_path):
+    """torch's simulator takes our sends and receives, where a receive stands directly before its use."""
+    for s in [random_schedule(rng), *(b(4, 8) for b in pp.builders.ALL)]:
+        path = tmp_path / "lowered.csv"
+        path.write_text(pp.schedule_csv.write(pp.lower(s)))
+        order = {
+            rank: [schedules._Action.from_str(cell) for cell in line.split(",")]
+            for rank, line in enumerate(path.read_text().splitlines())
+        }
+        schedules._simulate_comms_compute(order, lambda stage, s=s: s.placement[stage], s.num_stages)
+
+
+@pytest.mark.parametrize(("P", "M"), [(1, 1), (2, 4), (4, 8), (3, 7), (4, 4)])
+def test_the_orders_are_torchs(P, M):
+    for name, cls in (("GPipe", "ScheduleGPipe"), ("1F1B", "Schedule1F1B")):
+        single = getattr(schedules, cls).__new__(getattr(schedules, cls))
+        single._num_stages, single._n_microbatches = P, M
+        theirs = torch_rows(single._get_pipeline_order())
+        ours = [[str(a) for a in row] for row in pp.build(name, num_ranks=P, num_microbatches=M).rows]
+        if name == "1F1B":  # torch's listing counts the last rank's forwards from 1 to M; its runtime runs 0 to M-1
+            last = (pp.parse(cell) for cell in theirs[-1])
+            theirs[-1] = [str(a._replace(microbatch=a.microbatch - (a.kind is pp.Kind.F))) for a in last]
+        assert theirs == ours
