@@ -11,17 +11,17 @@ from pplab import Action, Kind, Schedule
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
 
-def random_schedule(rng: random.Random) -> Schedule:
+def random_schedule(rng: random.Random, num_ranks: int | None = None, split_share: float = 0.5) -> Schedule:
     """A legal schedule: random ranks, stages, placement, microbatches, full and split backwards, and order.
 
     Grown by running it: at every step a random rank appends a random action whose needs are met.
     """
-    num_ranks = rng.randint(1, 5)
+    num_ranks = num_ranks or rng.randint(1, 5)
     num_stages = num_ranks + rng.randint(0, 4)
     num_microbatches = rng.randint(1, 6)
     home = [*range(num_ranks), *(rng.randrange(num_ranks) for _ in range(num_stages - num_ranks))]
     rng.shuffle(home)
-    split = {(s, m): rng.random() < 0.5 for s in range(num_stages) for m in range(num_microbatches)}
+    split = {(s, m): rng.random() < split_share for s in range(num_stages) for m in range(num_microbatches)}
     todo = {(s, k, m) for (s, m), two in split.items() for k in ("FIW" if two else "FB")}
     done: set[tuple[int, str, int]] = set()
     rows: list[list[str]] = [[] for _ in range(num_ranks)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 import time
 import weakref
@@ -189,18 +190,20 @@ class _Ranks:
         if pool._start_method == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
         self.timeout_s = pool.timeout_s
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = _local_store()
         self.board = context.RawArray("q", pool.num_ranks * FIELDS)
         self.logs = [tempfile.TemporaryFile() for _ in range(pool.num_ranks)]
         self.lifeline, far_lifeline = context.Pipe(duplex=False)[::-1]
         self.pipes: list[Connection] = []
         self.processes = []
-        self._finalizer = weakref.finalize(self, _end, self.processes, self.pipes, self.logs, self.lifeline, 0.0)
+        self._stores = [store]  # in a list, so that ending the ranks closes its port, whoever still holds this object
+        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores)
+        self._finalizer = weakref.finalize(self, _end, *self._lent, 0.0)
         for rank in range(pool.num_ranks):
             near, far = context.Pipe()
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             settings = Settings(
-                rank, pool.num_ranks, pool.devices[rank], pool.transport, pool.threads, self.store.port, pool.timeout_s
+                rank, pool.num_ranks, pool.devices[rank], pool.transport, pool.threads, store.port, pool.timeout_s
             )
             process = context.Process(
                 target=rank_main,
@@ -232,7 +235,7 @@ class _Ranks:
     def end(self, grace_s: float) -> None:
         """End the processes and close everything."""
         self._finalizer.detach()
-        _end(self.processes, self.pipes, self.logs, self.lifeline, grace_s)
+        _end(*self._lent, grace_s)
 
     def _collect(self, where: Callable) -> list:
         """Every rank's answer; RankError as soon as one fails, dies, is stopped, or none makes progress."""
@@ -345,7 +348,16 @@ class _Progress:
         return time.monotonic() - self._stopped_since.setdefault(rank, time.monotonic())
 
 
-def _end(processes: list, pipes: list, logs: list, lifeline: Connection, grace_s: float) -> None:
+def _local_store() -> dist.TCPStore:
+    """Where ranks find each other: a port that only this host reaches (torch by itself would listen to all)."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+
+
+def _end(processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, grace_s: float) -> None:
     if grace_s:
         for pipe in pipes:
             try:
@@ -363,6 +375,7 @@ def _end(processes: list, pipes: list, logs: list, lifeline: Connection, grace_s
         process.close()
     for resource in (*pipes, *logs, lifeline):
         resource.close()
+    stores.clear()
 
 
 def check_job(

@@ -1,0 +1,167 @@
+"""Modules and functions that tests send to ranks: a rank can import this file."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+from pplab.runtime import Batch, Modules
+
+
+def batch(size: int = 8, width: int = 6) -> Batch:
+    """A batch of random numbers, the same every time."""
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randn(2, size, width, generator=generator)
+    return Batch((numbers[0],), numbers[1])
+
+
+def workload(*stages: nn.Module, **options) -> Modules:
+    """Stages trained to a random target."""
+    return Modules(stages, batch(**options), nn.functional.mse_loss)
+
+
+class Two(nn.Module):
+    """Returns two tensors, one of whole numbers: (B, C) and (B,)."""
+
+    def __init__(self, width: int = 6):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C) to (B, C), (B,)."""
+        return self.linear(x).tanh(), (x.sum(1) > 0).long()
+
+
+class Three(nn.Module):
+    """Takes what `Two` returns and returns three tensors, one of which no gradient flows into."""
+
+    def __init__(self, width: int = 6):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(2, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, C), (B,) to (B, C), (B, C), (B, C)."""
+        return self.linear(x), self.embedding(which), torch.ones_like(x)
+
+
+class Sum(nn.Module):
+    """Adds what `Three` returns; has no parameters."""
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """Three times (B, C) to (B, C)."""
+        return x + y * z
+
+
+class View(nn.Module):
+    """Returns a view of what it computed, and one that isn't contiguous."""
+
+    def __init__(self, width: int = 6):
+        super().__init__()
+        self.linear = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return self.linear(x).view(len(x), -1, 2).transpose(1, 2)[:, 0]
+
+
+class Growing(nn.Module):
+    """Returns one column more at its second call than before."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(6, 8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 6) to (B, 7) or (B, 8)."""
+        self.calls += 1
+        return self.linear(x)[:, : 6 + self.calls]
+
+
+class Slow(nn.Module):
+    """Sleeps before it computes, and says where its process can be found."""
+
+    def __init__(self, folder: str, seconds: float = 0.2):
+        super().__init__()
+        self.linear, self.folder, self.seconds = nn.Linear(6, 6), folder, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        with open(os.path.join(self.folder, str(os.getpid())), "w"):
+            pass
+        time.sleep(self.seconds)
+        return self.linear(x)
+
+
+class RaisesInForward(nn.Module):
+    """Fails at its third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(6, 6), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to nothing."""
+        self.calls += 1
+        if self.calls == 3:
+            raise ArithmeticError("the third forward fails")
+        return self.linear(x)
+
+
+class _FailingGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        raise ArithmeticError("the backward fails")
+
+
+class RaisesInBackward(nn.Module):
+    """Computes, and fails when it is asked for gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return _FailingGradient.apply(self.linear(x))
+
+
+class RaisingOptimizer(torch.optim.SGD):
+    """Fails at its step."""
+
+    def step(self, closure=None):
+        """Fail."""
+        raise ArithmeticError("the optimizer fails")
+
+
+def raising_optimizer(parameters) -> torch.optim.Optimizer:
+    """An optimizer whose step fails."""
+    return RaisingOptimizer(parameters, lr=0.1)
+
+
+def chatter(context) -> int:
+    """Print to both streams; return the rank."""
+    print("a rank prints this")
+    os.write(2, b"and this\n")
+    return context.rank
+
+
+def crash(context) -> None:
+    """Rank 1 says something and dies as a crash in a library would."""
+    if context.rank == 1:
+        os.write(2, b"last words of rank 1\n")
+        os.abort()
+    time.sleep(30)
+
+
+def leave(context) -> None:
+    """Rank 0 exits."""
+    if context.rank == 0:
+        os._exit(7)
+    time.sleep(30)

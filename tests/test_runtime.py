@@ -1,0 +1,297 @@
+"""Schedules run by real processes: the same numbers as one process, and a measurement that means what it says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import modules
+import pplab as pp
+from conftest import random_schedule
+from pplab import models
+from pplab.runtime import Pool
+
+pytestmark = pytest.mark.slow
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Pools by number of ranks, up for the whole module."""
+    made: dict[int, Pool] = {}
+
+    def pool(num_ranks: int) -> Pool:
+        if num_ranks not in made:
+            made[num_ranks] = Pool(num_ranks, device="cpu", timeout_s=60)
+        return made[num_ranks]
+
+    yield pool
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return models.gpt(batch_size=8, num_layers=6, width=32, num_heads=2, context=16, source="sample")
+
+
+@pytest.fixture(scope="module")
+def distilbert():
+    return models.distilbert(batch_size=8, length=56, checkpoint="small", source="sample")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
+    for num_microbatches in (1, 2, 4, 8):
+        s = pp.build(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
+        run = pools(num_ranks).train(s, gpt, steps=1, check_gradients=True)
+        assert run.gradients.equal, run
+        assert run.gradients.loss_difference < 1e-5
+        assert run.peak_in_flight == s.peak_in_flight
+        assert run.peak_bytes == run.predicted_peak_bytes
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_distilbert_equals_one_process(pools, distilbert, name):
+    """The reference is transformers' own model on the whole batch, with reviews of different lengths."""
+    assert distilbert.attention_mask.sum(1).unique().numel() > 1
+    run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, check_gradients=True)
+    assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
+    assert run.peak_bytes == run.predicted_peak_bytes
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_any_legal_order_on_any_placement_equals_one_process(pools, rng, num_ranks):
+    s = random_schedule(rng, num_ranks, split_share=0)
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(s.num_stages)]
+    workload = modules.workload(*stages, size=2 * s.num_microbatches)
+    run = pools(num_ranks).train(s, workload, steps=1, check_gradients=True)
+    assert run.gradients.equal, (s, run)
+    assert run.peak_in_flight == s.peak_in_flight
+
+
+def test_several_optimizer_steps_equal_one_process(pools, gpt):
+    run = pools(2).train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
+    model = gpt.build_whole()
+    optimizer, losses = SGD(model.parameters()), []
+    for step in range(4):
+        batch = gpt.batch(step)
+        loss = gpt.loss(model(*batch.inputs), batch.target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert run.losses == pytest.approx(losses, abs=1e-5)
+    assert run.first_loss == pytest.approx(losses[0], abs=1e-5)
+    assert len(set(losses)) == 4
+
+
+def test_stages_may_exchange_several_tensors_views_and_whole_numbers(pools):
+    stages = [modules.View(), modules.Two(), modules.Three(), modules.Sum()]
+    for num_ranks in (2, 4):
+        home = [0, 0, 1, 1] if num_ranks == 2 else [0, 1, 2, 3]
+        rows = [[] for _ in range(num_ranks)]
+        for m in range(4):
+            for stage in range(4):
+                rows[home[stage]].append(f"{stage}F{m}")
+            for stage in reversed(range(4)):
+                rows[home[stage]].append(f"{stage}B{m}")
+        run = pools(num_ranks).train(pp.Schedule(rows), modules.workload(*stages), check_gradients=True)
+        assert run.gradients.equal, run
+        assert set(run.gradients.parameters) == {
+            f"{p}.{kind}" for p in ("0.linear", "1.linear", "2.linear") for kind in ("weight", "bias")
+        } | {"2.embedding.weight"}
+
+
+def test_the_measured_timeline_is_a_timeline(pools, gpt):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
+    run = pools(2).train(s, gpt, steps=3, optimizer=SGD)
+    assert len(run.timelines) == len(run.step_times_ms) == len(run.losses) == 3
+    assert run.step_time_ms == sorted(run.step_times_ms)[1]
+    for t, step_ms in zip(run.timelines, run.step_times_ms, strict=True):
+        assert t.schedule is s and t.how == "measured" and t.unit == "ms"
+        assert 0 < t.makespan <= step_ms
+        at = {span.action: span for span in t.spans}
+        assert len(at) == 32
+        for span in t.spans:
+            assert 0 <= span.start < span.end
+            stage, kind, m = span.action
+            if (stage, kind) == (1, "F"):  # processes share a clock: nothing arrives before it was made
+                assert span.start > at[pp.parse(f"0F{m}")].end
+            if (stage, kind) == (0, "B"):
+                assert span.start > at[pp.parse(f"1B{m}")].end
+        for rank in range(2):
+            row = [span for span in t.spans if span.rank == rank]
+            assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+        waits = [span for span in t.others if span.action != "optimizer"]
+        assert len(waits) == 16 and {span.action for span in t.others if isinstance(span.action, str)} == {"optimizer"}
+        assert sum(t.idle) / (2 * t.makespan) == pytest.approx(t.bubble_fraction)
+    assert pp.Timeline.from_dict(json.loads(json.dumps(run.to_dict()))["timelines"][0]).spans == run.timelines[0].spans
+    assert "1F1B, measured: 2 ranks on cpu (gloo), 8 microbatches, GPT" in str(run)
+
+
+@pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
+def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
+    """Four ranks on however few cores: every action lasts as long as it was told to, and the order does the rest."""
+    pace = pp.Costs(forward=20, backward_input=20, backward_weight=20, unit="ms")
+    s = pp.build(name, num_ranks=4, num_microbatches=4)
+    run = pools(4).train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), steps=1, pace=pace)
+    predicted = pp.simulate(s, pace)
+    assert run.how == run.timeline.how == "paced"
+    assert 1 <= run.timeline.makespan / predicted.makespan < 1.25
+    assert run.timeline.bubble_fraction == pytest.approx(predicted.bubble_fraction, abs=0.1)
+
+
+def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools):
+    pace = pp.Costs(forward=15, backward_input=15, backward_weight=15, unit="ms")
+    workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+    times = {}
+    for name, options in (("naive", {}), ("1F1B", {"in_flight": (1, 1)}), ("1F1B", {})):
+        s = pp.build(name, num_ranks=2, num_microbatches=8, **options)
+        times[name, bool(options)] = pools(2).train(s, workload, steps=1, pace=pace).timeline.makespan
+    assert times["1F1B", True] / times["naive", False] == pytest.approx(1, abs=0.1)
+    assert times["1F1B", True] / times["1F1B", False] == pytest.approx(48 / 27, rel=0.1)
+
+
+def test_what_ranks_print_stays_with_them(pools, capfd):
+    assert pools(2).run(modules.chatter) == [0, 1]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pool_stays_up_and_can_be_closed_twice():
+    with Pool(2, device="cpu") as pool:
+        assert repr(pool).endswith("down>") and pool.pids == ()
+        pool.run(modules.chatter)
+        pids = pool.pids
+        pool.run(modules.chatter)
+        assert pool.pids == pids and len(set(pids)) == 2 and repr(pool).endswith("up>")
+        pool.close()
+        assert pool.pids == ()
+        assert pool.run(modules.chatter) == [0, 1]
+    pool.close()
+
+
+def test_spawn_works_as_well():
+    with Pool(2, device="cpu", start_method="spawn") as pool:
+        assert pool.run(modules.chatter) == [0, 1]
+
+
+def test_more_ranks_than_cores_is_said():
+    pool = Pool(64, device="cpu")
+    assert "64 ranks share" in pool.notes[0] and "the bubble are not the schedule's" in pool.notes[0]
+    assert Pool(1, device="cpu").notes == ()
+
+
+def test_one_process_as_a_reference(pools, gpt):
+    reference = pools(2).reference(gpt, 4, steps=2)
+    assert len(reference.step_times_ms) == 2 and reference.step_time_ms > 0
+    batch = gpt.batch(0)
+    model = gpt.build_whole()
+    loss = gpt.loss(model(*batch.inputs), batch.target)
+    assert reference.loss == pytest.approx(loss.item(), abs=1e-6)
+
+
+BAD_POOLS = [
+    ({"num_ranks": 0}, "num_ranks must be at least 1, got 0"),
+    ({"num_ranks": 2.5}, "num_ranks must be an integer"),
+    ({"num_ranks": 2, "threads": 0}, "threads must be at least 1"),
+    ({"num_ranks": 2, "timeout_s": 0}, "timeout_s must be more than 0"),
+    ({"num_ranks": 2, "device": "gpu"}, "unknown device 'gpu'"),
+    ({"num_ranks": 2, "start_method": "fork"}, "unknown start method 'fork'"),
+    ({"num_ranks": 2, "transport": "mpi"}, "unknown transport 'mpi'"),
+    ({"num_ranks": 999, "transport": "nccl"}, "needs a GPU for each of 999 ranks and found"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_POOLS)
+def test_a_bad_pool_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Pool(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_said():
+    with pytest.raises(ValueError, match="this machine has no CUDA device"):
+        Pool(2, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (["0F0 0B0"], {}, "custom is for 1 ranks and there are 2"),
+        (["0F0 0B0", "1F0"], {}, "1B0 is missing"),
+        (["0F0 0I0 0W0", "1F0 1B0"], {}, "splits its backwards"),
+        (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], {}, "a batch of 8 doesn't divide into 3"),
+        (["0F0 2F0 2B0 0B0", "1F0 1B0"], {}, "the schedule has 3 stages, and 2 modules were given"),
+        (["0F0 0B0", "1F0 1B0"], {"steps": 0}, "steps must be at least 1"),
+        (["0F0 0B0", "1F0 1B0"], {"warmup": -1}, "warmup must be an integer of at least 0"),
+        (["0F0 0B0", "1F0 1B0"], {"pace": pp.Costs()}, "pace needs costs in a unit of time"),
+        (["0F0 0B0", "1F0 1B0"], {"pace": pp.Costs([1, 2, 3], unit="ms")}, "3 values for 2 stages"),
+    ],
+)
+def test_a_bad_run_is_refused_before_anything_starts(rows, options, message):
+    with Pool(2, device="cpu") as pool:
+        workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+        with pytest.raises(ValueError, match=message):
+            pool.train(pp.Schedule([row.split() for row in rows]), workload, **options)
+        assert pool.pids == ()
+
+
+def test_stages_without_the_models_parameters_are_refused():
+    from pplab.runtime.report import compare_gradients
+
+    zeros = torch.zeros(2).numpy()
+    with pytest.raises(ValueError, match=r"without a gradient \['b'\], unknown \['c'\]"):
+        compare_gradients({"a": zeros, "c": zeros}, {"a": zeros, "b": zeros}, 0.0)
+
+
+def test_gradients_that_differ_are_told(pools):
+    from pplab.runtime.report import compare_gradients
+
+    one = {"a": torch.ones(3).numpy(), "b": torch.full((2,), 2.0).numpy()}
+    other = {"a": torch.ones(3).numpy(), "b": torch.tensor([2.0, 2.001]).numpy()}
+    report = compare_gradients(other, one, 0.0)
+    assert not report.equal and report.worst == "b" and "NOT equal" in str(report)
+    assert report.relative == pytest.approx(0.0005, rel=1e-2)
+
+
+def test_torchrun_gives_the_same_numbers(tmp_path):
+    import subprocess
+
+    out = tmp_path / "run.json"
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pplab train --device cpu --source sample"
+    options = "--schedule 1F1B --ranks 2 --microbatches 4 --steps 2 --check-gradients --json"
+    command = [sys.executable, *launcher.split(), *options.split(), str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    data = json.loads(out.read_text())
+    assert data["gradients"]["equal"] and data["peak_in_flight"] == [2, 1] and len(data["losses"]) == 2
+
+
+def test_train_from_the_shell(tmp_path, capsys):
+    from pplab.cli import main
+
+    files = {name: tmp_path / f"out.{name}" for name in ("png", "perfetto", "json")}
+    options = [x for name, path in files.items() for x in (f"--{name}", str(path))]
+    command = "train --schedule GPipe --ranks 2 --microbatches 4 --steps 2 --check-gradients --source sample"
+    assert main([*command.split(), "--device", "cpu", "--batch-size", "8", *options]) == 0
+    assert "gradients of 101 parameters equal to one process" in capsys.readouterr().out
+    data = json.loads(files["json"].read_text())
+    assert data["gradients"]["equal"] and len(data["timelines"]) == 2
+    assert pp.Timeline.from_dict(data["timelines"][0]).makespan > 0
+    assert files["png"].stat().st_size and json.loads(files["perfetto"].read_text())["traceEvents"]
+
+
+def test_a_users_csv_runs(tmp_path, capsys):
+    from pplab.cli import main
+
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
+    assert main(["train", "--csv", str(path), "--steps", "1", "--source", "sample", "--device", "cpu"]) == 0
+    assert "mine, measured: 2 ranks" in capsys.readouterr().out
