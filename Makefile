@@ -48,15 +48,18 @@ _build/fresh: $(SOURCES) requirements.txt
 	@rm -rf _build/.jupyter_cache
 	@mkdir -p _build && touch _build/fresh
 
-.venv/ready: requirements.txt pyproject.toml
+.venv/ready: .venv/packages pyproject.toml
+	@.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch .venv/ready
+
+.venv/packages: requirements.txt
 	@python=; for candidate in "$(PYTHON)" python3 python3.13 python3.12 python3.11; do \
 	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
 	  then python="$$candidate"; break; fi; done; \
 	if [ -z "$$python" ]; then \
-	  echo "pplab needs Python 3.11 to 3.13; found `python3 --version 2>&1`. Install one and name it: make PYTHON=/path/to/python3.12" >&2; \
-	  exit 1; fi; \
-	echo "== making the environment in .venv with `$$python --version` (some minutes; torch is large)"; \
+	  echo "pplab needs Python 3.11 to 3.13, and python3 is `python3 --version 2>&1`." \
+	    "Name one: make PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
+	echo "== making the environment in .venv with `"$$python" --version` (some minutes; torch is large)"; \
 	"$$python" -m venv .venv
-	@.venv/bin/python -m pip install --disable-pip-version-check --no-warn-script-location -r requirements.txt
-	@.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
-	@touch .venv/ready
+	@.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch .venv/packages

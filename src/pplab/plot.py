@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW = 0.36  # inches per rank
-_WIDTH = 8.6  # inches
+_WIDTH = 7.4  # inches
 _BAR = 0.84  # of a row
 _HATCH = {"fill": "\\\\\\\\", "inner": "xxxx", "drain": "////"}
 _LABEL_SIZE = 8
@@ -57,7 +57,11 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     return ax
 
 
-def compare(timelines: Sequence[Timeline], *, path: bool = False) -> list[Axes]:
+class AxesColumn(list):
+    """Axes of one figure, top to bottom."""
+
+
+def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
     import matplotlib.pyplot as plt
 
@@ -71,7 +75,7 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> list[Axes]:
         layout="constrained",
     )
     until = max(t.makespan for t in timelines)
-    column = list(axes[:, 0])
+    column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         gantt(timeline, ax, until=until, path=path)
         if ax is not column[-1]:

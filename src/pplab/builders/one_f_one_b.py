@@ -24,7 +24,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
     if len(caps) != num_ranks:
         raise ValueError(f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank")
     caps = [positive_int(f"in_flight[{rank}]", cap) for rank, cap in enumerate(caps)]
-    return [_row(rank, min(cap, num_microbatches) - 1, num_microbatches) for rank, cap in enumerate(caps)]
+    return [phases(rank, min(cap, num_microbatches) - 1, num_microbatches) for rank, cap in enumerate(caps)]
 
 
 @builder(
@@ -37,7 +37,8 @@ def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
     return one_f_one_b.rows(num_ranks, num_microbatches, in_flight=[2 * (num_ranks - s) - 1 for s in range(num_ranks)])
 
 
-def _row(rank: int, warmup: int, num_microbatches: int) -> tuple[Action, ...]:
+def phases(rank: int, warmup: int, num_microbatches: int) -> tuple[Action, ...]:
+    """A rank's row: `warmup` forwards, then a forward and a backward in turn, then the backwards left over."""
     forwards, backwards = actions(rank, F, range(num_microbatches)), actions(rank, B, range(num_microbatches))
     steady = [a for pair in zip(forwards[warmup:], backwards, strict=False) for a in pair]
     return (*forwards[:warmup], *steady, *backwards[num_microbatches - warmup :])

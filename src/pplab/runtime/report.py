@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..schedule import Schedule
+from ..actions import B, F, Kind
+from ..costs import Costs
+from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .job import RankReport, StepTrace
 from .workload import Workload
@@ -120,6 +122,18 @@ class Run:
         """Per rank, what the schedule's order says is held at once, from the bytes of one forward of each stage."""
         return self.schedule.peak_held(self.bytes_of)
 
+    @property
+    def costs(self) -> Costs:
+        """The median durations of this run's actions, per stage, in ms. A full backward counts as input gradient."""
+        spans = [span for timeline in self.timelines for span in timeline.spans]
+
+        def median(stage: int, kind: Kind) -> float:
+            times = [s.end - s.start for s in spans if (s.action.stage, s.action.kind) == (stage, kind)]
+            return statistics.median(times)
+
+        stages = range(self.schedule.num_stages)
+        return Costs([median(s, F) for s in stages], [median(s, B) for s in stages], 0, unit="ms")
+
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""
         gradients = self.gradients and {
@@ -155,8 +169,8 @@ class Run:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.schedule.name}, {self.how}: {self.schedule.num_ranks} ranks on {self.device} ({self.transport}), "
-            f"{self.schedule.num_microbatches} microbatches, {self.workload}",
+            f"{self.schedule.name}, {self.how}: {plural(self.schedule.num_ranks, 'rank')} on {self.device} "
+            f"({self.transport}), {plural(self.schedule.num_microbatches, 'microbatch')}, {self.workload}",
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
             f"bubble fraction  {self.timeline.bubble_fraction:.3f}",

@@ -1,0 +1,23 @@
+"""What the book needs of Sphinx beyond its settings."""
+
+from __future__ import annotations
+
+
+def drop_thebe(app, pagename, templatename, context, doctree) -> None:
+    """Leave out sphinx-thebe's scripts: the theme loads them twice on every page, which is an error in the browser, and
+    the book has no live cells."""
+    context["script_files"] = [
+        script
+        for script in context.get("script_files", [])
+        if "thebe" not in str(getattr(script, "filename", "")) and "THEBE" not in _body(script)
+    ]
+
+
+def _body(script) -> str:
+    return str(getattr(script, "attributes", {}).get("body", ""))
+
+
+def setup(app) -> dict:
+    """Register the extension."""
+    app.connect("html-page-context", drop_thebe, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

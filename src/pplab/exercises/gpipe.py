@@ -1,0 +1,100 @@
+"""Checkers of chapter 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..formulas import gpipe_makespan
+from .verdict import Verdict, builder, number, numbers, right, unanswered, wrong
+
+
+def peak_of_rank_2(answer: object) -> Verdict:
+    """GPipe with 4 ranks and 12 microbatches: how many forwards' activations does rank 2 hold at the worst moment?"""
+    traps = {8: "that was with 8 microbatches", 10: "rank 2 is no exception: no backward comes before the last forward"}
+    return number(answer, 12, "all of them: the first backward comes after the last forward", traps=traps)
+
+
+def largest_microbatches(answer: object) -> Verdict:
+    """A rank has 20 GB left for activations; a microbatch of one sample keeps 0.75 GB on it. The largest M that GPipe
+    can run with microbatches of one sample?"""
+    traps = {26.7: "a microbatch can't be cut further", 27: "27 times 0.75 GB is 20.25 GB"}
+    return number(answer, 26, "26 x 0.75 GB = 19.5 GB", traps=traps, tolerance=1e-9)
+
+
+def weights_of_means(answer: Callable[[Sequence[int]], Sequence[float]] | object) -> Verdict:
+    """Write `weights(tokens)`: given the tokens in each microbatch, the factors by which the microbatches' mean losses
+    must be multiplied so that their sum is the mean over all tokens."""
+    if (verdict := unanswered(answer)) is not None:
+        return verdict
+    if not callable(answer):
+        return wrong(f"expected a function of a list of token counts, got {answer!r}")
+    for tokens in ([4, 4], [7, 1], [3, 5, 2], [10]):
+        try:
+            given = list(answer(list(tokens)))
+        except Exception as error:  # the reader's code: whatever it raises is the answer to show
+            return wrong(f"weights({tokens}) raised {type(error).__name__}: {error}")
+        if len(given) != len(tokens):
+            return wrong(f"weights({tokens}) gives {len(given)} factors for {len(tokens)} microbatches")
+        expected = [n / sum(tokens) for n in tokens]
+        if any(abs(a - b) > 1e-9 for a, b in zip(given, expected, strict=True)):
+            hint = "; equal factors are right only for equal microbatches" if len(set(given)) == 1 else ""
+            return wrong(f"weights({tokens}) gives {[round(g, 4) for g in given]}, which doesn't give the mean{hint}")
+    return right("each microbatch counts by its share of the tokens")
+
+
+def a_norm_that_survives(answer: object) -> Verdict:
+    """Give a normalisation for 8 features under which two processes with four microbatches have the gradients of one
+    process with the whole batch: a torch module."""
+    if (verdict := unanswered(answer)) is not None:
+        return verdict
+    import torch
+    from torch import nn
+
+    from ..builders import build
+    from ..runtime import Batch, Modules, Pool, RankError
+
+    if not isinstance(answer, nn.Module):
+        return wrong(f"expected a torch module, got {answer!r}")
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+    if torch.allclose(answer(10 * x + 3), answer(x) * 10 + 3, atol=1e-2):
+        return wrong("this module doesn't normalise anything")
+    stages = [nn.Sequential(nn.Linear(8, 8), answer), nn.Linear(8, 8)]
+    try:
+        with Pool(2, device="cpu") as pool:
+            schedule = build("GPipe", num_ranks=2, num_microbatches=4)
+            run = pool.train(schedule, Modules(stages, Batch((x,), y), nn.functional.mse_loss), check_gradients=True)
+    except RankError as error:
+        return wrong(error.cause)
+    if not run.gradients.equal:
+        return wrong(f"{run.gradients}: what it computes for a sample depends on which samples are beside it")
+    return right(f"it looks at one sample at a time; {run.gradients}")
+
+
+def overhead_from_a_sweep(answer: object) -> Verdict:
+    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 microbatches: `sweep()` gives the times in ms. Which work per rank
+    (all forwards and backwards of a batch, without overhead) and which overhead per microbatch, in ms, explain them?
+    A pair of numbers."""
+    return numbers(answer, SWEEP, "(M + 3)(work / M + overhead) gives all four times", ("work", "overhead"))
+
+
+SWEEP = (40.0, 1.0)
+
+
+def sweep() -> dict[int, float]:
+    """The times of the exercise `overhead_from_a_sweep`, in ms, by number of microbatches."""
+    work, overhead = SWEEP
+    return {m: (m + 3) * (work / m + overhead) for m in (2, 4, 8, 16)}
+
+
+def gpipe_builder(answer: object) -> Verdict:
+    """Write `rows(num_ranks, num_microbatches)` for GPipe; the backwards may come in either order."""
+
+    def judge(timeline, P, M):
+        if timeline.makespan != gpipe_makespan(P, M, 1, 2):
+            return f"the makespan is {timeline.makespan}; GPipe takes {gpipe_makespan(P, M, 1, 2)}"
+        if timeline.peak_in_flight != (M,) * P:
+            return f"the peaks are {timeline.peak_in_flight}: some backward comes before the last forward"
+        return None
+
+    return builder(answer, judge, "legal at five sizes, with GPipe's time and memory")

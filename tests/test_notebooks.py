@@ -1,0 +1,108 @@
+"""The committed notebooks: executed from top to bottom, clean, described, with solutions that their checkers accept."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+EXERCISES = {
+    "01_bubble_math": "bubble_math",
+    "02_naive": "naive",
+    "03_gpipe": "gpipe",
+    "04_1f1b": "one_f_one_b",
+}
+
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells(path: Path, kind: str) -> list[dict]:
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def text(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def outputs(path: Path) -> list[dict]:
+    return [output for cell in cells(path, "code") for output in cell["outputs"]]
+
+
+def test_it_was_executed_from_the_top(path):
+    counts = [cell["execution_count"] for cell in cells(path, "code") if text(cell).strip()]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not any(output["output_type"] == "error" for output in outputs(path))
+
+
+def test_it_carries_nothing_that_changes_by_itself(path):
+    notebook = json.loads(path.read_text())
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert all(set(cell["metadata"]) <= {"tags"} for cell in notebook["cells"])
+    assert not any(output.get("name") == "stderr" for output in outputs(path))
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+
+
+def test_every_figure_is_described(path):
+    pages = ["".join(data["text/html"]) for o in outputs(path) if "text/html" in (data := o.get("data", {}))]
+    figures = [svg for page in pages for svg in re.findall(r"<svg[^>]*>", page)]
+    assert figures
+    for figure in figures:
+        label = re.search(r'role="img" aria-label="([^"]+)"', figure)
+        assert label and len(label.group(1)) > 20
+    assert not any("image/png" in o.get("data", {}) for o in outputs(path))
+
+
+def test_cells_are_short(path):
+    for cell in cells(path, "code"):
+        lines = text(cell).splitlines()
+        assert len(lines) <= 24, text(cell)
+        assert max(map(len, lines), default=0) <= 90, max(lines, key=len)
+
+
+def test_it_has_the_skeleton_of_a_core_chapter(path):
+    prose = "\n".join(map(text, cells(path, "markdown")))
+    code = "\n".join(map(text, cells(path, "code")))
+    wanted = (":::{div} question", "Reading time: ", "$$ (", "## What goes wrong", "## Exercises", "## Further reading")
+    for part in wanted:
+        assert part in prose, part
+    for part in ("assert ", ".gradients.equal", "pp.compare(", "Pool("):
+        assert part in code, part
+
+
+def solutions(path: Path) -> list[str]:
+    found = []
+    for cell in cells(path, "markdown"):
+        for body in re.findall(r"<summary>Solution</summary>(.*?)</details>", text(cell), flags=re.S):
+            found += re.findall(r"```python\n(.*?)```", body, flags=re.S)
+    return found
+
+
+def test_there_are_enough_exercises(path):
+    asked = [text(cell) for cell in cells(path, "code") if text(cell).startswith("exercise.") and "(...)" in text(cell)]
+    assert len(asked) >= 5 and len(solutions(path)) == len(asked)
+    assert all("… not answered" in "".join(o["data"]["text/plain"]) for o in last_outputs(path, "exercise.", "(...)"))
+
+
+def last_outputs(path: Path, start: str, end: str) -> list[dict]:
+    code = [(text(cell).strip(), cell) for cell in cells(path, "code")]
+    return [cell["outputs"][-1] for source, cell in code if source.startswith(start) and source.endswith(end)]
+
+
+@pytest.mark.slow
+def test_its_solutions_are_right(path):
+    import torch
+
+    import pplab as pp
+
+    for code in solutions(path):
+        exercise = importlib.import_module(f"pplab.exercises.{EXERCISES[path.stem]}")
+        *statements, last = ast.parse(code).body
+        names = {"pp": pp, "exercise": exercise, "torch": torch}
+        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
+        verdict = eval(compile(ast.Expression(last.value), "solution", "eval"), names)
+        assert verdict.right is True, (code, verdict)

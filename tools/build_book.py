@@ -1,0 +1,42 @@
+"""Build the book with warnings as errors, and say where it is.
+
+A failed build leaves no page that could be taken for a good one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "_build" / "html" / "index.html"
+
+
+def main() -> int:
+    """Build; returns the exit status."""
+    print("== executing the notebooks and building the book (minutes the first time, seconds when little changed)")
+    start = "from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "build", ".", "--all", "-W", "-n", "--keep-going"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
+    }
+    done = subprocess.run(command, cwd=ROOT, env=environment)
+    if done.returncode:
+        shutil.rmtree(PAGE.parent, ignore_errors=True)
+        print(f"== the book was not built (status {done.returncode}): see the warnings above", file=sys.stderr)
+        reports = sorted((ROOT / "_build" / ".jupyter_cache").rglob("*.err.log")) or sorted(
+            (ROOT / "_build" / "html" / "reports").rglob("*.err.log")
+        )
+        for report in reports:
+            print(f"== {report.relative_to(ROOT)}\n{report.read_text()[-3000:]}", file=sys.stderr)
+        return done.returncode
+    print(f"== open {PAGE.as_uri()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
