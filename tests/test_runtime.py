@@ -134,7 +134,7 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
         assert len(waits) == 16 and {span.action for span in t.others if isinstance(span.action, str)} == {"optimizer"}
         assert sum(t.idle) / (2 * t.makespan) == pytest.approx(t.bubble_fraction)
     assert pp.Timeline.from_dict(json.loads(json.dumps(run.to_dict()))["timelines"][0]).spans == run.timelines[0].spans
-    assert "1F1B, measured: 2 ranks on cpu (gloo), 8 microbatches, GPT" in str(run)
+    assert str(run).startswith("1F1B, measured: 2 ranks on cpu (gloo), 8 microbatches\nGPT with 6 layers")
 
 
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
@@ -281,7 +281,7 @@ def test_train_from_the_shell(tmp_path, capsys):
     options = [x for name, path in files.items() for x in (f"--{name}", str(path))]
     command = "train --schedule GPipe --ranks 2 --microbatches 4 --steps 2 --check-gradients --source sample"
     assert main([*command.split(), "--device", "cpu", "--batch-size", "8", *options]) == 0
-    assert "gradients of 101 parameters equal to one process" in capsys.readouterr().out
+    assert "equal to one process (101 parameters" in capsys.readouterr().out
     data = json.loads(files["json"].read_text())
     assert data["gradients"]["equal"] and len(data["timelines"]) == 2
     assert pp.Timeline.from_dict(data["timelines"][0]).makespan > 0

@@ -148,7 +148,7 @@ class Table(list):
         )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
         return (
-            f'<div style="overflow-x:auto"><table class="table"><thead><tr>{head}</tr></thead>'
+            f'<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>{head}</tr></thead>'
             f"<tbody>{rows}</tbody></table></div>"
         )
 

@@ -151,7 +151,7 @@ class Schedule:
             more = f"<td>… {len(row) - _MOST_CELLS} more</td>" if len(row) > _MOST_CELLS else ""
             lines.append(f'<tr><th scope="row" style="{_HEAD}">rank {rank}</th>{cells}{more}</tr>')
         return (
-            f'<div style="overflow-x:auto"><table style="{_TABLE}"><caption style="{_CAPTION}">'
+            f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption style="{_CAPTION}">'
             f"{html.escape(repr(self)[10:-1])}</caption><tbody>{''.join(lines)}</tbody></table></div>"
         )
 

@@ -14,8 +14,7 @@ from .registry import builder
 def gpipe(num_ranks: int, num_microbatches: int, *, reverse_backward: bool = False):
     """All forwards, then all backwards, in the order of the forwards as in PyTorch.
 
-    `reverse_backward=True` takes the backwards last in, first out, as the paper draws them; without latency the
-    makespan is the same.
+    `reverse_backward=True` takes the backwards last in, first out, as the paper draws them.
     """
     order = range(num_microbatches)
     back = order[::-1] if reverse_backward else order

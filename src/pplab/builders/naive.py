@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from ..actions import B, F, actions
 from .registry import builder
 
@@ -14,9 +12,10 @@ from .registry import builder
     source="what splitting a model over devices does by itself",
 )
 def naive(num_ranks: int, num_microbatches: int):
-    """Each microbatch goes through all stages and back before the next one starts: one rank works at a time."""
-    microbatches = range(num_microbatches)
-    return [
-        list(chain.from_iterable(zip(actions(rank, F, microbatches), actions(rank, B, microbatches), strict=True)))
-        for rank in range(num_ranks)
-    ]
+    """One microbatch goes through all stages and back, then the next: one rank works at a time."""
+    rows = []
+    for rank in range(num_ranks):
+        forwards = actions(rank, F, range(num_microbatches))
+        backwards = actions(rank, B, range(num_microbatches))
+        rows.append([a for pair in zip(forwards, backwards, strict=True) for a in pair])
+    return rows

@@ -38,7 +38,8 @@ def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
 
 
 def phases(rank: int, warmup: int, num_microbatches: int) -> tuple[Action, ...]:
-    """A rank's row: `warmup` forwards, then a forward and a backward in turn, then the backwards left over."""
-    forwards, backwards = actions(rank, F, range(num_microbatches)), actions(rank, B, range(num_microbatches))
+    """`warmup` forwards, then a forward and a backward in turn, then the backwards left over."""
+    forwards = actions(rank, F, range(num_microbatches))
+    backwards = actions(rank, B, range(num_microbatches))
     steady = [a for pair in zip(forwards[warmup:], backwards, strict=False) for a in pair]
     return (*forwards[:warmup], *steady, *backwards[num_microbatches - warmup :])

@@ -67,8 +67,8 @@ def a_norm_that_survives(answer: object) -> Verdict:
     except RankError as error:
         return wrong(error.cause)
     if not run.gradients.equal:
-        return wrong(f"{run.gradients}: what it computes for a sample depends on which samples are beside it")
-    return right(f"it looks at one sample at a time; {run.gradients}")
+        return wrong(f"gradients {run.gradients}: what it computes for a sample depends on which samples are beside it")
+    return right(f"it looks at one sample at a time; gradients {run.gradients}")
 
 
 def overhead_from_a_sweep(answer: object) -> Verdict:

@@ -58,8 +58,8 @@ def three_stages(answer: object) -> Verdict:
         schedule = build("naive", num_ranks=3, num_microbatches=1)
         run = pool.train(schedule, Modules(stages, Batch((x,), y), nn.functional.mse_loss), check_gradients=True)
     if not run.gradients.equal:
-        return wrong(str(run.gradients))
-    return right(f"three processes, and {run.gradients}")
+        return wrong(f"gradients {run.gradients}")
+    return right(f"three processes, and gradients {run.gradients}")
 
 
 def whole() -> nn.Sequential:

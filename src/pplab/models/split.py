@@ -9,7 +9,7 @@ from .gpt import GPT
 
 
 def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
-    """Contiguous layers for every stage, as even as they go; the first stages take what is left over.
+    """Contiguous layers for every stage, as even as they go; the first ones take what is left.
 
     >>> layer_ranges(6, 4)
     [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]

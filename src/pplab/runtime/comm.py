@@ -63,7 +63,7 @@ class Comm:
         self.specs: dict[int, Spec] = {}  # what a stage gives the next one
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
-        """Send one number through every channel, in one order for all ranks, so that connections exist."""
+        """Send one number through every channel, in one order for all ranks."""
         for source, target in channels:
             group = self.groups.get((source, target))
             with _naming(f"the channel from rank {source} to rank {target}"):

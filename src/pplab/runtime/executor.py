@@ -34,8 +34,8 @@ class Executor:
 
     def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
         """Run the row once; a meter counts the bytes that forwards keep."""
-        self.local: dict[Action, tuple[Tensor, ...]] = {}  # what a stage on this rank gives another one here
-        self.outbox: dict[Action, tuple[Tensor, ...]] = {}  # made, to be sent by the next items of the row
+        self.local: dict[Action, tuple[Tensor, ...]] = {}  # for another stage on this rank
+        self.outbox: dict[Action, tuple[Tensor, ...]] = {}  # for the sends that come next
         self.meter = meter
         for position, item in enumerate(self.row):
             self.watch(position, False)

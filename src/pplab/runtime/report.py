@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,10 +44,8 @@ class GradientReport:
 
     def __str__(self) -> str:
         verdict = "equal" if self.equal else "NOT equal"
-        return (
-            f"gradients of {len(self.parameters)} parameters {verdict} to one process: largest difference "
-            f"{self.difference:.2g} of {self.scale:.2g} ({self.relative:.1e}, tolerance {self.tolerance:.0e})"
-        )
+        count = plural(len(self.parameters), "parameter")
+        return f"{verdict} to one process ({count}, largest difference {self.difference:.1e})"
 
 
 def compare_gradients(
@@ -168,9 +167,13 @@ class Run:
         }
 
     def __str__(self) -> str:
+        ranks, microbatches = (
+            plural(self.schedule.num_ranks, "rank"),
+            plural(self.schedule.num_microbatches, "microbatch"),
+        )
         lines = [
-            f"{self.schedule.name}, {self.how}: {plural(self.schedule.num_ranks, 'rank')} on {self.device} "
-            f"({self.transport}), {plural(self.schedule.num_microbatches, 'microbatch')}, {self.workload}",
+            f"{self.schedule.name}, {self.how}: {ranks} on {self.device} ({self.transport}), {microbatches}",
+            self.workload,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
             f"bubble fraction  {self.timeline.bubble_fraction:.3f}",
@@ -178,8 +181,10 @@ class Run:
             f"peak held        {', '.join(map(readable_bytes, self.peak_bytes))}",
         ]
         if self.gradients:
-            lines.append(str(self.gradients))
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+            lines.append(f"gradients        {self.gradients}")
+        for note in self.notes:
+            lines += textwrap.wrap(note, 80, initial_indent="note: ", subsequent_indent="      ")
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -44,12 +44,17 @@ class Stage:
         self.losses: dict[int, Tensor] = {}
 
     def forward(
-        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch, meter: Meter | None = None
+        self,
+        microbatch: int,
+        received: tuple[Tensor, ...],
+        batch: Batch,
+        meter: Meter | None = None,
     ) -> tuple[Tensor, ...]:
         """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
 
-        `received` is what the previous stage returned; the first stage takes the batch's inputs instead. The last stage
-        computes the loss and returns nothing. A meter also counts the received tensors for as long as they are held.
+        `received` is what the previous stage returned; the first stage takes the batch's inputs
+        instead. The last stage computes the loss and returns nothing. A meter also counts the
+        received tensors for as long as they are held.
         """
         if self.is_first:
             leaves = ()
@@ -63,14 +68,15 @@ class Stage:
             outputs = (loss,)
         roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
         differentiable = tuple(x.requires_grad for x in outputs if x.is_floating_point())
-        self.held[microbatch] = _Held(leaves, roots, differentiable, meter and [meter.hold(x) for x in leaves])
+        counted = meter and [meter.hold(x) for x in leaves]
+        self.held[microbatch] = _Held(leaves, roots, differentiable, counted)
         return () if self.is_last else tuple(x.detach() for x in outputs)
 
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run the full backward of a microbatch: accumulates the weights' gradients, returns those of the inputs.
+        """Accumulate the gradients of the weights; returns those of what was received.
 
-        One gradient for every floating-point tensor that crosses: `gradients` are those of the stage's outputs, and the
-        last stage starts from its loss instead.
+        One gradient for every floating-point tensor that crosses. `gradients` are those of the
+        stage's outputs; the last stage starts from its loss instead.
         """
         held = self.held.pop(microbatch)
         if held.roots:
@@ -78,7 +84,8 @@ class Stage:
                 gradients = (torch.full_like(self.losses[microbatch], self.loss_scale),)
             flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
             torch.autograd.backward(held.roots, flowing)
-        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in held.leaves if x.requires_grad)
+        wanted = (x for x in held.leaves if x.requires_grad)
+        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in wanted)
 
     @property
     def in_flight(self) -> int:
