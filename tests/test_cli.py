@@ -86,7 +86,7 @@ def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     path.write_text(pp.build("GPipe", num_ranks=2, num_microbatches=4).to_csv())
     assert main(["validate", str(path), "--max-in-flight", "4"]) == 0
     assert main(["validate", str(path), "--max-in-flight", "2"]) == 1
-    assert "memory cap: rank 0" in capsys.readouterr().err
+    assert "memory limit: rank 0" in capsys.readouterr().err
 
 
 def test_a_wrong_usage_exits_with_2():

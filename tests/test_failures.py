@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -184,6 +186,7 @@ from torch import nn
 from pplab.runtime import Pool
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     pool = Pool(2, device="cpu")
     pool.run(modules.chatter)
     print(*pool.pids, flush=True)
@@ -196,17 +199,22 @@ if __name__ == "__main__":
 """
 
 
-def start_script(tmp_path: Path) -> tuple[subprocess.Popen, list[int]]:
+@contextlib.contextmanager
+def started_script(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "here"))))
     (tmp_path / "here").mkdir()
     process = subprocess.Popen(
         [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path
     )
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    while not list((tmp_path / "here").iterdir()):
-        time.sleep(0.05)
-    return process, pids
+    try:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        while not list((tmp_path / "here").iterdir()):
+            time.sleep(0.05)
+        yield process, pids
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_until_gone(pids: list[int], seconds: float = 10) -> None:
@@ -218,16 +226,15 @@ def wait_until_gone(pids: list[int], seconds: float = 10) -> None:
 
 @pytest.mark.parametrize("group", [False, True], ids=["the caller alone", "the whole group, as a notebook does"])
 def test_an_interrupt_ends_the_ranks_and_the_pool_can_go_on(tmp_path, group):
-    process, pids = start_script(tmp_path)
-    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-    wait_until_gone(pids)
-    out, _ = process.communicate(timeout=30)
-    assert out == "interrupted ()\n0 1\n" and process.returncode == 0
+    with started_script(tmp_path) as (process, pids):
+        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+        wait_until_gone(pids)
+        out = process.stdout.read()
+        assert out == "interrupted ()\n0 1\n" and process.wait(timeout=30) == 0
 
 
 def test_ranks_do_not_outlive_a_caller_that_is_killed(tmp_path):
-    process, pids = start_script(tmp_path)
-    family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    process.kill()
-    process.communicate()
+    with started_script(tmp_path) as (process, pids):
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        process.kill()
     wait_until_gone([*pids, *family])

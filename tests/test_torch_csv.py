@@ -22,8 +22,13 @@ def torch_rows(order) -> list[list[str]]:
     return [[str(a) for a in order[rank] if a is not None and a.is_compute_op] for rank in sorted(order)]
 
 
+def one_of_each(P: int, M: int) -> list[pp.Schedule]:
+    """Every schedule of the registry that torch can take: it knows no bidirectional placement."""
+    return [builder(P, M) for builder in pp.builders.ALL if builder.placement != "bidirectional"]
+
+
 def test_torch_reads_what_pplab_writes(rng, tmp_path):
-    for s in [random_schedule(rng), *(b(3, 6) for b in pp.builders.ALL)]:
+    for s in [random_schedule(rng), *one_of_each(3, 6)]:
         path = tmp_path / "schedule.csv"
         path.write_text(s.to_csv())
         runtime = torch_runtime(s)
@@ -45,7 +50,9 @@ def test_pplab_reads_what_torch_writes(rng, tmp_path):
 
 def test_torch_runs_pplabs_lowered_rows(rng, tmp_path):
     """torch's simulator takes our sends and receives, where a receive stands directly before its use."""
-    for s in [random_schedule(rng), *(b(4, 8) for b in pp.builders.ALL)]:
+    for s in [random_schedule(rng), *one_of_each(4, 8)]:
+        if s.columns.gates:
+            continue  # torch's simulator knows no overlap
         path = tmp_path / "lowered.csv"
         path.write_text(pp.schedule_csv.write(pp.lower(s)))
         order = {
@@ -66,3 +73,36 @@ def test_the_orders_are_torchs(P, M):
             last = (pp.parse(cell) for cell in theirs[-1])
             theirs[-1] = [str(a._replace(microbatch=a.microbatch - (a.kind is pp.Kind.F))) for a in last]
         assert theirs == ours
+
+
+SEVERAL_STAGES = {
+    "Interleaved1F1B": "ScheduleInterleaved1F1B",
+    "LoopedBFS": "ScheduleLoopedBFS",
+    "InterleavedZeroBubble": "ScheduleInterleavedZeroBubble",
+    "ZBVZeroBubble": "ScheduleZBVZeroBubble",
+    "DualPipeV": "ScheduleDualPipeV",
+}
+
+
+@pytest.mark.parametrize(
+    ("P", "M"), [(1, 2), (2, 1), (2, 4), (2, 5), (3, 4), (3, 7), (4, 8), (4, 10), (4, 16), (8, 32)]
+)
+@pytest.mark.parametrize("name", SEVERAL_STAGES)
+def test_the_orders_of_several_stages_per_rank_are_torchs(name, P, M):
+    for V in (2,) if name in ("ZBVZeroBubble", "DualPipeV") else (1, 2, 3):
+        theirs = getattr(schedules, SEVERAL_STAGES[name]).__new__(getattr(schedules, SEVERAL_STAGES[name]))
+        theirs.pp_group_size, theirs._n_microbatches, theirs._num_stages = P, M, P * V
+        theirs.n_local_stages, theirs._stages, theirs.num_stages = V, [None] * V, P * V
+        theirs.number_of_rounds = max(1, M // P)
+        theirs.microbatches_per_round = M // theirs.number_of_rounds
+        if name.startswith("Interleaved") and M % theirs.number_of_rounds:
+            continue  # torch refuses it
+        if name == "DualPipeV" and M < 2 * P:
+            with pytest.raises(ValueError, match="at least 2P"):
+                pp.build(name, num_ranks=P, num_microbatches=M)
+            continue
+        options = {} if name in ("ZBVZeroBubble", "DualPipeV") else {"stages_per_rank": V}
+        ours = pp.build(name, num_ranks=P, num_microbatches=M, **options)
+        for rank, row in enumerate(ours.rows):
+            listed = [a for a in theirs._calculate_single_rank_operations(rank) if a is not None]
+            assert [str(a) for a in row] == [str(a) for a in listed], (V, rank)

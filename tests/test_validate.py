@@ -81,7 +81,7 @@ def test_a_memory_cap_is_kept():
     s = pp.build("GPipe", num_ranks=2, num_microbatches=4)
     pp.validate(s, max_in_flight=4)
     error = refuse(*(" ".join(map(str, row)) for row in s.rows), max_in_flight=3)
-    assert "memory cap: rank 0 already holds the activations of 3 forwards when it reaches 0F3" in str(error)
+    assert "memory limit: rank 0 holds 3 forwards' activations when it reaches 0F3, which needs 1 more" in str(error)
     assert "run a backward before 0F3" in error.remedy
     with pytest.raises(ValueError, match="max_in_flight must be at least 1"):
         pp.validate(s, max_in_flight=0)

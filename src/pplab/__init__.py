@@ -7,12 +7,13 @@ from importlib import import_module as _import_module
 
 from .actions import Action, Kind, Overlap, parse
 from .builders import build
-from .costs import Costs
+from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lower import lower
 from .metrics import critical_path, idle_intervals, in_flight, num_messages, table
 from .schedule import Schedule
 from .simulate import simulate
+from .sweep import sweep
 from .timeline import Span, Timeline
 from .validate import validate
 

@@ -25,6 +25,8 @@ class Kind(StrEnum):
     SEND_B = "SEND_B"  # the gradient of this stage's input goes to the previous stage
     RECV_B = "RECV_B"  # the gradient of this stage's output comes from the next stage
 
+    __hash__ = str.__hash__  # Enum's own is a Python call, and tables over millions of actions are looked up by kind
+
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 SEND_F, RECV_F, SEND_B, RECV_B = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B

@@ -34,13 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _schedules(options: argparse.Namespace) -> None:
     if options.json:
         rows = [
-            {"name": b.name, "summary": b.summary, "options": b.options, "rules": b.rules, "source": b.source}
+            {
+                "name": b.name,
+                "summary": b.summary,
+                "placement": b.placement,
+                "rules": b.rules,
+                "options": b.options,
+                "source": b.source,
+            }
             for b in builders.ALL
         ]
         print(json.dumps(rows, indent=1))
         return
     for b in builders.ALL:
-        print(f"{b.name}\n    {b.summary}\n    rules: {b.rules}\n    options: {', '.join(b.options) or 'none'}")
+        print(f"{b.name}\n    {b.summary}\n    placement: {b.placement}\n    rules: {b.rules}")
+        print(f"    options: {', '.join(b.options) or 'none'}")
         print(f"    source: {b.source}")
 
 

@@ -1,15 +1,32 @@
-"""How long things take: the durations that a simulation gives to a schedule's actions."""
+"""How long things take and how much they hold: what a simulation gives to a schedule's actions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from numbers import Real
 
-from .actions import Kind
-from .errors import unknown
+from .actions import Action, B, F, I, Kind, Overlap, W
 
-Time = float | Sequence[float]
+PerStage = float | Sequence[float]  # one number for all stages, or one for each
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one rank to another: a message arrives `latency` after it has passed at `bandwidth`.
+
+    Messages of one link pass one after the other, so a slow link makes a queue. Bandwidth is in the unit of
+    `Costs.message` per unit of time.
+    """
+
+    latency: float = 0
+    bandwidth: float = inf
+
+    def __post_init__(self) -> None:
+        _number("latency", self.latency)
+        if isinstance(self.bandwidth, bool) or not isinstance(self.bandwidth, Real) or not self.bandwidth > 0:
+            raise ValueError(f"bandwidth must be a number above 0, got {self.bandwidth!r}")
 
 
 @dataclass(frozen=True)
@@ -18,28 +35,84 @@ class Costs:
 
     Durations are per stage: a number for all stages, or one value for each. A stage of a schedule with two stages per
     rank is half as deep, so `finer(2)` compares schedules on one model.
+
+    - `backward`: of a full backward; the sum of its halves when left out.
+    - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
+    - `overlap`: of an overlapped forward and backward: "sum" or "max" of the two, or a duration.
+    - `latency`, `bandwidth`: of every link between two ranks; `links[source, target]` sets one of them apart. The
+      sender goes on meanwhile.
+    - `message`: what a stage gives the next, and takes back as a gradient, in the unit of bandwidth; per stage: what
+      leaves that stage forward.
     """
 
-    forward: Time = 1
-    backward_input: Time = 1
-    backward_weight: Time = 1
-    latency: float = 0  # of a message between two ranks; the sender goes on meanwhile
+    forward: PerStage = 1
+    backward_input: PerStage = 1
+    backward_weight: PerStage = 1
+    latency: float = 0
+    backward: PerStage | None = None
+    recompute: PerStage = 0
+    overlap: str | float = "sum"
+    bandwidth: float = inf
+    message: PerStage = 1
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     unit: str = ""
 
     def __post_init__(self) -> None:
-        for name in _DURATIONS:
-            value = getattr(self, name)
-            if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, name, tuple(_duration(name, x) for x in value))
-            else:
-                _duration(name, value)
-        _duration("latency", self.latency)
+        for name in _PER_STAGE:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _per_stage(name, value))
+        if self.overlap not in ("sum", "max"):
+            if isinstance(self.overlap, str):
+                raise ValueError(f'overlap must be "sum", "max" or a duration, got {self.overlap!r}')
+            _number("overlap", self.overlap)
+        Link(self.latency, self.bandwidth)
+        for pair, link in dict(self.links).items():
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(link, Link)):
+                raise ValueError(f"links must map (source rank, target rank) to a pplab.Link, got {pair!r}: {link!r}")
 
     def of(self, kind: Kind, stage: int) -> float:
-        """How long `kind` takes on `stage`. A full backward is the sum of its two halves."""
-        if kind == "B":
-            return _at(self.backward_input, stage) + _at(self.backward_weight, stage)
-        return _at({"F": self.forward, "I": self.backward_input, "W": self.backward_weight}[kind], stage)
+        """How long `kind` takes on `stage`."""
+        if kind == F:
+            return _at(self.forward, stage)
+        if kind == W:
+            return _at(self.backward_weight, stage)
+        if kind == I:
+            return _at(self.backward_input, stage) + _at(self.recompute, stage)
+        if self.backward is not None:
+            return _at(self.backward, stage) + _at(self.recompute, stage)
+        return _at(self.backward_input, stage) + _at(self.backward_weight, stage) + _at(self.recompute, stage)
+
+    def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
+        """How long a forward takes that is overlapped with a full backward."""
+        if self.overlap == "sum":
+            return self.of(F, forward_stage) + self.of(B, backward_stage)
+        if self.overlap == "max":
+            return max(self.of(F, forward_stage), self.of(B, backward_stage))
+        return self.overlap
+
+    def of_item(self, item: Action | Overlap) -> float:
+        """How long an item of a row takes."""
+        if type(item) is Overlap:
+            return self.of_overlap(item.forward.stage, item.backward.stage)
+        return self.of(item.kind, item.stage)
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from rank `source` to rank `target`."""
+        return self.links.get((source, target)) or Link(self.latency, self.bandwidth)
+
+    def occupancy(self, kind: Kind, stage: int, bandwidth: float) -> float:
+        """How long the message that `kind` on `stage` produces keeps a link of that bandwidth busy."""
+        return _at(self.message, stage if kind == F else stage - 1) / bandwidth
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether a message can wait for another one: some link has a finite bandwidth."""
+        return self.bandwidth < inf or any(link.bandwidth < inf for link in self.links.values())
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether anything takes time to arrive, queues aside."""
+        return bool(self.latency or any(link.latency for link in self.links.values()))
 
     def finer(self, stages_per_rank: int) -> Costs:
         """The costs of the same model cut into `stages_per_rank` times as many stages.
@@ -48,39 +121,95 @@ class Costs:
         1.0
         """
         divided = {name: _divide(getattr(self, name), stages_per_rank) for name in _DURATIONS}
+        if not isinstance(self.overlap, str):
+            divided["overlap"] = self.overlap / stages_per_rank
         return replace(self, **divided)
 
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError unless every list of per-stage durations has `num_stages` values."""
-        for name in _DURATIONS:
-            value = getattr(self, name)
-            if isinstance(value, tuple) and len(value) != num_stages:
+    def check(self, num_stages: int, num_ranks: int) -> None:
+        """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks."""
+        for name in _PER_STAGE:
+            _check_length(name, getattr(self, name), num_stages)
+        for source, target in self.links:
+            if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
                 raise ValueError(
-                    f"{name} has {len(value)} values for {num_stages} stages: give one per stage, or a single number"
+                    f"links names ({source}, {target}), and the schedule has ranks 0 to {num_ranks - 1}: "
+                    "name two different ones"
                 )
 
-    @classmethod
-    def from_options(cls, **options: object) -> Costs:
-        """Costs from keyword options, where an unknown name gets an error with the nearest ones."""
-        known = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise unknown("cost", name, known)
-        return cls(**options)
+
+_DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
+_PER_STAGE = (*_DURATIONS, "message")
 
 
-_DURATIONS = ("forward", "backward_input", "backward_weight")
+@dataclass(frozen=True)
+class Memory:
+    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one value per stage.
+
+    - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
+    - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
+    - `recomputed`: what comes on top while B or I runs, when activations are computed again.
+    - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
+    """
+
+    activation: PerStage = 1
+    weight_input: PerStage | None = None
+    recomputed: PerStage = 0
+    parameters: PerStage = 0
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        for name in _HELD:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _per_stage(name, value))
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError unless every list of per-stage values has `num_stages` values."""
+        for name in _HELD:
+            _check_length(name, getattr(self, name), num_stages)
+
+    def changes(self, stage: int) -> dict[Kind, tuple[float, float]]:
+        """By how much a stage's holding changes when an action of that kind starts, and when it ends."""
+        whole, again = _at(self.activation, stage), _at(self.recomputed, stage)
+        kept = whole if self.weight_input is None else _at(self.weight_input, stage)
+        return {F: (whole, 0), B: (again, -again - whole), I: (again, -again - whole + kept), W: (0, -kept)}
+
+    def kept_share(self, stage: int) -> float:
+        """How much of a stage's activations stays after I, as a share."""
+        whole = _at(self.activation, stage)
+        return 1 if self.weight_input is None or not whole else _at(self.weight_input, stage) / whole
+
+    def constant(self, stages: Sequence[int]) -> float:
+        """What a rank with these stages holds all the time."""
+        return sum(_at(self.parameters, stage) for stage in stages)
 
 
-def _duration(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
+_HELD = ("activation", "weight_input", "recomputed", "parameters")
+
+
+def _per_stage(name: str, value: PerStage) -> PerStage:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_number(name, x) for x in value)
+    return _number(name, value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
     return value
 
 
-def _at(time: Time, stage: int) -> float:
-    return time[stage] if isinstance(time, tuple) else time
+def _check_length(name: str, value: PerStage | None, num_stages: int) -> None:
+    if isinstance(value, tuple) and len(value) != num_stages:
+        raise ValueError(
+            f"{name} has {len(value)} values for {num_stages} stages: give one per stage, or a single number"
+        )
 
 
-def _divide(time: Time, by: int) -> Time:
-    return tuple(x / by for x in time) if isinstance(time, tuple) else time / by
+def _at(value: PerStage, stage: int) -> float:
+    return value[stage] if isinstance(value, tuple) else value
+
+
+def _divide(value: PerStage | None, by: int) -> PerStage | None:
+    if value is None:
+        return None
+    return tuple(x / by for x in value) if isinstance(value, tuple) else value / by

@@ -12,12 +12,13 @@ input gradient of a backward: at most one message per action.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
-from .actions import INPUT_GRADIENT, RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, Overlap, W, parts
+from .actions import COMPUTE, INPUT_GRADIENT, RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, Overlap, W, parts
 
 Row = Sequence[Action | Overlap]
 
@@ -89,31 +90,17 @@ class Columns:
     num_microbatches: int
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Columns:
+    def of(cls, rows: Sequence[Row]) -> Columns:
         """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of at least 0."""
-        stages: list[int] = []
-        kinds: list[Kind] = []
-        microbatches: list[int] = []
         gates: list[int] = []
-        bounds = [0]
-        for row in rows:
-            if Overlap in set(map(type, row)):
-                expanded: list[Action] = []
-                for item in row:
-                    if type(item) is Overlap:
-                        gates.append(bounds[-1] + len(expanded))
-                    expanded += parts(item)
-                row = expanded
-            if row:
-                for column, values in zip((stages, kinds, microbatches), zip(*row, strict=True), strict=True):
-                    column += values
-            bounds.append(len(stages))
-        for name, column in (("stage", stages), ("microbatch", microbatches)):
-            if set(map(type, column)) - {int} or min(column, default=0) < 0:
-                wrong = next(x for x in column if type(x) is not int or x < 0)
-                raise ValueError(f"an action's {name} must be a whole number of at least 0, got {wrong!r}")
-        counts = max(stages, default=-1) + 1, max(microbatches, default=-1) + 1
-        return cls(tuple(bounds), stages, kinds, microbatches, tuple(gates), *counts)
+        stages = [*map(itemgetter(0), chain.from_iterable(rows))]
+        if Action in set(map(type, stages)):  # the first half of an overlap stands where a stage should
+            rows, gates = _expanded(rows)
+            stages = [*map(itemgetter(0), chain.from_iterable(rows))]
+        kinds = [*map(itemgetter(1), chain.from_iterable(rows))]
+        microbatches = [*map(itemgetter(2), chain.from_iterable(rows))]
+        counts = (_count("stage", stages), _count("microbatch", microbatches))
+        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, tuple(gates), *counts)
 
     def ranks(self) -> list[int]:
         """The rank of every id."""
@@ -121,56 +108,78 @@ class Columns:
         return list(chain.from_iterable([rank] * n for rank, n in enumerate(lengths)))
 
 
+def _expanded(rows: Sequence[Row]) -> tuple[list[list[Action]], list[int]]:
+    """The rows with both halves of every overlap, and the ids of their first halves."""
+    expanded: list[list[Action]] = []
+    gates: list[int] = []
+    first = 0
+    for row in rows:
+        made: list[Action] = []
+        for item in row:
+            if type(item) is Overlap:
+                gates.append(first + len(made))
+            made += parts(item)
+        expanded.append(made)
+        first += len(made)
+    return expanded, gates
+
+
+def _count(name: str, column: list[int]) -> int:
+    """One more than the largest of a column, all of whose values must be whole and at least 0."""
+    values = set(column)
+    if set(map(type, column)) - {int} or min(values, default=0) < 0:
+        wrong = next(x for x in column if type(x) is not int or x < 0)
+        raise ValueError(f"an action's {name} must be a whole number of at least 0, got {wrong!r}")
+    return max(values, default=-1) + 1
+
+
 @dataclass(frozen=True)
 class Graph:
     """What every id waits for, in integers."""
 
-    dep: list[int]  # the id that i waits for besides the one before it in the row, or -1
-    complete: bool  # each stage has each microbatch's F, then its B, or I and W, once, in this order on one rank
+    dep: list[int]  # the id that i waits for besides those before it in its row, or -1
+    whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
 
 
 def build_graph(columns: Columns) -> Graph:
-    """Find what each id waits for. Linear; never raises: see `Graph.complete`."""
-    bounds, kinds, num_microbatches = columns.bounds, columns.kinds, columns.num_microbatches
-    keys = [stage * num_microbatches + m for stage, m in zip(columns.stages, columns.microbatches, strict=True)]
+    """Find what each id waits for. Linear; never raises: see `Graph.whole`.
 
-    # Where each key's F, its B or I, and its B or W stand. The paddings are what lies before stage 0 and after the
-    # last stage, so that the rule below needs no case for them.
-    nothing = [-1] * num_microbatches
-    forward = nothing * columns.num_stages
-    backward, weight = forward + nothing, forward[:]
-    ordered = True
-    for first, end in pairwise(bounds):
-        i = first
-        for kind, key in zip(kinds[first:end], keys[first:end], strict=True):
-            if kind is F:
-                forward[key] = i
-            elif kind is B or kind is I:
-                backward[key] = i
-                if forward[key] < first:
-                    ordered = False
-                if kind is B:
-                    weight[key] = i
-            elif kind is W:
-                weight[key] = i
-                if backward[key] < first:
-                    ordered = False
-            i += 1
+    A microbatch m makes 2S hops: forward through S stages, and back. Hop h takes what is in slot h*M + m, and leaves
+    what it makes in slot (h+1)*M + m: each F, B and I needs what lies M slots before its own. A W needs only that its
+    I comes before it in the row; its slots lie behind the hops', with empty ones between.
+    """
+    S, M, kinds = columns.num_stages, columns.num_microbatches, columns.kinds
+    num_hops, num_slots = (2 * S + 1) * M, (4 * S + 2) * M
+    makes = dict.fromkeys(Kind, [num_slots - M] * S)  # of every stage, the first slot; communication has none
+    makes[F] = [*range(M, (S + 1) * M, M)]
+    makes[B] = makes[I] = [*range(2 * S * M, S * M, -M)]
+    makes[W] = [*range(num_slots - 2 * M, num_hops, -2 * M)]
+    slots = [makes[kind][s] + m for kind, s, m in zip(kinds, columns.stages, columns.microbatches, strict=True)]
+    maker = [-1] * num_slots
+    for i, slot in enumerate(slots):
+        maker[slot] = i
+    whole = maker.count(-1) == num_slots - len(slots) and -1 not in maker[M:num_hops] and _is_paired(columns)
+    if whole and W in set(kinds):
+        of_stages = ((maker[w : w + M], maker[i : i + M]) for w, i in zip(makes[W], makes[I], strict=True))
+        whole = all(w > i for ws, before in of_stages for w, i in zip(ws, before, strict=True) if w >= 0)
     for gate in columns.gates:
-        forward[keys[gate]] = gate + 1
-    n = len(forward)
-    count = {kind: kinds.count(kind) for kind in (F, B, I, W)}
-    once = (
-        count[F] == count[B] + count[I] == n
-        and count[I] == count[W] == len(kinds) - 2 * n
-        and -1 not in forward
-        and backward.count(-1) == num_microbatches
-        and -1 not in weight
-    )
+        maker[slots[gate]] = gate + 1
+    return Graph([maker[slot - M] for slot in slots], whole)
 
-    before = nothing + forward
-    dep = [
-        before[key] if kind is F else -1 if kind is W else backward[key + num_microbatches]
-        for kind, key in zip(kinds, keys, strict=True)
-    ]
-    return Graph(dep, ordered and once)
+
+def _is_paired(columns: Columns) -> bool:
+    """Whether every W has its I, and what a stage does with a microbatch is on one rank, when no action is doubled."""
+    kinds, num_keys = columns.kinds, columns.num_stages * columns.num_microbatches
+    rows = [slice(first, end) for first, end in pairwise(columns.bounds)]
+    if sum(len(set(columns.stages[row])) for row in rows) == columns.num_stages:  # each stage on one rank: count
+        if set(kinds) == {F, B}:
+            return len(kinds) == 2 * num_keys
+        if set(kinds) == {F, I, W}:
+            return len(kinds) == 3 * num_keys
+    for row in rows:
+        keys: dict[Kind, set[tuple[int, int]]] = {kind: set() for kind in Kind}
+        for kind, stage, m in zip(kinds[row], columns.stages[row], columns.microbatches[row], strict=True):
+            keys[kind].add((stage, m))
+        if keys[F] != keys[B] | keys[I] or keys[B] & keys[I] or keys[I] != keys[W]:
+            return False
+    return set(kinds) <= COMPUTE

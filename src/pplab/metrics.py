@@ -163,7 +163,7 @@ def table(timelines: Iterable[Timeline]) -> Table:
 
 def _balance(timeline: Timeline) -> tuple[str, ...]:
     schedule = timeline.schedule
-    copies = 1 if all(isinstance(place, int) for place in schedule.placement) else 2
+    copies = schedule.copies
     per_rank = schedule.num_stages * copies // schedule.num_ranks
     peaks = ", ".join(f"{peak * copies / per_rank:g}" for peak in timeline.peak_in_flight)
     return (

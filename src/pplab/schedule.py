@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 from . import palette, schedule_csv
-from .actions import Action, F, I, Overlap, parse, parts
+from .actions import Action, Overlap, parse, parts
+from .costs import Memory
 from .deps import Columns, Graph, build_graph
 
 _MOST_CELLS = 64  # of a row, in the HTML form
@@ -45,6 +45,11 @@ class Schedule:
     def graph(self) -> Graph:
         """What every action waits for, in integers (computed once)."""
         return build_graph(self.columns)
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model's parameters: 2 when the schedule is bidirectional."""
+        return 1 if all(isinstance(place, int) for place in self.placement) else 2
 
     @property
     def num_ranks(self) -> int:
@@ -91,22 +96,25 @@ class Schedule:
         A forward's activations are held from F until B, or until W when the backward is split: that depends on the
         order alone, not on time. The unit is one stage's activations for one microbatch.
         """
-        return self.peak_held([1] * self.num_stages)
+        return self.peak_held(Memory())
 
-    def peak_held(self, size_of: Sequence[int]) -> tuple[int, ...]:
-        """Per rank, the most that is held at once when a forward of stage s holds `size_of[s]`."""
-        peaks = []
-        for first, end in pairwise(self.columns.bounds):
-            held = peak = 0
-            for kind, stage in zip(self.columns.kinds[first:end], self.columns.stages[first:end], strict=True):
-                if kind is F:
-                    held += size_of[stage]
-                    if held > peak:
-                        peak = held
-                elif kind is not I:
-                    held -= size_of[stage]
-            peaks.append(peak)
-        return tuple(peaks)
+    def peak_held(self, memory: Memory | Sequence[float]) -> tuple[float, ...]:
+        """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a `pplab.Memory`."""
+        if not isinstance(memory, Memory):
+            memory = Memory(activation=tuple(memory))
+        memory.check(self.num_stages)
+        return tuple(max(held for held, _ in self.held(rank, memory)) for rank in range(self.num_ranks))
+
+    def held(self, rank: int, memory: Memory) -> Iterator[tuple[float, float]]:
+        """What a rank holds while each of its ids runs, and after it: (during, after). That depends on order alone."""
+        changes = [memory.changes(stage) for stage in range(self.num_stages)]
+        now = memory.constant(self.stages_of(rank))
+        first, end = self.columns.bounds[rank : rank + 2]
+        for kind, stage in zip(self.columns.kinds[first:end], self.columns.stages[first:end], strict=True):
+            at_start, at_end = changes[stage][kind]
+            during = now + at_start
+            now = during + at_end
+            yield during, now
 
     @classmethod
     def from_csv(cls, source: str | Path, name: str = "custom") -> Schedule:

@@ -1,15 +1,21 @@
 """When everything happens: run a schedule's rows against the clock.
 
 A rank runs its row in order. An action starts when the rank is free and what it waits for has arrived: the end of the
-action it depends on, plus the latency when that ran on another rank. Sending costs the sender nothing.
+action it depends on, plus, when that ran on another rank, the time on the way. Sending costs the sender nothing.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from math import inf
+
+from . import engine
+from .actions import COMPUTE, F
 from .costs import Costs
+from .deps import Columns
 from .schedule import Schedule
 from .timeline import Timeline
-from .validate import deadlock, run_without_time, validate
+from .validate import validate
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -23,70 +29,78 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     33
     """
     costs = costs or Costs()
-    costs.check(schedule.num_stages)
-    graph = schedule.graph
-    if not graph.complete:
+    costs.check(schedule.num_stages, schedule.num_ranks)
+    if not schedule.graph.whole:
         validate(schedule)
-    durations, lags = _durations(schedule, costs), _lags(schedule, costs)
-    starts, ends = _run(schedule.columns.bounds, graph.dep, durations, lags)
+    durations, lags = durations_of(schedule.columns, costs), lags_of(schedule, costs)
+    if costs.has_queues:
+        starts, ends = engine.run_with_queues(schedule, durations, lags, *_queued(schedule, costs))
+    else:
+        starts, ends = engine.run(schedule, durations, lags)
     if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
-        raise deadlock(schedule, run_without_time(schedule))
+        validate(schedule)
     for gate in schedule.columns.gates:  # it has done its part: let it stand where its pair starts
         starts[gate] = ends[gate] = starts[gate + 1]
     return Timeline(schedule, starts, ends, unit=costs.unit)
 
 
-def _run(bounds: tuple[int, ...], dep: list[int], durations: list[float], lags: list[float]):
-    """Start and end of every id; the ends that are never reached stay None.
-
-    A work list of ranks: each runs until it needs an id that isn't done, parks there, and is put back when that id
-    ends. Two ranks can park at one id (an overlap's), hence the chain.
-    """
-    num_ranks = len(bounds) - 1
-    position, clock = list(bounds[:-1]), [0] * num_ranks
-    starts: list[float] = [0] * len(dep)
-    ends: list[float | None] = [None] * len(dep)
-    parked, next_parked = [-1] * len(dep), [-1] * num_ranks
-    ready = list(range(num_ranks))
-    while ready:
-        rank = ready.pop()
-        now, i, stop = clock[rank], position[rank], bounds[rank + 1]
-        while i < stop:
-            d = dep[i]
-            if d >= 0:
-                arrival = ends[d]
-                if arrival is None:
-                    next_parked[rank], parked[d] = parked[d], rank
-                    break
-                arrival += lags[i]
-                if arrival > now:
-                    now = arrival
-            starts[i] = now
-            now += durations[i]
-            ends[i] = now
-            other = parked[i]
-            while other >= 0:
-                ready.append(other)
-                other = next_parked[other]
-            i += 1
-        clock[rank], position[rank] = now, i
-    return starts, ends
-
-
-def _durations(schedule: Schedule, costs: Costs) -> list[float]:
+def durations_of(columns: Columns, costs: Costs) -> list[float]:
     """How long every id takes. Of an overlap, the gate takes none and the pair takes it all."""
-    columns = schedule.columns
-    table = {kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in set(columns.kinds)}
+    stages = range(columns.num_stages)
+    table = {kind: [costs.of(kind, stage) for stage in stages] for kind in COMPUTE}
     durations = [table[kind][stage] for kind, stage in zip(columns.kinds, columns.stages, strict=True)]
     for gate in columns.gates:
-        durations[gate], durations[gate + 1] = 0, durations[gate] + durations[gate + 1]
+        durations[gate], durations[gate + 1] = 0, costs.of_overlap(columns.stages[gate], columns.stages[gate + 1])
     return durations
 
 
-def _lags(schedule: Schedule, costs: Costs) -> list[float]:
-    """How long what each id waits for takes to arrive."""
-    dep = schedule.graph.dep
-    if not costs.latency:
-        return [0] * len(dep)
-    ranks = schedule.columns.ranks()
-    return [costs.latency if d >= 0 and ranks[d] != rank else 0 for d, rank in zip(dep, ranks, strict=True)]
+def lags_of(schedule: Schedule, costs: Costs) -> list[float]:
+    """How long what each id waits for takes to arrive, queues aside."""
+    columns = schedule.columns
+    if not costs.has_latency and not costs.has_queues:
+        return [0] * len(columns.kinds)
+    dep, ranks = schedule.graph.dep, columns.ranks()
+    latency = [[costs.latency] * schedule.num_ranks for _ in schedule.rows]  # from, to
+    for (source, target), link in costs.links.items():
+        latency[source][target] = link.latency
+    for rank, row in enumerate(latency):
+        row[rank] = 0
+    lags = [latency[ranks[d]][rank] if d >= 0 else 0 for d, rank in zip(dep, ranks, strict=True)]
+    return lags
+
+
+def messages(schedule: Schedule) -> tuple[list[int], list[list[tuple[int, int]]]]:
+    """Of every id, which message it waits for, or -1; and which messages leave at its end, with the rank they go to.
+
+    A message is named by the id that made it, and what the forward half of an overlap makes by the gate's: it leaves
+    first when the pair ends. What stays on a rank is a message to itself.
+    """
+    columns, ranks, dep = schedule.columns, schedule.columns.ranks(), list(schedule.graph.dep)
+    kinds, stages, last = columns.kinds, columns.stages, columns.num_stages - 1
+    pairs = {gate + 1 for gate in columns.gates}
+    sends: list[list[tuple[int, int]]] = [[] for _ in dep]
+    for i, d in enumerate(dep):
+        if d < 0:
+            continue
+        if d in pairs and (kinds[i] is F or stages[i] == last):  # it needs the forward half
+            dep[i] = d - 1
+        sends[d].append((dep[i], ranks[i]))
+    for pair in pairs:
+        sends[pair].sort()
+    return dep, sends
+
+
+def _queued(schedule: Schedule, costs: Costs) -> tuple[list[int], list[list[engine.Send]]]:
+    """`messages` with the links that they pass."""
+    columns, ranks = schedule.columns, schedule.columns.ranks()
+    dep, leaving = messages(schedule)
+    free: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0])
+
+    def send(message: int, target: int) -> engine.Send:
+        rank = ranks[message]
+        if rank == target or (link := costs.link(rank, target)).bandwidth == inf:
+            return engine.Send(message, [0], 0)
+        occupancy = costs.occupancy(columns.kinds[message], columns.stages[message], link.bandwidth)
+        return engine.Send(message, free[rank, target], occupancy)
+
+    return dep, [[send(*each) for each in of_id] for of_id in leaving]

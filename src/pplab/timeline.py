@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,8 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """Per rank, the time spent in actions."""
-        return tuple(sum(end - start for start, end in self._row(rank)) for rank in range(self.schedule.num_ranks))
+        ranks = range(self.schedule.num_ranks)
+        return tuple(total(end - start for start, end in self._row(rank)) for rank in ranks)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -57,12 +59,12 @@ class Timeline:
     @property
     def bubble_fraction(self) -> float:
         """Idle share of all rank-time: idle / (P * makespan). For 1F1B (P-1)/(M+P-1)."""
-        return sum(self.idle) / (self.schedule.num_ranks * self.makespan)
+        return total(self.idle) / (self.schedule.num_ranks * self.makespan)
 
     @property
     def bubble_ratio(self) -> float:
         """Idle time relative to the work: idle / ideal. For 1F1B (P-1)/M."""
-        return sum(self.idle) / sum(self.busy)
+        return total(self.idle) / total(self.busy)
 
     @cached_property
     def spans_per_rank(self) -> tuple[float, ...]:
@@ -137,6 +139,11 @@ class Timeline:
         from . import plot
 
         return plot.figure_html(plot.gantt(self).figure)
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy doesn't."""
+    return reduce(add, values, 0)
 
 
 def _action_or_label(text: str) -> Action | Overlap | str:

@@ -7,29 +7,40 @@ It is linear in the number of actions.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 
+from . import engine
 from .actions import COMPUTE, Action, B, F, I, W, parts
+from .costs import Memory
 from .deps import Need, needs
 from .errors import ScheduleError, positive_int
 from .schedule import Schedule
 
 
-def validate(schedule: Schedule, *, max_in_flight: int | None = None) -> None:
+def validate(
+    schedule: Schedule,
+    *,
+    max_in_flight: int | None = None,
+    memory: Memory | None = None,
+    limit: float | Sequence[float] | None = None,
+) -> None:
     """Raise ScheduleError unless every rank can run its row to the end.
 
     `max_in_flight`: the most forwards whose activations one rank may hold at once (see `Schedule.peak_in_flight`).
+    `limit`: the most that one rank may hold, or one value per rank, in the unit of `memory`.
     """
     _check_placement(schedule)
-    if not schedule.graph.complete:
+    stuck = stuck_at(schedule) if schedule.graph.whole else None
+    if stuck != {}:
         _check_kinds(schedule)
         _check_actions(schedule)
         _check_order(schedule)
-        raise AssertionError("an incomplete schedule must fail one of the checks above")
-    if stuck := run_without_time(schedule):
         raise deadlock(schedule, stuck)
     if max_in_flight is not None:
-        _check_memory(schedule, positive_int("max_in_flight", max_in_flight))
+        _check_memory(schedule, Memory(), positive_int("max_in_flight", max_in_flight), "forwards' activations")
+    if limit is not None:
+        _check_memory(schedule, memory or Memory(), limit, memory.unit if memory else "forwards' activations")
 
 
 def _check_kinds(schedule: Schedule) -> None:
@@ -145,26 +156,12 @@ def _check_order(schedule: Schedule) -> None:
             done.update(parts(item))
 
 
-def run_without_time(schedule: Schedule) -> dict[int, int]:
+def stuck_at(schedule: Schedule) -> dict[int, int]:
     """Run the rows as far as they go. Returns, per rank that can't finish, the id of the action it is stuck at."""
-    columns, dep = schedule.columns, schedule.graph.dep
-    position, end = list(columns.bounds[:-1]), columns.bounds[1:]
-    ranks = columns.ranks()
-    waiting: dict[int, list[int]] = defaultdict(list)
-    ready = list(range(schedule.num_ranks))
-    while ready:
-        rank = ready.pop()
-        i, stop = position[rank], end[rank]
-        while i < stop:
-            d = dep[i]
-            if d >= position[ranks[d]]:  # not run yet
-                waiting[d].append(rank)
-                break
-            i += 1
-            position[rank] = i
-            if i - 1 in waiting:
-                ready += waiting.pop(i - 1)
-    return {rank: i for rank, (i, stop) in enumerate(zip(position, end, strict=True)) if i < stop}
+    bounds, nothing = schedule.columns.bounds, [0] * len(schedule.columns.kinds)
+    ends = engine.run(schedule, nothing, nothing).ends
+    reached = (ends.index(None, first, end) if None in ends[first:end] else end for first, end in pairwise(bounds))
+    return {rank: i for rank, i in enumerate(reached) if i < bounds[rank + 1]}
 
 
 def deadlock(schedule: Schedule, stuck: dict[int, int]) -> ScheduleError:
@@ -200,20 +197,27 @@ def _at(schedule: Schedule, i: int) -> Action:
     return Action(columns.stages[i], columns.kinds[i], columns.microbatches[i])
 
 
-def _check_memory(schedule: Schedule, cap: int) -> None:
-    for rank, (first, end) in enumerate(pairwise(schedule.columns.bounds)):
-        held = 0
-        for i in range(first, end):
-            kind = schedule.columns.kinds[i]
-            held += (kind is F) - (kind in (B, W))
-            if held > cap:
+def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float], unit: str) -> None:
+    memory.check(schedule.num_stages)
+    limits = list(limit) if isinstance(limit, Sequence) else [limit] * schedule.num_ranks
+    if len(limits) != schedule.num_ranks:
+        raise ValueError(
+            f"limit has {len(limits)} values for {schedule.num_ranks} ranks: give one per rank, or a number"
+        )
+    for rank, most in enumerate(limits):
+        before = memory.constant(schedule.stages_of(rank))
+        for i, (during, after) in enumerate(schedule.held(rank, memory), schedule.columns.bounds[rank]):
+            if during > most:
                 action = _at(schedule, i)
+                peak = max(held for held, _ in schedule.held(rank, memory))
                 raise ScheduleError(
-                    f"memory cap: rank {rank} already holds the activations of {cap} forwards when it reaches {action}",
-                    f"run a backward before {action}, or raise the cap to {schedule.peak_in_flight[rank]}",
+                    f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {action}, which "
+                    f"needs {during - before:g} more, and the limit is {most:g}",
+                    f"run a backward before {action}, or raise the limit to {peak:g}",
                     rank,
                     action,
                 )
+            before = after
 
 
 def _alternatives(need: Need) -> tuple[Action, ...]:

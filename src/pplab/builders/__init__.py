@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from ..errors import unknown
 from ..schedule import Schedule
+from .dualpipe import dualpipe, dualpipe_v
 from .gpipe import gpipe
+from .interleaved import interleaved, interleaved_zero_bubble, looped_bfs
 from .naive import naive
 from .one_f_one_b import eager_one_f_one_b, one_f_one_b
 from .registry import Builder
+from .search import zb_1p, zb_2p
+from .v_shape import v_half, v_min, zb_v
+from .zero_bubble import zb_h1, zb_h2
 
 ALL: tuple[Builder, ...] = (
     naive,
     gpipe,
     one_f_one_b,
     eager_one_f_one_b,
+    interleaved,
+    looped_bfs,
+    zb_h1,
+    zb_h2,
+    zb_1p,
+    zb_2p,
+    interleaved_zero_bubble,
+    zb_v,
+    v_half,
+    v_min,
+    dualpipe,
+    dualpipe_v,
 )
 
 _BY_NAME = {alias.lower(): builder for builder in ALL for alias in (builder.name, *builder.aliases)}

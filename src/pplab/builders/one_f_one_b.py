@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..actions import Action, B, F, actions
 from ..errors import positive_int
 from .registry import builder
+from .weave import phases
 
 
 @builder(
@@ -24,7 +25,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
     if len(caps) != num_ranks:
         raise ValueError(f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank")
     caps = [positive_int(f"in_flight[{rank}]", cap) for rank, cap in enumerate(caps)]
-    return [phases(rank, min(cap, num_microbatches) - 1, num_microbatches) for rank, cap in enumerate(caps)]
+    return [capped_row(rank, cap, num_microbatches) for rank, cap in enumerate(caps)]
 
 
 @builder(
@@ -34,12 +35,10 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
 )
 def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
     """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
-    return one_f_one_b.rows(num_ranks, num_microbatches, in_flight=[2 * (num_ranks - s) - 1 for s in range(num_ranks)])
+    return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
 
 
-def phases(rank: int, warmup: int, num_microbatches: int) -> tuple[Action, ...]:
-    """`warmup` forwards, then a forward and a backward in turn, then the backwards left over."""
-    forwards = actions(rank, F, range(num_microbatches))
-    backwards = actions(rank, B, range(num_microbatches))
-    steady = [a for pair in zip(forwards[warmup:], backwards, strict=False) for a in pair]
-    return (*forwards[:warmup], *steady, *backwards[num_microbatches - warmup :])
+def capped_row(rank: int, cap: int, num_microbatches: int) -> list[Action]:
+    """The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards."""
+    order = range(num_microbatches)
+    return phases(actions(rank, F, order), actions(rank, B, order), min(cap, num_microbatches) - 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import positive_int, unknown
@@ -18,6 +20,9 @@ class Builder:
     rows: Callable[..., Iterable]
     rules: str  # which ranks, microbatches and options it accepts
     source: str
+    placement: (
+        str  # "one stage per rank"; "loop": stage s on rank s mod P; "V": on s or 2P-1-s; "bidirectional": on both
+    )
     aliases: tuple[str, ...] = ()
 
     @property
@@ -40,9 +45,24 @@ class Builder:
             positive_int("num_ranks", num_ranks),
             positive_int("num_microbatches", num_microbatches),
         )
-        return Schedule(self.rows(num_ranks, num_microbatches, **options), self.name)
+        with _collection_paused():
+            return Schedule(self.rows(num_ranks, num_microbatches, **options), self.name)
 
 
-def builder(name: str, *, rules: str, source: str, aliases: tuple[str, ...] = ()) -> Callable[[Callable], Builder]:
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No garbage collection: it would look again and again at millions of new actions, none of them garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def builder(
+    name: str, *, rules: str, source: str, placement: str = "one stage per rank", aliases: tuple[str, ...] = ()
+) -> Callable[[Callable], Builder]:
     """Decorate a function that returns rows, so that it joins the registry with one line in `builders/__init__.py`."""
-    return lambda rows: Builder(name, rows, rules, source, aliases)
+    return lambda rows: Builder(name, rows, rules, source, placement, aliases)

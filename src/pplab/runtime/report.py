@@ -119,7 +119,7 @@ class Run:
     @property
     def predicted_peak_bytes(self) -> tuple[int, ...]:
         """Per rank, what the schedule's order says is held at once, from the bytes of one forward of each stage."""
-        return self.schedule.peak_held(self.bytes_of)
+        return self.schedule.peak_held([self.bytes_of[stage] for stage in range(self.schedule.num_stages)])
 
     @property
     def costs(self) -> Costs:

@@ -1,0 +1,87 @@
+"""Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B, its zero-bubble form, looped BFS."""
+
+from __future__ import annotations
+
+from ..actions import Action, B, F, Kind, actions
+from ..errors import positive_int
+from .registry import builder
+from .weave import phases, split_backwards
+
+_RULES = "any number of ranks and stages per rank; best when P divides M: a smaller last group of microbatches waits"
+
+
+@builder(
+    "Interleaved1F1B",
+    rules=_RULES,
+    placement="loop",
+    source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
+    aliases=("interleaved",),
+)
+def interleaved(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None):
+    """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage, then its second.
+
+    Groups have `group_size` microbatches, by default as many as torch's when M can be cut evenly (torch refuses it
+    otherwise): M over the whole part of M/P; else P, and fewer in the last group.
+    """
+    return _rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=2)
+
+
+@builder(
+    "InterleavedZeroBubble",
+    rules=_RULES,
+    placement="loop",
+    source="torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
+)
+def interleaved_zero_bubble(
+    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
+):
+    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r microbatches."""
+    rows = _rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
+    return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
+
+
+@builder(
+    "LoopedBFS",
+    rules="any number of ranks, microbatches and stages per rank",
+    placement="loop",
+    source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
+)
+def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2):
+    """Breadth first: all microbatches through a rank's first stage, then its second; then the backwards, last first.
+
+    GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
+    """
+    order, rows = range(num_microbatches), []
+    for rank in range(num_ranks):
+        stages = _stages(rank, num_ranks, stages_per_rank)
+        forwards = [a for stage in stages for a in actions(stage, F, order)]
+        rows.append(forwards + [a for stage in reversed(stages) for a in actions(stage, B, order[::-1])])
+    return rows
+
+
+def _rows(P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int) -> list[list[Action]]:
+    groups = _groups(P, M, group_size)
+    rows = []
+    for rank in range(P):
+        stages = _stages(rank, P, stages_per_rank)
+        warmup = min((len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M)
+        rows.append(phases(_in_groups(stages, F, groups), _in_groups(stages[::-1], B, groups), warmup))
+    return rows
+
+
+def _stages(rank: int, num_ranks: int, stages_per_rank: int) -> range:
+    """The stages of a rank, first to last."""
+    return range(rank, num_ranks * positive_int("stages_per_rank", stages_per_rank), num_ranks)
+
+
+def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> list[range]:
+    """The microbatches in groups that go through a rank's stages together."""
+    if group_size is None:
+        size, rest = divmod(num_microbatches, max(1, num_microbatches // num_ranks))
+        group_size = num_ranks if rest else size
+    group_size, everything = positive_int("group_size", group_size), range(num_microbatches)
+    return [everything[first : first + group_size] for first in everything[::group_size]]
+
+
+def _in_groups(stages: range, kind: Kind, groups: list[range]) -> list[Action]:
+    return [a for group in groups for stage in stages for a in actions(stage, kind, group)]

@@ -1,0 +1,115 @@
+"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a rank.
+
+ZB-V fills the time; V-Half and V-Min hold less: a building block says when, in units of F = I = W, a microbatch's
+actions start on a rank; it is repeated every six units, and weight gradients take the units left free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from ..actions import Action, B, F, I, Kind, W
+from .registry import builder
+
+
+class Local:
+    """One stage as its rank sees it: how much of each kind it has been given, and what comes next."""
+
+    def __init__(self, stage: int, first_microbatch: int = 0):
+        self.stage, self.first_microbatch = stage, first_microbatch
+        self.given: Counter[Kind] = Counter()
+
+    def __call__(self, kind: Kind) -> Action:
+        """The next action of that kind. A full backward counts as I and W."""
+        halves = (I, W) if kind is B else (kind,)
+        microbatch = self.given[halves[0]]
+        self.given.update(halves)
+        return Action(self.stage, kind, self.first_microbatch + microbatch)
+
+    @property
+    def weights_due(self) -> int:
+        """How many weight gradients wait to be computed."""
+        return self.given[I] - self.given[W]
+
+
+@builder(
+    "ZBVZeroBubble",
+    rules="any number of ranks and microbatches; pays off from M = 2P-1 on",
+    placement="V",
+    source="Qi et al. 2023, arXiv:2401.10241; torch's ScheduleZBVZeroBubble",
+    aliases=("ZB-V", "ZBV"),
+)
+def zb_v(num_ranks: int, num_microbatches: int):
+    """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no bubble in any span.
+
+    Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
+    """
+    P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
+
+
+def _row(rank: int, P: int, M: int) -> list[Action]:
+    down, up = Local(rank), Local(2 * P - 1 - rank)
+    row = [down(F) for _ in range(2 * (P - rank) - 1)]  # the V fills, down and back up
+    for _ in range(rank):
+        row += [up(F), down(F)]
+    for _ in range(P - rank):
+        row += [up(F), up(I), up(W)]
+    while up.given[F] < M:  # steady state
+        if down.given[F] < M:
+            row.append(down(F))
+        row += [down(I), down(W), up(F), up(I), up(W)]
+    for _ in range(rank):  # the V empties: weight gradients can wait
+        row += [down(I), up(I)]
+    for _ in range(P - rank):
+        row += [down(I), down(W)]
+    for stage in (up, down):
+        row += [stage(W) for _ in range(stage.weights_due)]
+    return row
+
+
+_CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362"
+_PERIOD = 6  # units that a microbatch's F, I and W take on a rank with two stages
+
+
+@builder(
+    "V-Half",
+    rules="any number of ranks and microbatches; made for F = I = W, slower when they differ",
+    placement="V",
+    source=_CONTROLLABLE,
+)
+def v_half(num_ranks: int, num_microbatches: int):
+    """About half of 1F1B's memory on every rank, the same on all."""
+    P, gap = num_ranks, 3 if num_ranks % 2 == 0 else 0
+    starts = [(2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2) for r in range(P)]
+    return [_repeated(rank, P, num_microbatches, block) for rank, block in enumerate(starts)]
+
+
+@builder(
+    "V-Min",
+    rules="any number of ranks and microbatches; made for F = I = W, much slower when they differ",
+    placement="V",
+    source=_CONTROLLABLE,
+)
+def v_min(num_ranks: int, num_microbatches: int):
+    """About a third of 1F1B's memory on every rank, the least that a V allows without a bubble in every period."""
+    P, gap = num_ranks, 2 if num_ranks % 3 == 0 else 0
+    starts = [(r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1) for r in range(P)]
+    return [_repeated(rank, P, num_microbatches, block) for rank, block in enumerate(starts)]
+
+
+def _repeated(rank: int, P: int, M: int, starts: tuple[int, int, int, int]) -> list[Action]:
+    """A rank's row from when its block starts F down, F up, I up and I down of the first microbatch."""
+    down, up = rank, 2 * P - 1 - rank
+    places = zip(starts, ((down, F), (up, F), (up, I), (down, I)), strict=True)
+    at = {start + _PERIOD * m: Action(stage, kind, m) for start, (stage, kind) in places for m in range(M)}
+    row: list[Action] = []
+    waiting: deque[Action] = deque()
+    for unit in range(max(at) + 1):
+        if action := at.get(unit):
+            row.append(action)
+            if action.kind is I:
+                waiting.append(action._replace(kind=W))
+        elif waiting:
+            row.append(waiting.popleft())
+    return row + list(waiting)
