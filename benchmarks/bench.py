@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -33,7 +34,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
-    figures = {"versions": versions(), "simulator": simulator(), "runtime": runtime(2 if options.quick else 5)}
+    figures = {
+        "versions": versions(),
+        "simulator": simulator(),
+        "sweep": sweeps(),
+        "runtime": runtime(2 if options.quick else 5),
+    }
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -42,24 +48,57 @@ def simulator() -> list[dict]:
     """Operations per second of building, of simulating a schedule for the first time, and again."""
     rows = []
     print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
-    print(f"{'schedule':12} {'ranks x microbatches':>20} {'build':>7} {'first':>7} {'again':>7}")
+    print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {'build':>7} {'first':>7} {'again':>7}")
     for builder in pp.builders.ALL:
-        num_ranks, num_microbatches = 64, 1024
-        found: dict[str, list[float]] = {"build": [], "first": [], "again": []}
-        for _ in range(5):
-            marks = [time.perf_counter()]
-            schedule = builder(num_ranks, num_microbatches)
+        searches = "costs" in builder.options  # these simulate hundreds of schedules to build one
+        rows.append(_speed(builder, *((8, 64) if searches else (64, 1024))))
+    for num_microbatches in (7_800, 78_125):
+        rows.append(_speed(pp.builders.find("1F1B"), 64, num_microbatches, rounds=1))
+    return rows
+
+
+def _speed(builder: pp.builders.Builder, num_ranks: int, num_microbatches: int, rounds: int = 5) -> dict:
+    found: dict[str, list[float]] = {"build": [], "first": [], "again": []}
+    for _ in range(rounds):
+        marks = [time.perf_counter()]
+        schedule = builder(num_ranks, num_microbatches)
+        marks.append(time.perf_counter())
+        for _ in range(2):
+            pp.simulate(schedule)
             marks.append(time.perf_counter())
-            for _ in range(2):
-                pp.simulate(schedule)
-                marks.append(time.perf_counter())
-            count = len(schedule.columns.kinds)
-            for name, start, end in zip(found, marks, marks[1:], strict=False):
-                found[name].append(count / (end - start) / 1e6)
-        best = {name: max(values) for name, values in found.items()}
-        rows.append({"schedule": builder.name, "operations": count, **best})
-        numbers = " ".join(f"{best[name]:7.2f}" for name in found)
-        print(f"{builder.name:12} {f'{num_ranks} x {num_microbatches}':>20} {numbers}")
+        count = len(schedule.columns.kinds)
+        for name, start, end in zip(found, marks, marks[1:], strict=False):
+            found[name].append(count / (end - start) / 1e6)
+    best = {name: max(values) for name, values in found.items()}
+    size = f"{num_ranks} x {num_microbatches}"
+    numbers = " ".join(f"{value:7.2f}" if value > 0.1 else f"{value:7.4f}" for value in best.values())
+    print(f"{builder.name:22} {size:>20} {count:11,} {numbers}", flush=True)
+    return {"schedule": builder.name, "size": size, "operations": count, **best}
+
+
+def sweeps() -> list[dict]:
+    """Operation-settings per second of one schedule under many costs at once, beside single runs."""
+    rows, rng = [], random.Random(0)
+    print(
+        "\nsweep, million operation-settings per second on one core (best of 3), and how many times that of single runs"
+    )
+    print(f"{'schedule':22} {'ranks x microbatches':>20} {'settings':>9} {'sweep':>7} {'times':>7}")
+    for name in ("1F1B", "InterleavedZeroBubble", "DualPipeV"):
+        schedule = pp.build(name, num_ranks=8, num_microbatches=64)
+        for count in (10, 100, 1000, 10_000):
+            settings = [pp.Costs(rng.random(), rng.random(), rng.random()) for _ in range(count)]
+            swept, single = [], []
+            for _ in range(3):
+                start = time.perf_counter()
+                result = pp.sweep(schedule, settings)
+                middle = time.perf_counter()
+                for k in range(10):
+                    assert pp.simulate(schedule, settings[k]).makespan == result.makespan[k]
+                swept.append((middle - start) / count)
+                single.append((time.perf_counter() - middle) / 10)
+            speed = len(schedule.columns.kinds) / min(swept) / 1e6
+            rows.append({"schedule": name, "settings": count, "speed": speed, "times": min(single) / min(swept)})
+            print(f"{name:22} {'8 x 64':>20} {count:9,} {speed:7.1f} {rows[-1]['times']:7.1f}", flush=True)
     return rows
 
 

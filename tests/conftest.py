@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
+from math import inf
 
 import pytest
 
-from pplab import Action, Kind, Schedule
+from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
 
-def random_schedule(rng: random.Random, num_ranks: int | None = None, split_share: float = 0.5) -> Schedule:
-    """A legal schedule: random ranks, stages, placement, microbatches, full and split backwards, and order.
+def random_schedule(
+    rng: random.Random,
+    num_ranks: int | None = None,
+    split_share: float = 0.5,
+    overlap_share: float = 0,
+    bidirectional: bool = False,
+) -> Schedule:
+    """A legal schedule: random ranks, stages, placement, microbatches, full and split backwards, overlaps, and order.
 
-    Grown by running it: at every step a random rank appends a random action whose needs are met.
+    Grown by running it: at every step a random rank appends a random action whose needs are met, or two at once.
     """
     num_ranks = num_ranks or rng.randint(1, 5)
     num_stages = num_ranks + rng.randint(0, 4)
     num_microbatches = rng.randint(1, 6)
-    home = [*range(num_ranks), *(rng.randrange(num_ranks) for _ in range(num_stages - num_ranks))]
-    rng.shuffle(home)
+    places = [*range(num_ranks), *(rng.randrange(num_ranks) for _ in range(num_stages - num_ranks))]
+    rng.shuffle(places)
+    if bidirectional:
+        num_ranks = num_stages = 2 * rng.randint(1, 3)
+        num_microbatches = max(num_microbatches, 2)
+        places = list(range(num_ranks))
+
+    def home(stage: int, m: int) -> int:
+        return num_ranks - 1 - places[stage] if bidirectional and m % 2 else places[stage]
+
     split = {(s, m): rng.random() < split_share for s in range(num_stages) for m in range(num_microbatches)}
     todo = {(s, k, m) for (s, m), two in split.items() for k in ("FIW" if two else "FB")}
     done: set[tuple[int, str, int]] = set()
     rows: list[list[str]] = [[] for _ in range(num_ranks)]
     while todo:
         ready = sorted(a for a in todo if is_ready(a, done, num_stages))
-        action = rng.choice(ready)
-        stage, kind, m = action
-        rows[home[stage]].append(f"{stage}{kind}{m}")
-        todo.remove(action)
-        done.add(action)
+        chosen = [rng.choice(ready)]
+        stage, kind, m = chosen[0]
+        rank = home(stage, m)
+        if kind == "F" and rng.random() < overlap_share:
+            chosen += [a for a in ready if a[1] == "B" and home(a[0], a[2]) == rank][:1]
+        names = [f"{stage}{kind}{m}" for stage, kind, m in chosen]
+        rows[rank].append(names[0] if len(names) == 1 else f"({names[0]};{names[1]})OVERLAP_F_B")
+        todo -= set(chosen)
+        done |= set(chosen)
     return Schedule(rows)
 
 
@@ -46,35 +67,126 @@ def is_ready(action: tuple[int, str, int], done: set, num_stages: int) -> bool:
     return (stage, "F", m) in done and after
 
 
-def slow_simulate(schedule: Schedule, duration, latency: float) -> dict[Action, tuple[float, float]]:
-    """Start and end of every action, by asking again and again which rank can go on. Quadratic, and independent."""
-    times: dict[tuple[int, str, int], tuple[float, float, int]] = {}
-    position, clock = [0] * schedule.num_ranks, [0] * schedule.num_ranks
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(schedule.rows):
-            if position[rank] == len(row):
-                continue
-            stage, kind, m = (x if i != 1 else str(x) for i, x in enumerate(row[position[rank]]))
-            if not is_ready((stage, kind, m), set(times), schedule.num_stages):
-                continue
-            if kind == "F":
-                before = [(stage - 1, "F", m)]
-            elif kind == "W":
-                before = [(stage, "I", m)]
+def slow_simulate(schedule: Schedule, costs: Costs) -> dict[Action | Overlap, tuple[float, float]]:
+    """Start and end of every item: a simulation of events in the order of time. Links are servers with queues."""
+    last = schedule.num_stages - 1
+    home = {
+        (a.stage, a.microbatch): rank for rank, row in enumerate(schedule.rows) for item in row for a in halves(item)
+    }
+    there: set[tuple[int, str, int]] = set()  # what has arrived: (stage, "x" its input or "g" its output's gradient, m)
+    queues: dict[tuple[int, int], list] = {}
+    busy_links: set[tuple[int, int]] = set()
+    position, running = [0] * schedule.num_ranks, [False] * schedule.num_ranks
+    times: dict = {}
+    events: list[tuple[float, int, str, object]] = []
+    counter = itertools.count()
+
+    def at(time: float, what: str, about: object) -> None:
+        heapq.heappush(events, (time, next(counter), what, about))
+
+    def duration(item) -> float:
+        per = lambda value, stage: value[stage] if isinstance(value, tuple) else value  # noqa: E731
+        total = []
+        for stage, kind, _ in halves(item):
+            if kind == F:
+                total.append(per(costs.forward, stage))
+            elif kind == W:
+                total.append(per(costs.backward_weight, stage))
+            elif kind == B and costs.backward is not None:
+                total.append(per(costs.backward, stage) + per(costs.recompute, stage))
             else:
-                before = [(stage, "F", m), (stage + 1, "B", m), (stage + 1, "I", m)]
-            ends = [times[b][1] + (latency if times[b][2] != rank else 0) for b in before if b in times]
-            start = max([clock[rank], *ends])
-            end = start + duration(kind, stage)
-            times[stage, kind, m] = (start, end, rank)
-            clock[rank], position[rank] = end, position[rank] + 1
-            moved = True
-    return {Action(s, Kind(k), m): (start, end) for (s, k, m), (start, end, _) in times.items()}
+                weights = per(costs.backward_weight, stage) if kind == B else 0
+                total.append(per(costs.backward_input, stage) + weights + per(costs.recompute, stage))
+        if len(total) == 1:
+            return total[0]
+        return {"sum": sum(total), "max": max(total)}.get(costs.overlap, costs.overlap)
+
+    def is_there(stage: int, kind: str, m: int) -> bool:
+        own = lambda k: any((stage, k, m) in set(map(tuple, halves(item))) for item in times)  # noqa: E731
+        if kind == F:
+            return stage == 0 or (stage, "x", m) in there
+        return kind == W or (own("F") if stage == last else (stage, "g", m) in there)
+
+    def send(now: float, source: int, what: tuple[int, str, int], size: float) -> None:
+        target = home[what[0], what[2]]
+        if target == source:
+            at(now, "arrives", what)
+            return
+        queues.setdefault((source, target), []).append((what, size))
+        serve(now, (source, target))
+
+    def serve(now: float, pair: tuple[int, int]) -> None:
+        if pair in busy_links or not queues.get(pair):
+            return
+        what, size = queues[pair].pop(0)
+        link = costs.links.get(pair, Link(costs.latency, costs.bandwidth))
+        busy_links.add(pair)
+        at(now + size / link.bandwidth, "passed", (pair, what, link.latency))
+
+    for rank in range(schedule.num_ranks):
+        at(0, "look", rank)
+    while events:
+        now, _, what, about = heapq.heappop(events)
+        if what == "passed":
+            pair, message, latency = about
+            busy_links.discard(pair)
+            serve(now, pair)
+            at(now + latency, "arrives", message)
+        elif what == "arrives":
+            there.add(about)
+        elif what == "ends":
+            rank, item = about
+            running[rank] = False
+            for stage, kind, m in halves(item):
+                size = lambda s: costs.message[s] if isinstance(costs.message, tuple) else costs.message  # noqa: E731
+                if kind == F and stage < last:
+                    send(now, rank, (stage + 1, "x", m), size(stage))
+                elif kind in (B, I) and stage > 0:
+                    send(now, rank, (stage - 1, "g", m), size(stage - 1))
+        for rank, row in enumerate(schedule.rows):
+            if running[rank] or position[rank] == len(row):
+                continue
+            item = row[position[rank]]
+            if all(is_there(*half) for half in halves(item)):
+                times[item] = (now, now + duration(item))
+                position[rank], running[rank] = position[rank] + 1, True
+                at(times[item][1], "ends", (rank, item))
+    return times
+
+
+def halves(item: Action | Overlap) -> tuple[Action, ...]:
+    return (item,) if isinstance(item, Action) else tuple(item)
 
 
 @pytest.fixture(params=range(8))
 def rng(request) -> random.Random:
     """A seeded source of randomness; every test that takes it runs with several seeds."""
     return random.Random(request.param)
+
+
+def built(builder, P: int, M: int, **options) -> Schedule | None:
+    """The schedule, or None where the builder refuses these numbers, saying which and what it takes."""
+    try:
+        return builder(P, M, **options)
+    except ValueError as error:
+        assert builder.name in str(error) and "got" in str(error), error
+        return None
+
+
+def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True) -> Costs:
+    """Whole numbers, so that two ways to add them agree."""
+    per_stage = lambda most=9: [rng.randint(0, most) for _ in range(num_stages)]  # noqa: E731
+    pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+    bandwidth = lambda: rng.choice([inf, 1, 0.5, 0.25]) if queues else inf  # noqa: E731
+    return Costs(
+        per_stage(),
+        per_stage(),
+        per_stage(),
+        latency=rng.choice([0, 2]),
+        backward=rng.choice([None, None, per_stage()]),
+        recompute=rng.choice([0, per_stage(3)]),
+        overlap=rng.choice(["sum", "max", 7]),
+        bandwidth=bandwidth(),
+        message=per_stage(4),
+        links={pair: Link(rng.randint(0, 5), bandwidth()) for pair in rng.sample(pairs, min(2, len(pairs)))},
+    )

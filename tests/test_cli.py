@@ -40,6 +40,27 @@ def test_simulate_takes_per_stage_times_and_prints_json(capsys):
     assert json.loads(capsys.readouterr().out)["makespan"] == 1 + 2 + 3 + 1 + 3 + 0.5
 
 
+def test_simulate_takes_links_overlaps_and_costs_for_a_search(capsys):
+    base = ["simulate", "--ranks", "4", "--microbatches", "8", "--json"]
+    assert main([*base, "--schedule", "GPipe", "--link", "1-2:1", "--link", "2-1:1"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == 35
+    assert main([*base, "--schedule", "GPipe", "--bandwidth", "2", "--message", "1", "--recompute", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == 11 * 4 + 2 * 3 * 0.5
+    assert main([*base, "--schedule", "DualPipe", "--overlap", "max"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] < 26
+    assert main([*base, "--schedule", "ZB-2P", "--forward", "2"]) == 0
+    searched = json.loads(capsys.readouterr().out)
+    fixed = pp.simulate(pp.build("ZB-2P", num_ranks=4, num_microbatches=8), pp.Costs(forward=2))
+    assert searched["span_bubble_fraction"] <= fixed.span_bubble_fraction
+
+
+def test_a_malformed_link_is_refused(capsys):
+    for text in ("1-2", "1x2:1", "1-2:1:0"):
+        with pytest.raises(SystemExit):
+            main(["simulate", "--schedule", "GPipe", "--ranks", "4", "--microbatches", "8", "--link", text])
+        assert "is not a link: expected SOURCE-TARGET:LATENCY" in capsys.readouterr().err
+
+
 def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
     path = tmp_path / "mine.csv"
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
@@ -87,6 +108,9 @@ def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     assert main(["validate", str(path), "--max-in-flight", "4"]) == 0
     assert main(["validate", str(path), "--max-in-flight", "2"]) == 1
     assert "memory limit: rank 0" in capsys.readouterr().err
+    assert main(["validate", str(path), "--activation", "3", "--limit", "12"]) == 0
+    assert main(["validate", str(path), "--activation", "3", "--limit", "11"]) == 1
+    assert "memory limit: rank 0 holds 9" in capsys.readouterr().err
 
 
 def test_a_wrong_usage_exits_with_2():

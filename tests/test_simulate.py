@@ -1,40 +1,104 @@
 """The simulator against closed forms, published figures, and a second simulator; and what a timeline says of itself."""
 
 import json
+import random
 from fractions import Fraction
 
 import pytest
 
 import pplab as pp
-from conftest import random_schedule, slow_simulate
+from conftest import random_costs, random_schedule, slow_simulate
 from pplab import formulas
 from pplab.metrics import summary
 
 
-def run(name: str, P: int, M: int, costs: pp.Costs | None = None, **options) -> pp.Timeline:
-    return pp.simulate(pp.build(name, num_ranks=P, num_microbatches=M, **options), costs)
+def run(name: str, P: int, M: int, under: pp.Costs | None = None, /, **options) -> pp.Timeline:
+    return pp.simulate(pp.build(name, num_ranks=P, num_microbatches=M, **options), under)
 
 
-# P=4, M=8, F=I=W=1: makespan, bubble fraction, span bubble, makespan at F,I,W = 3,4,2, peaks
+# P=4, M=8, F=I=W=1 in units of the whole model: makespan, bubble fraction, longest span, makespan at F,I,W = 3,4,2,
+# peaks in stages
 TABLE = {
     "naive": (96, Fraction(3, 4), None, None, (1, 1, 1, 1)),
-    "GPipe": (33, Fraction(3, 11), Fraction(3, 11), 99, (8, 8, 8, 8)),
-    "1F1B": (33, Fraction(3, 11), Fraction(3, 11), 99, (4, 3, 2, 1)),
-    "eager-1F1B": (33, Fraction(3, 11), Fraction(3, 11), 99, (7, 5, 3, 1)),
+    "GPipe": (33, Fraction(3, 11), 33, 99, (8, 8, 8, 8)),
+    "1F1B": (33, Fraction(3, 11), 33, 99, (4, 3, 2, 1)),
+    "eager-1F1B": (33, Fraction(3, 11), 33, 99, (7, 5, 3, 1)),
+    "Interleaved1F1B": (28.5, Fraction(3, 19), 28.5, 85.5, (11, 9, 7, 5)),
+    "LoopedBFS": (28.5, Fraction(3, 19), 28.5, 85.5, (16, 16, 16, 16)),
+    "ZB-H1": (27, Fraction(1, 9), 27, 87, (4, 4, 4, 4)),
+    "ZB-H2": (27, Fraction(1, 9), 24, None, (7, 7, 7, 7)),
+    "InterleavedZeroBubble": (25.5, Fraction(1, 17), 25.5, 79.5, (8, 8, 8, 8)),
+    "ZBVZeroBubble": (25.5, Fraction(1, 17), 24, 78, (8, 8, 8, 8)),
+    "DualPipeV": (27, Fraction(1, 9), 27, 84, (9, 9, 9, 9)),
+    "DualPipe": (26, Fraction(1, 13), 26, 80, (5, 5, 5, 5)),
 }
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_the_reference_table(name):
-    makespan, bubble, span_bubble, other, peaks = TABLE[name]
-    t = run(name, 4, 8)
+    makespan, bubble, span, other, peaks = TABLE[name]
+    s = pp.build(name, num_ranks=4, num_microbatches=8)
+    depth = s.num_stages // s.num_ranks
+    t = pp.simulate(s, pp.Costs().finer(depth))
     assert t.makespan == makespan
     assert t.bubble_fraction == pytest.approx(float(bubble), abs=1e-15)
     assert t.bubble_ratio == pytest.approx(float(bubble / (1 - bubble)), abs=1e-15)
     assert t.peak_in_flight == peaks
-    if span_bubble is not None:
-        assert t.span_bubble_fraction == pytest.approx(float(span_bubble), abs=1e-15)
-        assert run(name, 4, 8, pp.Costs(3, 4, 2)).makespan == other
+    if span is not None:
+        assert max(t.spans_per_rank) == span
+        assert t.span_bubble_fraction == pytest.approx(1 - 24 / span, abs=1e-15)
+    if other is not None:
+        assert pp.simulate(s, pp.Costs(3, 4, 2).finer(depth)).makespan == other
+
+
+# Qi et al. 2023, table 5, the model of 1.5B on 8 ranks: profiled F, I, W and latency in ms, and the published rates.
+PROFILED = {
+    24: ((18.522, 18.086, 9.337, 0.601), {"1F1B": 0.2431, "ZB-H1": 0.1585, "ZB-H2": 0.1083, "ZB-1P": 0.1585}),
+    32: ((18.513, 18.086, 9.331, 0.626), {"1F1B": 0.1985, "ZB-H1": 0.1242, "ZB-H2": 0.0837, "ZB-1P": 0.1242}),
+    64: ((18.546, 18.097, 9.321, 0.762), {"1F1B": 0.1240, "ZB-H1": 0.0674, "ZB-H2": 0.0444, "ZB-1P": 0.0674}),
+}
+# What the search finds in twice the memory, where an input gradient frees what the paper's table 1 says: of a layer's
+# sbh(34 + 5as/h) bytes, 32sbh stay for the weight gradient (a=24 heads, s=1024 tokens, h=2304).
+ZB_2P = {24: 0.0433, 32: 0.0034, 64: 0.0022}
+TRANSFORMER = pp.Memory(activation=34 + 5 * 24 * 1024 / 2304, weight_input=32)
+
+
+@pytest.mark.parametrize("M", PROFILED)
+def test_the_zero_bubble_papers_table(M):
+    (F, I, W, c), rates = PROFILED[M]  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c, unit="ms")
+    for name, rate in rates.items():
+        options = {"costs": costs} if name == "ZB-1P" else {}
+        t = run(name, 8, M, costs, **options)
+        assert round(t.span_bubble_fraction, 4) == rate, name
+    t = run("ZB-2P", 8, M, costs, costs=costs, memory=TRANSFORMER)
+    assert round(t.span_bubble_fraction, 4) == ZB_2P[M]
+    limit = 16 * TRANSFORMER.activation
+    pp.validate(t.schedule, memory=TRANSFORMER, limit=limit)
+    assert max(t.schedule.peak_held(TRANSFORMER)) > limit - TRANSFORMER.activation
+
+
+def test_what_a_span_bubble_must_be_when_nothing_is_freed_before_the_weight_gradient():
+    """A bound that the search reaches: the last rank has to leave its weight gradients to the end, and can keep 16."""
+    (F, I, W, c), _ = PROFILED[24]  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c)
+    P, M, work = 8, 24, 24 * (F + I + W)
+    bound = work - (2 * P - 1) * W + (P - 1) * (F + I + 2 * c)
+    span = max(run("ZB-2P", P, M, costs, costs=costs).spans_per_rank)
+    assert span == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(("P", "M"), [(1, 3), (2, 2), (3, 5), (4, 8), (4, 12)])
+@pytest.mark.parametrize("times", [(1, 1, 1, 0), (3, 4, 2, 0), (2, 2, 3, 1)])
+def test_the_search_keeps_its_limit_and_never_loses_to_the_fixed_orders(P, M, times):
+    F, I, W, c = times  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c)
+    for name, limit, fixed in (("ZB-1P", P, "ZB-H1"), ("ZB-2P", 2 * P, "ZB-H2")):
+        t = run(name, P, M, costs, costs=costs)
+        pp.validate(t.schedule, max_in_flight=limit)
+        assert t.span_bubble_fraction <= run(fixed, P, M, costs).span_bubble_fraction + 1e-12
+    for limit in (1, P + 1):
+        pp.validate(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, max_in_flight=limit)
 
 
 def test_latency_tells_the_schedules_apart():
@@ -96,6 +160,74 @@ def test_closed_forms(P, M, F, I, W, c):  # noqa: E741
     assert run("GPipe", P, M, costs).makespan == run("GPipe", P, M, costs, reverse_backward=True).makespan
 
 
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (3, 4, 2), (5, 3, 2), (3, 3, 2), (4, 6, 1)])
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
+def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa: E741
+    costs = pp.Costs(F, I, W)
+    for M in (P, 2 * P, 2 * P + 1, 3 * P, 4 * P):
+        work = M * (F + I + W)
+        assert run("ZB-H1", P, M, costs).makespan == work + formulas.zb_h1_bubble(P, F, I, W)
+        assert run("ZB-H1", P, M, costs).peak_in_flight == (P,) * P
+        if M >= 2 * P:
+            t = run("ZB-H2", P, M, costs)
+            assert max(t.spans_per_rank) == work + formulas.zb_h2_span_bubble(P, F, I, W)
+            assert t.makespan == formulas.zb_h2_makespan(P, M, F, I, W)
+            assert t.peak_in_flight == (2 * P - 1,) * P
+        if M % P:
+            continue
+        for V in (1, 2, 3):
+            t = run("Interleaved1F1B", P, M, costs, stages_per_rank=V)
+            assert t.makespan == formulas.interleaved_makespan(P, M, V, F, I + W)
+            assert t.peak_in_flight == formulas.interleaved_peak_in_flight(P, M, V)
+            assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M, V))
+            assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M, V))
+            assert run("LoopedBFS", P, M, costs, stages_per_rank=V).makespan == t.makespan
+        if M >= 2 * P:
+            t = run("InterleavedZeroBubble", P, M, costs)
+            assert t.makespan == formulas.interleaved_zero_bubble_makespan(P, M, F, I, W)
+
+
+@pytest.mark.parametrize("overlap", ["sum", "max"])
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 4, 1)])
+@pytest.mark.parametrize("P", [2, 3, 4, 6, 8])
+def test_closed_forms_of_dualpipe(P, F, I, W, overlap):  # noqa: E741
+    costs = pp.Costs(F, I, W, overlap=overlap)
+    for M in (2 * P, 2 * P + 2, 4 * P):
+        for name, PP in (("DualPipe", P), ("DualPipeV", 2 * P)):
+            if name == "DualPipe" and P % 2:
+                continue
+            t = run(name, P, M, costs)
+            idle = formulas.dualpipe_idle(PP, I + W, W, costs.of_overlap(0, 1))
+            assert max(t.idle) == pytest.approx(idle)
+            if overlap == "sum":
+                assert t.idle == pytest.approx((idle,) * P)
+            assert t.peak_in_flight == (formulas.dualpipe_peak_in_flight(PP),) * P
+
+
+def test_where_dualpipes_closed_form_is_off():
+    t = run("DualPipe", 4, 8, pp.Costs(3, 4, 2))
+    assert t.idle[0] != formulas.dualpipe_idle(4, 6, 2, 9)
+
+
+@pytest.mark.parametrize("P", range(2, 17))
+def test_what_v_half_and_v_min_hold_and_take(P):
+    for M in (P, 2 * P, 4 * P):
+        small, half = run("V-Min", P, M), run("V-Half", P, M)
+        assert small.makespan == formulas.v_min_makespan(P, M)
+        assert half.makespan == formulas.v_half_makespan(P, M)
+    P_stages = 2 * P  # what 1F1B's first rank holds, in half-size stages
+    assert max(half.peak_in_flight) == 2 * (P // 2 + 1) if P > 2 else 4
+    assert max(small.peak_in_flight) <= P_stages / 3 + 3
+    assert len(set(half.peak_in_flight)) <= 2 and len(set(small.peak_in_flight)) <= 2
+
+
+def test_v_min_pays_for_unequal_times_in_every_period():
+    """Its blocks fit at F = I = W only; then the idle time doesn't grow with M."""
+    equal = [run("V-Min", 4, M).idle[0] for M in (16, 32)]
+    unequal = [run("V-Min", 4, M, pp.Costs(10, 12, 8)).idle[0] for M in (16, 32)]
+    assert equal[0] == equal[1] and unequal[1] > 1.5 * unequal[0]
+
+
 @pytest.mark.parametrize(("P", "M"), GRID)
 def test_peaks(P, M):
     assert run("naive", P, M).peak_in_flight == (1,) * P
@@ -133,16 +265,60 @@ def test_no_order_of_full_backwards_beats_the_floor(P, M, rng):
             assert pp.simulate(s, pp.Costs(3, 4, 2)).makespan >= formulas.floor_makespan(P, M, 3, 6)
 
 
-@pytest.mark.parametrize("latency", [0, 1.5])
-def test_a_second_simulator_agrees(rng, latency):
-    for _ in range(60):
-        s = random_schedule(rng)
-        times = {k: [rng.randint(0, 9) for _ in range(s.num_stages)] for k in "FIW"}
-        costs = pp.Costs(times["F"], times["I"], times["W"], latency=latency)
-        duration = lambda k, stage, t=times: t["I"][stage] + t["W"][stage] if k == "B" else t[k][stage]  # noqa: E731
-        expected = slow_simulate(s, duration, latency)
+@pytest.mark.parametrize("kind", ["fused and split", "overlapped", "bidirectional"])
+def test_a_second_simulator_agrees(rng, kind):
+    for _ in range(25):
+        s = random_schedule(rng, overlap_share=0.6 * (kind != "fused and split"), bidirectional=kind == "bidirectional")
+        costs = random_costs(rng, s.num_stages, s.num_ranks)
         t = pp.simulate(s, costs)
-        assert {span.action: (span.start, span.end) for span in t.spans} == expected
+        assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
+
+
+@pytest.mark.parametrize("builder", pp.builders.ALL, ids=lambda builder: builder.name)
+def test_a_second_simulator_agrees_on_every_schedule(builder):
+    rng = random.Random(builder.name)
+    for P, M in ((2, 4), (4, 8)):
+        s = builder(P, M)
+        for _ in range(5):
+            costs = random_costs(rng, s.num_stages, P)
+            t = pp.simulate(s, costs)
+            assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_sweep_is_equal_to_single_runs_to_the_bit(rng, queues):
+    schedules = [
+        random_schedule(rng, overlap_share=0.5),
+        random_schedule(rng, bidirectional=True),
+        rng.choice(pp.builders.ALL)(4, 8),
+    ]
+    for s in schedules:
+        whole = [random_costs(rng, s.num_stages, s.num_ranks, queues) for _ in range(3)]
+        ragged = [pp.Costs(rng.random(), rng.random(), rng.random(), latency=rng.random()) for _ in range(3)]
+        swept = pp.sweep(s, whole + ragged)
+        for k, costs in enumerate(whole + ragged):
+            t = pp.simulate(s, costs)
+            assert swept.makespan[k] == t.makespan
+            assert tuple(swept.busy[k]) == t.busy and tuple(swept.idle[k]) == t.idle
+            assert tuple(swept.spans_per_rank[k]) == t.spans_per_rank
+            assert swept.bubble_fraction[k] == t.bubble_fraction or not t.makespan
+            assert swept.bubble_ratio[k] == t.bubble_ratio
+            assert swept.span_bubble_fraction[k] == t.span_bubble_fraction
+
+
+def test_a_sweep_in_chunks_keeps_the_order_of_its_settings():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+    assert list(pp.sweep(s, [pp.Costs(n) for n in range(1, 2500)]).makespan) == [3 * (n + 2) for n in range(1, 2500)]
+
+
+def test_a_sweep_refuses_what_a_simulation_refuses():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+    with pytest.raises(ValueError, match="settings is empty"):
+        pp.sweep(s, [])
+    with pytest.raises(ValueError, match="forward has 3 values for 2 stages"):
+        pp.sweep(s, [pp.Costs(), pp.Costs(forward=[1, 2, 3])])
+    with pytest.raises(pp.ScheduleError, match="missing"):
+        pp.sweep(pp.Schedule([["0F0"]]), [pp.Costs()])
 
 
 def test_an_overlap_runs_both_halves_at_once():
@@ -181,6 +357,12 @@ def test_costs_per_stage_and_finer_stages():
         ({"backward_input": [1, None]}, "backward_input must be a finite number of at least 0, got None"),
         ({"latency": float("nan")}, "latency must be a finite number"),
         ({"latency": True}, "latency must be"),
+        ({"bandwidth": 0}, "bandwidth must be a number above 0, got 0"),
+        ({"overlap": "half"}, 'overlap must be "sum", "max" or a duration, got \'half\''),
+        ({"overlap": -1}, "overlap must be a finite number of at least 0, got -1"),
+        ({"recompute": [-1]}, "recompute must be"),
+        ({"links": {(0, 1): 3}}, "links must map"),
+        ({"links": {0: pp.Link()}}, "links must map"),
     ],
 )
 def test_bad_costs_are_refused(options, message):
@@ -191,6 +373,88 @@ def test_bad_costs_are_refused(options, message):
 def test_costs_must_fit_the_stages():
     with pytest.raises(ValueError, match="forward has 3 values for 4 stages"):
         run("1F1B", 4, 8, pp.Costs(forward=[1, 2, 3]))
+
+
+def test_links_must_join_ranks_of_the_schedule():
+    for pair in ((0, 4), (1, 1), (-1, 0)):
+        with pytest.raises(ValueError, match="and the schedule has ranks 0 to 3"):
+            run("1F1B", 4, 8, pp.Costs(links={pair: pp.Link(1)}))
+
+
+def test_one_slow_link_is_paid_on_every_round_trip():
+    """A latency of 1 between ranks 1 and 2, both ways: 1F1B waits at each of the two rounds, GPipe once each way."""
+    slow = pp.Costs(links={(1, 2): pp.Link(latency=1), (2, 1): pp.Link(latency=1)})
+    assert run("GPipe", 4, 8, slow).makespan == 33 + 2
+    assert run("1F1B", 4, 8, slow).makespan > 33 + 2
+    assert run("GPipe", 4, 8, pp.Costs(links={(1, 2): pp.Link(latency=1)})).makespan == 33 + 1
+
+
+def test_messages_queue_on_a_link():
+    """Two ranks, forwards of 1 whose messages pass in 3: the last of four arrives at 1 + 4*3."""
+    t = run("GPipe", 2, 4, pp.Costs(1, 1, 1, message=3, links={(0, 1): pp.Link(bandwidth=1)}))
+    assert [span.start for span in t.spans if span.rank == 1][:4] == [4, 7, 10, 13]
+    assert str(pp.idle_intervals(t)[-1]).endswith("it has nothing left to do")
+    waits = [str(idle) for idle in pp.idle_intervals(t) if idle.rank == 1]
+    assert waits[0] == "rank 1 is idle from 0 to 4: it waits for what 0F0 on rank 0 has made by 1"
+    fast = run("GPipe", 2, 4, pp.Costs(1, 1, 1, message=1, bandwidth=1))
+    assert fast.makespan == 5 * 3 + 2  # a message passes while the next is made: one each way is seen
+
+
+def test_recomputation_is_added_to_what_needs_it():
+    costs = pp.Costs(1, 2, 4, recompute=[8, 0])
+    assert [costs.of(kind, 0) for kind in "FBIW"] == [1, 14, 10, 4]
+    assert [costs.of(kind, 1) for kind in "FBIW"] == [1, 6, 2, 4]
+    assert pp.Costs(1, 2, 4, backward=5).of(pp.Kind.B, 0) == 5
+    assert run("1F1B", 4, 8, pp.Costs(recompute=1)).makespan == 44
+
+
+def test_an_overlap_lasts_as_told():
+    s = pp.Schedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]])
+    for overlap, lasts in (("sum", 6), ("max", 5), (5.5, 5.5)):
+        assert pp.simulate(s, pp.Costs(1, 2, 3, overlap=overlap)).makespan == 1 + lasts + 5
+    assert pp.Costs(overlap=5).finer(2).overlap == 2.5
+
+
+def test_what_is_held():
+    memory = pp.Memory(activation=[10, 20], weight_input=[4, 5], recomputed=3, parameters=[100, 200], unit="MB")
+    s = pp.Schedule([["0F0", "1F0", "1I0", "0F1", "1F1", "1I1", "1W0", "0B0", "1W1", "0B1"]])
+    held = [during for during, _ in s.held(0, memory)]
+    assert held == [310, 330, 333, 325, 345, 348, 330, 328, 315, 313]
+    assert s.peak_held(memory) == (348,)
+    t = pp.simulate(s)
+    times, amounts = pp.held(t, memory)[0]
+    assert max(amounts) == 348 and amounts[-1] == 300 and times[0] == 0
+    assert s.peak_held([1, 1]) == s.peak_in_flight
+    with pytest.raises(ValueError, match="activation has 3 values for 2 stages"):
+        s.peak_held([1, 2, 3])
+    with pytest.raises(ValueError, match="parameters must be a finite number"):
+        pp.Memory(parameters=-1)
+
+
+@pytest.mark.parametrize("builder", pp.builders.ALL, ids=lambda builder: builder.name)
+def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot as plt
+
+    from pplab import plot
+
+    s = builder(2, 4)
+    t = pp.simulate(s, pp.Costs(latency=0.5, unit="ms"))
+    assert f"{t.bubble_fraction:.1%}" in plot.figure_html(pp.gantt(t, path=True).figure)
+    pp.memory(t)
+    pp.memory(t, of=pp.Memory(3, unit="GB"))
+    plt.close("all")
+    assert len(pp.table([t])) == 1
+    assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans
+    t.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len([e for e in events if e["ph"] == "X"]) == sum(map(len, s.rows))
+    arrows = {e["id"]: [e] for e in events if e["ph"] == "s"}
+    for end in (e for e in events if e["ph"] == "f"):
+        arrows[end["id"]].append(end)
+    assert len(arrows) == pp.num_messages(s)
+    assert all(start["ts"] < end["ts"] and start["tid"] != end["tid"] for start, end in arrows.values())
+    assert pp.Schedule.from_csv(s.to_csv()) == s
 
 
 def test_metrics_hang_together(rng):
@@ -204,6 +468,7 @@ def test_metrics_hang_together(rng):
         assert t.bubble_ratio == pytest.approx(sum(t.idle) / sum(t.busy))
         assert tuple(max(counts) for _, counts in pp.in_flight(t)) == t.peak_in_flight
         assert all(counts[-1] == 0 for _, counts in pp.in_flight(t))
+        assert tuple(max(amounts) for _, amounts in pp.held(t, pp.Memory(2))) == tuple(2 * p for p in t.peak_in_flight)
         path = pp.critical_path(t)
         assert path[0].start == 0 and path[-1].end == t.makespan
         for before, after in zip(path, path[1:], strict=False):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import pplab as pp
-from conftest import is_ready, random_schedule
+from conftest import built, halves, is_ready, random_schedule
 
 
 def refuse(*rows: str, **options) -> pp.ScheduleError:
@@ -16,15 +16,55 @@ def refuse(*rows: str, **options) -> pp.ScheduleError:
 
 
 def test_every_builder_makes_legal_schedules():
+    for num_ranks in (1, 2, 3, 4, 8):
+        for num_microbatches in (1, 2, 3, 8, 20):
+            for builder in pp.builders.ALL:
+                s = built(builder, num_ranks, num_microbatches)
+                if s is not None:
+                    pp.validate(s)
+                    assert (s.num_ranks, s.num_microbatches) == (num_ranks, num_microbatches)
+                    place = PLACES[builder.placement]
+                    assert s.placement == tuple(place(stage, num_ranks) for stage in range(s.num_stages))
+                    assert s.name == builder.name
+
+
+PLACES = {
+    "one stage per rank": lambda stage, P: stage,
+    "loop": lambda stage, P: stage % P,
+    "V": lambda stage, P: min(stage, 2 * P - 1 - stage),
+    "bidirectional": lambda stage, P: tuple(sorted((stage, P - 1 - stage))),
+}
+
+
+def test_every_builder_takes_its_stages_per_rank():
     for builder in pp.builders.ALL:
-        for num_ranks in (1, 2, 3, 4, 8):
-            for num_microbatches in (1, 2, 3, 8, 20):
-                pp.validate(builder(num_ranks, num_microbatches))
+        if "stages_per_rank" in builder.options:
+            for V in (1, 2, 3, 4):
+                for P, M in ((1, 2), (2, 3), (3, 6), (4, 10)):
+                    s = builder(P, M, stages_per_rank=V)
+                    pp.validate(s)
+                    assert s.num_stages == P * V
+            with pytest.raises(ValueError, match="stages_per_rank must be at least 1, got 0"):
+                builder(2, 2, stages_per_rank=0)
+
+
+def test_an_interleaved_group_fills_the_loop():
+    """Fewer microbatches than ranks come back to rank 0 later than it is ready to take them up again: a deadlock."""
+    for size in (3, 4, 5, 6, 9, 20):
+        for V in (1, 2, 3):
+            pp.validate(pp.build("interleaved", num_ranks=3, num_microbatches=9, stages_per_rank=V, group_size=size))
+    with pytest.raises(ValueError, match="group_size must be at least P = 3, got 2"):
+        pp.build("interleaved", num_ranks=3, num_microbatches=9, group_size=2)
 
 
 def test_random_schedules_are_legal(rng):
     for _ in range(50):
-        pp.validate(random_schedule(rng))
+        for s in (
+            random_schedule(rng),
+            random_schedule(rng, overlap_share=0.5),
+            random_schedule(rng, bidirectional=True),
+        ):
+            pp.validate(s)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +134,16 @@ def test_an_illegal_schedule_is_not_simulated():
 
 
 def mutate(s: pp.Schedule, rng: random.Random) -> pp.Schedule:
-    """Drop, double, swap, move, renumber or retype an action."""
+    """Drop, double, swap, move, renumber or retype an action, or a half of an overlap."""
     rows = [list(row) for row in s.rows]
     rank = rng.choice([r for r in range(len(rows)) if rows[r]])
     i = rng.randrange(len(rows[rank]))
-    action = rows[rank][i]
-    what = rng.choice(["drop", "double", "swap", "move", "rank", "renumber", "retype"])
+    item = rows[rank][i]
+    what = rng.choice(["drop", "double", "swap", "move", "rank", "renumber", "retype", "restage"])
     if what == "drop":
         del rows[rank][i]
     elif what == "double":
-        rows[rank].insert(rng.randrange(len(rows[rank]) + 1), action)
+        rows[rank].insert(rng.randrange(len(rows[rank]) + 1), item)
     elif what == "swap":
         j = rng.randrange(len(rows[rank]))
         rows[rank][i], rows[rank][j] = rows[rank][j], rows[rank][i]
@@ -112,24 +152,31 @@ def mutate(s: pp.Schedule, rng: random.Random) -> pp.Schedule:
     elif what == "rank":
         other = rng.randrange(len(rows))
         rows[other].insert(rng.randrange(len(rows[other]) + 1), rows[rank].pop(i))
+    elif isinstance(item, pp.Overlap):
+        rows[rank][i] = item._replace(forward=item.forward._replace(microbatch=rng.randrange(s.num_microbatches + 1)))
     elif what == "renumber":
-        rows[rank][i] = action._replace(microbatch=rng.randrange(s.num_microbatches + 1))
+        rows[rank][i] = item._replace(microbatch=rng.randrange(s.num_microbatches + 1))
+    elif what == "restage":
+        rows[rank][i] = item._replace(stage=rng.randrange(s.num_stages))
     else:
-        rows[rank][i] = action._replace(kind=rng.choice(list(pp.Kind)[:4]))
+        rows[rank][i] = item._replace(kind=rng.choice(list(pp.Kind)[:4]))
     return pp.Schedule(rows) if any(rows) else s
 
 
 def is_legal(s: pp.Schedule) -> bool:
     """What `validate` must find out, the slow way."""
-    everything = [(a.stage, str(a.kind), a.microbatch) for row in s.rows for a in row]
-    pairs = {(stage, m) for stage in range(s.num_stages) for m in range(s.num_microbatches)}
-    for stage, m in pairs:
-        kinds = sorted(k for t, k, n in everything if (t, n) == (stage, m))
-        if kinds not in (["B", "F"], ["F", "I", "W"]):
-            return False
-    if any(len({rank for rank, row in enumerate(s.rows) for a in row if a.stage == st}) != 1 for st, _ in pairs):
-        return False
-    if not all(s.rows):
+    found = [
+        (rank, a.stage, str(a.kind), a.microbatch) for rank, row in enumerate(s.rows) for x in row for a in halves(x)
+    ]
+    for stage in range(s.num_stages):
+        for m in range(s.num_microbatches):
+            of_it = [(rank, kind) for rank, t, kind, n in found if (t, n) == (stage, m)]
+            if sorted(kind for _, kind in of_it) not in (["B", "F"], ["F", "I", "W"]) or len({r for r, _ in of_it}) > 1:
+                return False
+    ranks_of = [{rank for rank, t, _, _ in found if t == stage} for stage in range(s.num_stages)]
+    one_each = all(len(ranks) == 1 for ranks in ranks_of)
+    mirrored = all(len(ranks) == 2 and sum(ranks) == s.num_ranks - 1 for ranks in ranks_of)
+    if not all(s.rows) or not (one_each or mirrored):
         return False
     done: set = set()
     position = [0] * s.num_ranks
@@ -138,19 +185,25 @@ def is_legal(s: pp.Schedule) -> bool:
         moved = False
         for rank, row in enumerate(s.rows):
             while position[rank] < len(row):
-                a = row[position[rank]]
-                if not is_ready((a.stage, str(a.kind), a.microbatch), done, s.num_stages):
+                item = [(a.stage, str(a.kind), a.microbatch) for a in halves(row[position[rank]])]
+                if not all(is_ready(action, done, s.num_stages) for action in item):
                     break
-                done.add((a.stage, str(a.kind), a.microbatch))
+                done.update(item)
                 position[rank] += 1
                 moved = True
-    return len(done) == len(everything)
+    return len(done) == len(found)
 
 
-def test_thousands_of_mutations_are_judged_right(rng):
+@pytest.mark.parametrize("kind", ["fused and split", "overlapped", "bidirectional", "of the registry"])
+def test_thousands_of_mutations_are_judged_right(rng, kind):
     refused = 0
-    for _ in range(400):
-        s = mutate(random_schedule(rng), rng)
+    for _ in range(150):
+        if kind == "of the registry":
+            original = rng.choice(pp.builders.ALL)(4, 8)
+        else:
+            overlap_share = 0.6 * (kind != "fused and split")
+            original = random_schedule(rng, overlap_share=overlap_share, bidirectional=kind == "bidirectional")
+        s = mutate(original, rng)
         if is_legal(s):
             pp.validate(s)
             pp.simulate(s)
@@ -161,4 +214,20 @@ def test_thousands_of_mutations_are_judged_right(rng):
         assert caught.value.cause and caught.value.remedy
         with pytest.raises(pp.ScheduleError):
             pp.simulate(s)
-    assert refused > 200
+        with pytest.raises(pp.ScheduleError):
+            pp.simulate(s, pp.Costs(bandwidth=2))
+    assert refused > 60
+
+
+def test_a_memory_limit_is_judged_right(rng):
+    for _ in range(40):
+        s = random_schedule(rng, overlap_share=0.3)
+        memory = pp.Memory([rng.randint(1, 9) for _ in range(s.num_stages)], 1, recomputed=2, parameters=3)
+        peaks = s.peak_held(memory)
+        pp.validate(s, memory=memory, limit=peaks)
+        rank = rng.randrange(s.num_ranks)
+        with pytest.raises(pp.ScheduleError, match=f"memory limit: rank {rank} holds") as caught:
+            pp.validate(s, memory=memory, limit=[peak - (r == rank) for r, peak in enumerate(peaks)])
+        assert f"raise the limit to {peaks[rank]:g}" in caught.value.remedy and caught.value.action
+    with pytest.raises(ValueError, match="limit has 9 values for"):
+        pp.validate(s, limit=[1] * 9)

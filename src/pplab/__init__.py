@@ -10,7 +10,7 @@ from .builders import build
 from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lower import lower
-from .metrics import critical_path, idle_intervals, in_flight, num_messages, table
+from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
 from .schedule import Schedule
 from .simulate import simulate
 from .sweep import sweep

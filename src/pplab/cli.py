@@ -7,10 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from . import builders
-from .costs import Costs
+from .costs import Costs, Link, Memory
 from .metrics import summary
 from .schedule import Schedule
 from .simulate import simulate
@@ -53,8 +54,18 @@ def _schedules(options: argparse.Namespace) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    schedule = _schedule(options)
-    costs = Costs(options.forward, options.backward_input, options.backward_weight, options.latency)
+    costs = Costs(
+        options.forward,
+        options.backward_input,
+        options.backward_weight,
+        options.latency,
+        recompute=options.recompute,
+        overlap=options.overlap,
+        bandwidth=options.bandwidth,
+        message=options.message,
+        links=dict(options.link),
+    )
+    schedule = _schedule(options, costs)
     timeline = simulate(schedule, costs)
     _write(options, timeline)
     if options.csv and options.schedule:
@@ -69,7 +80,8 @@ def _simulate(options: argparse.Namespace) -> None:
 def _validate(options: argparse.Namespace) -> None:
     source = sys.stdin.read() if options.file == "-" else Path(options.file)
     schedule = Schedule.from_csv(source, "stdin" if options.file == "-" else Path(options.file).name)
-    validate(schedule, max_in_flight=options.max_in_flight)
+    memory = Memory(options.activation, options.weight_input)
+    validate(schedule, max_in_flight=options.max_in_flight, memory=memory, limit=options.limit)
     print(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
 
 
@@ -107,8 +119,8 @@ def _train(options: argparse.Namespace) -> int:
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 
-def _schedule(options: argparse.Namespace) -> Schedule:
-    """The schedule that the options name: built, or read from a CSV file when none is named."""
+def _schedule(options: argparse.Namespace, costs: Costs | None = None) -> Schedule:
+    """The schedule that the options name: built, for these costs if it asks for them, or read from a CSV file."""
     if options.schedule is None:
         if options.csv is None:
             raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
@@ -116,6 +128,8 @@ def _schedule(options: argparse.Namespace) -> Schedule:
     if options.ranks is None or options.microbatches is None:
         raise ValueError("a schedule by name needs --ranks and --microbatches")
     extra = {} if options.stages_per_rank is None else {"stages_per_rank": options.stages_per_rank}
+    if costs is not None and "costs" in builders.find(options.schedule).options:
+        extra["costs"] = costs
     return builders.build(options.schedule, num_ranks=options.ranks, num_microbatches=options.microbatches, **extra)
 
 
@@ -145,6 +159,22 @@ def _readable(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def _overlap(text: str) -> str | float:
+    """`sum`, `max` or a duration."""
+    return text if text in ("sum", "max") else float(text)
+
+
+def _link(text: str) -> tuple[tuple[int, int], Link]:
+    """`1-2:LATENCY` or `1-2:LATENCY:BANDWIDTH`."""
+    try:
+        pair, latency, *bandwidth = text.split(":")
+        source, target = pair.split("-")
+        return (int(source), int(target)), Link(float(latency), *map(float, bandwidth))
+    except (ValueError, TypeError) as error:
+        expected = "expected SOURCE-TARGET:LATENCY or SOURCE-TARGET:LATENCY:BANDWIDTH, such as 1-2:0.5:8"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a link: {expected} ({error})") from None
+
+
 def _times(text: str) -> float | tuple[float, ...]:
     """A duration, or one per stage with commas between."""
     values = tuple(float(part) if "." in part or "e" in part else int(part) for part in text.split(","))
@@ -165,13 +195,25 @@ def _parser() -> argparse.ArgumentParser:
         simulating.add_argument(
             name, type=_times, default=1, metavar="T", help="per stage: one number, or one each: 1,1,2"
         )
+    simulating.add_argument("--recompute", type=_times, default=0, metavar="T", help="added to backwards, per stage")
+    simulating.add_argument(
+        "--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number"
+    )
     simulating.add_argument("--latency", type=float, default=0, metavar="T", help="of a message between ranks")
+    simulating.add_argument("--bandwidth", type=float, default=inf, metavar="R", help="of every link (infinite)")
+    simulating.add_argument("--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange")
+    simulating.add_argument(
+        "--link", type=_link, action="append", default=[], metavar="A-B:T[:R]", help="latency and bandwidth from A to B"
+    )
     _add_output(simulating)
     simulating.set_defaults(command=_simulate)
 
     checking = commands.add_parser("validate", help="check a schedule in PyTorch's CSV form")
     checking.add_argument("file", metavar="FILE", help="CSV file, or - for standard input")
     checking.add_argument("--max-in-flight", type=int, metavar="N", help="forwards that a rank may hold at once")
+    checking.add_argument("--limit", type=float, metavar="X", help="the most that a rank may hold, in activations")
+    checking.add_argument("--activation", type=_times, default=1, metavar="X", help="of a forward, per stage (1)")
+    checking.add_argument("--weight-input", type=_times, metavar="X", help="what stays of it after I (default: all)")
     checking.set_defaults(command=_validate)
 
     training = commands.add_parser("train", help="run a schedule on a real model, with a process per rank")

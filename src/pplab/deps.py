@@ -12,10 +12,10 @@ input gradient of a backward: at most one message per action.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from operator import itemgetter
+from operator import gt, itemgetter
 from typing import NamedTuple
 
 from .actions import COMPUTE, INPUT_GRADIENT, RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, Overlap, W, parts
@@ -102,6 +102,10 @@ class Columns:
         counts = (_count("stage", stages), _count("microbatch", microbatches))
         return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, tuple(gates), *counts)
 
+    def action(self, i: int) -> Action:
+        """The action of an id."""
+        return Action(self.stages[i], self.kinds[i], self.microbatches[i])
+
     def ranks(self) -> list[int]:
         """The rank of every id."""
         lengths = (hi - lo for lo, hi in pairwise(self.bounds))
@@ -158,28 +162,43 @@ def build_graph(columns: Columns) -> Graph:
     maker = [-1] * num_slots
     for i, slot in enumerate(slots):
         maker[slot] = i
-    whole = maker.count(-1) == num_slots - len(slots) and -1 not in maker[M:num_hops] and _is_paired(columns)
-    if whole and W in set(kinds):
-        of_stages = ((maker[w : w + M], maker[i : i + M]) for w, i in zip(makes[W], makes[I], strict=True))
-        whole = all(w > i for ws, before in of_stages for w, i in zip(ws, before, strict=True) if w >= 0)
+    each_once = maker.count(-1) == num_slots - len(slots) and -1 not in maker[M:num_hops]
+    whole = each_once and _is_paired(columns, maker, makes)
     for gate in columns.gates:
         maker[slots[gate]] = gate + 1
     return Graph([maker[slot - M] for slot in slots], whole)
 
 
-def _is_paired(columns: Columns) -> bool:
-    """Whether every W has its I, and what a stage does with a microbatch is on one rank, when no action is doubled."""
-    kinds, num_keys = columns.kinds, columns.num_stages * columns.num_microbatches
-    rows = [slice(first, end) for first, end in pairwise(columns.bounds)]
-    if sum(len(set(columns.stages[row])) for row in rows) == columns.num_stages:  # each stage on one rank: count
-        if set(kinds) == {F, B}:
-            return len(kinds) == 2 * num_keys
-        if set(kinds) == {F, I, W}:
-            return len(kinds) == 3 * num_keys
-    for row in rows:
-        keys: dict[Kind, set[tuple[int, int]]] = {kind: set() for kind in Kind}
-        for kind, stage, m in zip(kinds[row], columns.stages[row], columns.microbatches[row], strict=True):
-            keys[kind].add((stage, m))
-        if keys[F] != keys[B] | keys[I] or keys[B] & keys[I] or keys[I] != keys[W]:
-            return False
-    return set(kinds) <= COMPUTE
+def made_by(columns: Columns, graph: Graph) -> list[int]:
+    """Of every id, the id that makes what it waits for: `graph.dep`, but the gate for an overlap's forward half."""
+    pairs = {gate + 1 for gate in columns.gates}
+    if not pairs:
+        return graph.dep
+    last = columns.num_stages - 1  # whose backward waits for its own forward
+    return [
+        d - 1 if d in pairs and (kind is F or stage == last) else d
+        for d, kind, stage in zip(graph.dep, columns.kinds, columns.stages, strict=True)
+    ]
+
+
+def _is_paired(columns: Columns, maker: list[int], makes: Mapping[Kind, Sequence[int]]) -> bool:
+    """Whether a stage's work on a microbatch is on one rank, with a W after every I and none after a B.
+
+    For actions of which none is doubled, and no F or backward is missing.
+    """
+    M, kinds, ranks = columns.num_microbatches, columns.kinds, columns.ranks()
+    found = set(kinds)
+    rows = [columns.stages[first:end] for first, end in pairwise(columns.bounds)]
+    one_rank_each = sum(len(set(row)) for row in rows) == columns.num_stages
+    if one_rank_each and found == {F, B}:
+        return True
+    firsts = zip(makes[F], makes[B], makes[W], strict=True)
+    of_stages = [[maker[first : first + M] for first in of_stage] for of_stage in firsts]
+    if one_rank_each and found == {F, I, W}:
+        return all(all(map(gt, weights, backwards)) for _, backwards, weights in of_stages)
+    for ids in of_stages:
+        for f, b, w in zip(*ids, strict=True):
+            follows = w > b and ranks[w] == ranks[b]
+            if ranks[f] != ranks[b] or (w >= 0 and not follows) or follows != (kinds[b] is I):
+                return False
+    return found <= COMPUTE

@@ -64,3 +64,62 @@ def one_f_one_b_peak_in_flight(P, M):
 def eager_one_f_one_b_peak_in_flight(P, M):
     """Per rank s: 2(P-s)-1, or M when there are fewer microbatches."""
     return tuple(min(2 * (P - s) - 1, M) for s in range(P))
+
+
+def interleaved_makespan(P, M, V, F, B):
+    """Interleaved 1F1B (Narayanan et al. 2021), for P dividing M, without latency; F and B of one of the V stages.
+
+    The work of a rank is MV(F+B); the bubble is that of 1F1B with stages a V-th as deep.
+    """
+    if M % P:
+        raise ValueError(f"the closed form needs P to divide M, got P={P}, M={M}")
+    return (M * V + P - 1) * (F + B)
+
+
+def interleaved_peak_in_flight(P, M, V):
+    """Per rank r, in stages: 2(P-1-r) + (V-1)P + 1, for P dividing M; never more than MV."""
+    return tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))
+
+
+def zb_h1_bubble(P, F, I, W):  # noqa: E741
+    """ZB-H1 (Qi et al. 2023): idle time per rank, for W <= I and at least P microbatches. 1F1B's is (P-1)(F+I+W)."""
+    return (P - 1) * (F + I - W)
+
+
+def zb_h2_span_bubble(P, F, I, W):  # noqa: E741
+    """ZB-H2 (Qi et al. 2023): idle time in the longest rank's span, for W <= I and at least 2P microbatches."""
+    return (P - 1) * (F + I - 2 * W)
+
+
+def zb_h2_makespan(P, M, F, I, W):  # noqa: E741
+    """ZB-H2: whatever the spans, the last rank starts after P-1 forwards. For W <= I and M >= 2P."""
+    return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
+
+
+def interleaved_zero_bubble_makespan(P, M, F, I, W):  # noqa: E741
+    """Interleaved zero bubble with two stages per rank, of F, I and W each; for M >= 2P, P dividing M, W <= I."""
+    return 2 * M * (F + I + W) + (P - 1) * (F + I - W)
+
+
+def dualpipe_idle(PP, B, W, overlapped):
+    """DualPipe and DualPipeV (DeepSeek-AI 2024): idle time per rank, for F = I >= W and at least 2P microbatches.
+
+    PP is the number of stages: P, and 2P for DualPipeV. `overlapped` is the duration of a forward and a backward at
+    once, at least that of the backward.
+    """
+    return (PP / 2 - 1) * (overlapped + B - 3 * W)
+
+
+def dualpipe_peak_in_flight(PP):
+    """The same on every rank, in stages."""
+    return PP + 1
+
+
+def v_min_makespan(P, M):
+    """V-Min (Qi et al. 2024) at F = I = W = 1 per stage, P >= 2 and M >= P: its block, repeated every six units."""
+    return 6 * M + 4 * P - (3 if P % 3 == 0 else 5)
+
+
+def v_half_makespan(P, M):
+    """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, P >= 2 and M >= P."""
+    return 6 * M + (7 * P - 4) // 2 if P % 2 == 0 else 6 * M + 7 * (P - 1) // 2

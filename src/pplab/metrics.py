@@ -6,8 +6,9 @@ import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .actions import Action, B, F, W, parts
-from .deps import needs, outgoing
+from .actions import Action, Overlap, parts
+from .costs import Memory
+from .deps import made_by, outgoing
 from .schedule import Schedule
 from .timeline import Span, Timeline
 
@@ -20,8 +21,9 @@ class Idle:
     start: float
     end: float
     phase: str  # "fill" before the rank's first action, "drain" after its last, "inner" between
-    waits_for: Action | None  # what it needs from another rank; None when draining or ready
-    on_rank: int | None
+    waits_for: Action | None = None  # what it needs from another rank; None when draining or ready
+    on_rank: int | None = None
+    until: float | None = None  # when that ends; what it makes arrives later
 
     def __str__(self) -> str:
         when = f"rank {self.rank} is idle from {self.start:g} to {self.end:g}"
@@ -29,53 +31,51 @@ class Idle:
             return f"{when}: it has nothing left to do"
         if self.waits_for is None:
             return f"{when}: it could go on"
-        return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
+        if self.until >= self.end:
+            return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
+        return f"{when}: it waits for what {self.waits_for} on rank {self.on_rank} has made by {self.until:g}"
 
 
 def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
     """Every idle interval of every rank, with what it waits for."""
-    schedule = timeline.schedule
-    made = {  # what another stage may wait for -> the action that makes it, its rank and when it ends
-        (a.stage, a.kind is F, a.microbatch): (span.end, a, span.rank)
-        for span in timeline.spans
-        for a in parts(span.action)
-        if a.kind is not W
-    }
+    schedule, starts, ends = timeline.schedule, timeline.starts, timeline.ends
+    columns, gates = schedule.columns, set(schedule.columns.gates)
+    dep, makers, ranks = schedule.graph.dep, made_by(columns, schedule.graph), columns.ranks()
     found = []
     for rank in range(schedule.num_ranks):
         now, phase = 0, "fill"
-        for span in (s for s in timeline.spans if s.rank == rank):
-            if span.start > now:
-                awaited = [
-                    made[need.stage, need.kinds == (F,), need.microbatch]
-                    for action in parts(span.action)
-                    for need in needs(action, schedule.num_stages)
-                ]
-                _, maker, holder = max((m for m in awaited if m[2] != rank), default=(0, None, None))
-                found.append(Idle(rank, now, span.start, phase, maker, holder))
-            now, phase = span.end, "inner"
+        for i in range(*columns.bounds[rank : rank + 2]):
+            if i in gates:
+                continue
+            if starts[i] > now:
+                users = (i - 1, i) if i - 1 in gates else (i,)
+                last = max(
+                    (u for u in users if dep[u] >= 0 and ranks[dep[u]] != rank), key=lambda u: ends[dep[u]], default=-1
+                )
+                awaited = (columns.action(makers[last]), ranks[dep[last]], ends[dep[last]]) if last >= 0 else ()
+                found.append(Idle(rank, now, starts[i], phase, *awaited))
+            now, phase = ends[i], "inner"
         if now < timeline.makespan:
-            found.append(Idle(rank, now, timeline.makespan, "drain", None, None))
+            found.append(Idle(rank, now, timeline.makespan, "drain"))
     return tuple(found)
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     """One longest chain of actions, each of which starts late because of the one before it. First to last."""
     columns, dep, starts, ends = timeline.schedule.columns, timeline.schedule.graph.dep, timeline.starts, timeline.ends
-    firsts, gates = set(columns.bounds[:-1]), set(columns.gates)
-    spans = dict(zip((i for i in range(len(ends)) if i not in gates), timeline.spans, strict=True))
-    i = max(spans, key=ends.__getitem__)
-    path = [spans[i]]
-    while True:
-        first = i - 1 if i - 1 in gates else i  # an overlap's needs are those of both its halves
+    firsts, gates, ranks = set(columns.bounds[:-1]), set(columns.gates), columns.ranks()
+    i = max((i for i in range(len(ends)) if i not in gates), key=ends.__getitem__)
+    path = []
+    while i >= 0:
+        first = i - 1 if i - 1 in gates else i
+        item = columns.action(i) if first == i else Overlap(columns.action(first), columns.action(i))
+        path.append(Span(ranks[i], item, starts[i], ends[i]))
+        # an overlap's needs are those of both its halves
         awaited = max((d for d in dep[first : i + 1] if d >= 0), key=ends.__getitem__, default=-1)
-        before = -1 if first in firsts else first - 1
-        if awaited >= 0 and (before < 0 or starts[i] > ends[before]):
-            before = awaited
-        if before < 0:
-            return tuple(reversed(path))
-        i = before
-        path.append(spans[i])
+        i = -1 if first in firsts else first - 1
+        if awaited >= 0 and (i < 0 or path[-1].start > ends[i]):
+            i = awaited
+    return tuple(reversed(path))
 
 
 def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
@@ -83,23 +83,24 @@ def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
 
     Held from the start of F until the end of B, or of W when the backward is split.
     """
+    return held(timeline, Memory())
+
+
+def held(timeline: Timeline, memory: Memory) -> tuple[tuple[list[float], list[float]], ...]:
+    """Per rank, what is held over time, in the unit of `memory`: times and what is held from each on."""
+    schedule = timeline.schedule
+    memory.check(schedule.num_stages)
     curves = []
-    for rank in range(timeline.schedule.num_ranks):
-        changes = []
-        for span in (s for s in timeline.spans if s.rank == rank):
-            for action in parts(span.action):
-                if action.kind is F:
-                    changes.append((span.start, 1))
-                elif action.kind in (B, W):
-                    changes.append((span.end, -1))
-        times, counts = [0], [0]
-        for time, change in sorted(changes):
-            if time == times[-1]:
-                counts[-1] += change
-            else:
-                times.append(time)
-                counts.append(counts[-1] + change)
-        curves.append((times, counts))
+    for rank in range(schedule.num_ranks):
+        times, amounts = [0], [memory.constant(schedule.stages_of(rank))]
+        for i, both in enumerate(schedule.held(rank, memory), schedule.columns.bounds[rank]):
+            for time, amount in zip((timeline.starts[i], timeline.ends[i]), both, strict=True):
+                if time == times[-1]:
+                    amounts[-1] = amount
+                elif amount != amounts[-1]:
+                    times.append(time)
+                    amounts.append(amount)
+        curves.append((times, amounts))
     return tuple(curves)
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import Kind, parts
-from .metrics import critical_path, idle_intervals, in_flight
+from .costs import Memory
+from .metrics import critical_path, held, idle_intervals
 from .timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -85,31 +86,32 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     return column
 
 
-def memory(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None) -> Axes:
-    """Draw how many forwards' activations each rank holds over time, a strip per rank, with its peak."""
-    curves = in_flight(timeline)
+def memory(timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = None, until: float | None = None) -> Axes:
+    """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or what `of` says."""
+    curves = held(timeline, of or Memory())
     if ax is None:
         ax = _new_axes(len(curves))
     until = until or timeline.makespan
-    top = max(timeline.peak_in_flight)
-    for rank, (times, counts) in enumerate(curves):
+    peaks = timeline.schedule.peak_held(of or Memory())
+    for rank, (times, amounts) in enumerate(curves):
         base = rank + 0.45
-        heights = [base - 0.85 * count / top for count in counts]
+        heights = [base - 0.85 * amount / max(peaks) for amount in amounts]
         ax.fill_between(
             [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
         )
-        peak = timeline.peak_in_flight[rank]
-        ax.text(until * 1.005, rank, f"peak {peak}", va="center", fontsize=_LABEL_SIZE)
+        ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=_LABEL_SIZE)
     ax.set_xlim(0, until)
     ax.set_ylim(len(curves) - 0.5, -0.5)
     ax.set_yticks(range(len(curves)), [f"rank {rank}" for rank in range(len(curves))])
     ax.set_xlabel(f"time ({timeline.unit})" if timeline.unit else "time")
-    ax.set_title(f"{timeline.schedule.name}: forwards whose activations are held", fontsize=10, loc="left")
+    what = "forwards whose activations are held" if of is None else f"held{of.unit and f' ({of.unit})'}"
+    ax.set_title(f"{timeline.schedule.name}: {what}", fontsize=10, loc="left")
     ax.tick_params(length=0, axis="y")
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
-    peaks = ", ".join(map(str, timeline.peak_in_flight))
-    ax.set_label(f"Activations held over time under {timeline.schedule.name}; peaks per rank: {peaks}")
+    said = ", ".join(f"{peak:.4g}" for peak in peaks)
+    what = "Activations" if of is None else "Memory"
+    ax.set_label(f"{what} held over time under {timeline.schedule.name}; peaks per rank: {said}")
     return ax
 
 

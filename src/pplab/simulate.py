@@ -10,9 +10,9 @@ from collections import defaultdict
 from math import inf
 
 from . import engine
-from .actions import COMPUTE, F
+from .actions import COMPUTE
 from .costs import Costs
-from .deps import Columns
+from .deps import Columns, made_by
 from .schedule import Schedule
 from .timeline import Timeline
 from .validate import validate
@@ -75,18 +75,14 @@ def messages(schedule: Schedule) -> tuple[list[int], list[list[tuple[int, int]]]
     A message is named by the id that made it, and what the forward half of an overlap makes by the gate's: it leaves
     first when the pair ends. What stays on a rank is a message to itself.
     """
-    columns, ranks, dep = schedule.columns, schedule.columns.ranks(), list(schedule.graph.dep)
-    kinds, stages, last = columns.kinds, columns.stages, columns.num_stages - 1
-    pairs = {gate + 1 for gate in columns.gates}
+    columns, ranks = schedule.columns, schedule.columns.ranks()
+    dep = made_by(columns, schedule.graph)
     sends: list[list[tuple[int, int]]] = [[] for _ in dep]
-    for i, d in enumerate(dep):
-        if d < 0:
-            continue
-        if d in pairs and (kinds[i] is F or stages[i] == last):  # it needs the forward half
-            dep[i] = d - 1
-        sends[d].append((dep[i], ranks[i]))
-    for pair in pairs:
-        sends[pair].sort()
+    for i, (d, maker) in enumerate(zip(schedule.graph.dep, dep, strict=True)):
+        if d >= 0:
+            sends[d].append((maker, ranks[i]))
+    for gate in columns.gates:
+        sends[gate + 1].sort()
     return dep, sends
 
 

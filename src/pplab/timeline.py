@@ -86,17 +86,19 @@ class Timeline:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """Every action of the schedule with its rank, start and end, rank by rank in order."""
-        return tuple(
-            Span(rank, item, start, end)
-            for rank, row in enumerate(self.schedule.rows)
-            for item, (start, end) in zip(row, self._row(rank), strict=True)
-        )
+        return tuple(span for rank in range(self.schedule.num_ranks) for span in self.spans_of(rank))
+
+    def spans_of(self, rank: int) -> list[Span]:
+        """A rank's actions with start and end, in order."""
+        row = self.schedule.rows[rank]
+        return [Span(rank, item, start, end) for item, (start, end) in zip(row, self._row(rank), strict=True)]
 
     def _row(self, rank: int) -> Iterator[tuple[float, float]]:
         """(start, end) of every item of a rank's row. An overlap's gate is no item of its own."""
-        first, end = self.schedule.columns.bounds[rank : rank + 2]
-        gates = set(self.schedule.columns.gates)
-        return ((self.starts[i], self.ends[i]) for i in range(first, end) if i not in gates)
+        ids = range(*self.schedule.columns.bounds[rank : rank + 2])
+        if gates := set(self.schedule.columns.gates):
+            ids = [i for i in ids if i not in gates]
+        return ((self.starts[i], self.ends[i]) for i in ids)
 
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from . import engine
 from .actions import COMPUTE, Action, B, F, I, W, parts
 from .costs import Memory
-from .deps import Need, needs
+from .deps import Need, made_by, needs
 from .errors import ScheduleError, positive_int
 from .schedule import Schedule
 
@@ -170,31 +170,24 @@ def deadlock(schedule: Schedule, stuck: dict[int, int]) -> ScheduleError:
     It blames a rank that could break the circle: one whose row has something that is waited for behind what it is
     stuck at. There is always one, since actions themselves don't wait in circles.
     """
-    ranks, dep = schedule.columns.ranks(), schedule.graph.dep
+    ranks, dep, action = schedule.columns.ranks(), schedule.graph.dep, schedule.columns.action
     rank = min(stuck)
     seen: list[int] = []
     while rank not in seen:
         seen.append(rank)
         rank = ranks[dep[stuck[rank]]]
     circle = seen[seen.index(rank) :]
-    waits = [f"rank {r} waits at {_at(schedule, stuck[r])} for {_awaited(schedule, stuck[r])}" for r in circle]
-    waiter = next(r for r in circle if _awaited(schedule, stuck[r]) != _at(schedule, stuck[ranks[dep[stuck[r]]]]))
+    waits = [f"rank {r} waits at {action(stuck[r])} for {_awaited(schedule, stuck[r])}" for r in circle]
+    waiter = next(r for r in circle if _awaited(schedule, stuck[r]) != action(stuck[ranks[dep[stuck[r]]]]))
     blamed = ranks[dep[stuck[waiter]]]
-    at = _at(schedule, stuck[blamed])
+    at = action(stuck[blamed])
     remedy = f"on rank {blamed}, run {_awaited(schedule, stuck[waiter])} before {at}"
     return ScheduleError("deadlock: " + "; ".join(waits), remedy, blamed, at)
 
 
 def _awaited(schedule: Schedule, i: int) -> Action:
     """What id i waits for on another rank, by the name it has in this schedule."""
-    need = needs(_at(schedule, i), schedule.num_stages)[0]
-    kind = schedule.columns.kinds[schedule.graph.dep[i]]
-    return Action(need.stage, kind if kind in need.kinds else need.kinds[0], need.microbatch)
-
-
-def _at(schedule: Schedule, i: int) -> Action:
-    columns = schedule.columns
-    return Action(columns.stages[i], columns.kinds[i], columns.microbatches[i])
+    return schedule.columns.action(made_by(schedule.columns, schedule.graph)[i])
 
 
 def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float], unit: str) -> None:
@@ -208,7 +201,7 @@ def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[fl
         before = memory.constant(schedule.stages_of(rank))
         for i, (during, after) in enumerate(schedule.held(rank, memory), schedule.columns.bounds[rank]):
             if during > most:
-                action = _at(schedule, i)
+                action = schedule.columns.action(i)
                 peak = max(held for held, _ in schedule.held(rank, memory))
                 raise ScheduleError(
                     f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {action}, which "

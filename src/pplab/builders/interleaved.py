@@ -79,7 +79,12 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
     if group_size is None:
         size, rest = divmod(num_microbatches, max(1, num_microbatches // num_ranks))
         group_size = num_ranks if rest else size
-    group_size, everything = positive_int("group_size", group_size), range(num_microbatches)
+    elif positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
+        raise ValueError(
+            f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches than ranks don't fill "
+            "the loop, and rank 0 would wait for itself"
+        )
+    everything = range(num_microbatches)
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 

@@ -6,7 +6,7 @@ actions start on a rank; it is repeated every six units, and weight gradients ta
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
 from ..actions import Action, B, F, I, Kind, W
 from .registry import builder
@@ -17,13 +17,17 @@ class Local:
 
     def __init__(self, stage: int, first_microbatch: int = 0):
         self.stage, self.first_microbatch = stage, first_microbatch
-        self.given: Counter[Kind] = Counter()
+        self.given = dict.fromkeys((F, I, W), 0)
 
     def __call__(self, kind: Kind) -> Action:
         """The next action of that kind. A full backward counts as I and W."""
-        halves = (I, W) if kind is B else (kind,)
-        microbatch = self.given[halves[0]]
-        self.given.update(halves)
+        given = self.given
+        if kind is B:
+            microbatch = given[I]
+            given[I] = given[W] = microbatch + 1
+        else:
+            microbatch = given[kind]
+            given[kind] = microbatch + 1
         return Action(self.stage, kind, self.first_microbatch + microbatch)
 
     @property

@@ -396,16 +396,23 @@ def check_job(
             f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
             f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
         )
-    if I in schedule.columns.kinds:
-        raise ValueError(f"{schedule.name} splits its backwards, which can be simulated but not run yet")
-    if not all(isinstance(place, int) for place in schedule.placement):
-        raise ValueError(f"{schedule.name} is bidirectional, which can be simulated but not run yet")
+    if what := beyond(schedule):
+        raise ValueError(f"{schedule.name} {what}, which can be simulated but not run yet")
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
-    paces = _pace_s(pace, schedule.num_stages)
+    paces = _pace_s(pace, schedule)
     return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces)
+
+
+def beyond(schedule: Schedule) -> str | None:
+    """What `schedule` does that the executor can't yet; None when it can run."""
+    if I in schedule.columns.kinds:
+        return "splits its backwards"
+    if schedule.columns.gates:
+        return "overlaps forwards with backwards"
+    return "is bidirectional" if schedule.copies > 1 else None
 
 
 def report_gradients(reports: Sequence[RankReport], whole: WholeReport) -> GradientReport:
@@ -454,14 +461,16 @@ def _notes(devices: Sequence[str], cores: int) -> list[str]:
     ]
 
 
-def _pace_s(pace: Costs | None, num_stages: int) -> Mapping[str, list[float]] | None:
+def _pace_s(pace: Costs | None, schedule: Schedule) -> Mapping[str, list[float]] | None:
     if pace is None:
         return None
-    pace.check(num_stages)
+    pace.check(schedule.num_stages, schedule.num_ranks)
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}.get(pace.unit)
     if scale is None:
         raise ValueError(f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {pace!r}')
-    return {kind: [scale * pace.of(kind, stage) for stage in range(num_stages)] for kind in ("F", "B", "I", "W")}
+    return {
+        kind: [scale * pace.of(kind, stage) for stage in range(schedule.num_stages)] for kind in ("F", "B", "I", "W")
+    }
 
 
 def _where(schedule: Schedule, row: LoweredRow, place: Place) -> tuple[object, str]:
