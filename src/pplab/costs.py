@@ -148,6 +148,7 @@ class Memory:
     - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
     - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
     - `recomputed`: what comes on top while B or I runs, when activations are computed again.
+    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees what it doesn't need.
     - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
     """
 
@@ -155,6 +156,7 @@ class Memory:
     weight_input: PerStage | None = None
     recomputed: PerStage = 0
     parameters: PerStage = 0
+    while_input_gradient: PerStage = 0
     unit: str = ""
 
     def __post_init__(self) -> None:
@@ -171,7 +173,8 @@ class Memory:
         """By how much a stage's holding changes when an action of that kind starts, and when it ends."""
         whole, again = _at(self.activation, stage), _at(self.recomputed, stage)
         kept = whole if self.weight_input is None else _at(self.weight_input, stage)
-        return {F: (whole, 0), B: (again, -again - whole), I: (again, -again - whole + kept), W: (0, -kept)}
+        during = again + _at(self.while_input_gradient, stage)
+        return {F: (whole, 0), B: (again, -again - whole), I: (during, -during - whole + kept), W: (0, -kept)}
 
     def kept_share(self, stage: int) -> float:
         """How much of a stage's activations stays after I, as a share."""
@@ -183,7 +186,7 @@ class Memory:
         return sum(_at(self.parameters, stage) for stage in stages)
 
 
-_HELD = ("activation", "weight_input", "recomputed", "parameters")
+_HELD = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
 
 
 def _per_stage(name: str, value: PerStage) -> PerStage:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
-from ..actions import COMPUTE, RECV_B, RECV_F, Action, B, F, Overlap, parts
+from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
 from ..deps import incoming, outgoing
 from .comm import Comm
 from .stage import Stage
@@ -30,7 +31,9 @@ class Executor:
     watch: Callable[[int, bool], None]  # told the place in the row, and whether it waits there
     pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
     peak_in_flight: int = 0
-    bytes_of: dict[int, int] = field(default_factory=dict)  # stage -> bytes one forward keeps, where a meter ran
+    overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
+    bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)  # of a stage's F and I, where a
+    # meter ran: by how much what is held changed, and how far above the start it rose meanwhile
 
     def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
         """Run the row once; a meter counts the bytes that forwards keep."""
@@ -50,29 +53,44 @@ class Executor:
     def _compute(self, position: int, item: Action | Overlap, microbatches: Sequence[Batch]) -> None:
         """Fetch what the action needs, run it, keep what it makes for its send or for a stage on this rank."""
         halves = parts(item)
-        needed = [self._fetch(position, action) for action in halves]
+        run = [partial(self._run, action, self._fetch(position, action), microbatches) for action in halves]
         start = self.recorder.clock.mark()
-        for action, received in zip(halves, needed, strict=True):
-            begun = time.perf_counter()
-            made = self._run(action, received, microbatches[action.microbatch])
-            if self.pace_s is not None:
-                time.sleep(max(0.0, begun + self.pace_s[action.kind][action.stage] - time.perf_counter()))
-            self._keep(action, made)
+        if len(run) > 1 and self.overlap is not None:
+            made = self.overlap(*run)
+        else:
+            made = [each() for each in run]
         self.recorder.action(item, start, self.recorder.clock.mark())
-        self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
+        for action, tensors in zip(halves, made, strict=True):
+            self._keep(action, tensors)
 
-    def _run(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        stage = self.stages[action.stage]
-        if action.kind is B:
-            return stage.backward(action.microbatch, received)
-        assert action.kind is F, "a schedule with split backwards is refused before it gets here"
-        if self.meter is None:
-            return stage.forward(action.microbatch, received, batch)
-        before = self.meter.held
-        with self.meter:
-            made = stage.forward(action.microbatch, received, batch, self.meter)
-        self.bytes_of.setdefault(action.stage, self.meter.held - before)
+    def _run(self, action: Action, received: tuple[Tensor, ...], microbatches: Sequence[Batch]) -> tuple[Tensor, ...]:
+        """Run one action, at least as long as its pace; returns what it made for another stage."""
+        begun = time.perf_counter()
+        before = self.meter.watch() if self.meter else 0
+        made = self._apply(action, received, microbatches[action.microbatch])
+        if self.meter and action.kind is not W:
+            change = (self.meter.held - before, self.meter.lately - before)
+            self.bytes_of.setdefault((action.stage, action.kind), change)
+        self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
+        if self.pace_s is not None:
+            time.sleep(max(0.0, begun + self.pace_s[action.kind][action.stage] - time.perf_counter()))
         return made
+
+    def _apply(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        stage = self.stages[action.stage]
+        match action.kind:
+            case Kind.F if self.meter is None:
+                return stage.forward(action.microbatch, received, batch)
+            case Kind.F:
+                with self.meter:
+                    return stage.forward(action.microbatch, received, batch, self.meter)
+            case Kind.B:
+                return stage.backward(action.microbatch, received)
+            case Kind.I:
+                return stage.backward_input(action.microbatch, received, self.meter)
+            case _:
+                stage.backward_weight(action.microbatch)
+                return ()
 
     def _fetch(self, position: int, action: Action) -> tuple[Tensor, ...]:
         """What `action` needs of another stage: from this rank, or received (and then the wait is recorded)."""

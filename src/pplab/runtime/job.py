@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..actions import parts
+from ..actions import I, Kind, parts
 from ..deps import outgoing
 from ..lower import lower
 from ..schedule import Schedule
 from .comm import Comm
 from .executor import Executor
-from .stage import Stage
+from .stage import Stage, autocast
 from .trace import CudaClock, HostClock, Meter, Recorder, StepTrace
 from .workload import Workload
 
@@ -56,6 +56,7 @@ class Job:
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None
     collect_gradients: bool
     pace_s: Mapping[str, Sequence[float]] | None
+    autocast: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class RankReport:
     """What one rank measured."""
 
     traces: list[StepTrace]
-    losses: list[float]  # of the measured steps, on the rank of the last stage
+    losses: list[float]  # of the measured steps: this rank's part of the batch's mean
     peak_in_flight: int
     peak_bytes: int
-    bytes_of: dict[int, int]
+    bytes_of: dict[tuple[int, Kind], tuple[int, int]]
     gradients: dict[str, np.ndarray]
-    first_loss: float | None
+    first_loss: float
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -80,9 +81,16 @@ def train(context: RankContext, job: Job) -> RankReport:
     rank, schedule, workload, device = context.rank, job.schedule, job.workload, context.device
     num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
     context.watch("setting up", 0, False)
+    split = {action.stage for item in schedule.rows[rank] for action in parts(item) if action.kind is I}
     stages = {
         index: Stage(
-            workload.build_stage(index, num_stages).to(device), index, num_stages, workload.loss, 1 / num_microbatches
+            workload.build_stage(index, num_stages).to(device),
+            index,
+            num_stages,
+            workload.loss,
+            1 / num_microbatches,
+            index in split,
+            job.autocast,
         )
         for index in schedule.stages_of(rank)
     }
@@ -92,16 +100,18 @@ def train(context: RankContext, job: Job) -> RankReport:
     staged = device.type == "cuda" and context.transport != "nccl"
     comm = Comm(rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
     comm.warm_up(pairs)
+    copies = _Copies(context, schedule, stages, staged)
     recorder = Recorder(CudaClock() if device.type == "cuda" else HostClock())
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
         rank, lower(schedule, ahead=1)[rank], stages, num_stages, home, comm, recorder, watch, job.pace_s
     )
+    executor.overlap = getattr(workload, "overlap", None)
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
 
-    def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float | None]:
+    def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float]:
         nonlocal meter
         for module in modules:
             module.zero_grad(set_to_none=True)
@@ -114,12 +124,17 @@ def train(context: RankContext, job: Job) -> RankReport:
         recorder.begin()
         executor.run(microbatches, meter if count else None)
         comm.flush()
+        if copies:
+            context.watch("adding the copies' gradients", 0, True)
+            start = recorder.clock.mark()
+            copies.add_gradients()
+            recorder.other("gradients of both copies", start, recorder.clock.mark())
         if update and optimizer is not None:
             context.watch("in the optimizer", 0, False)
             start = recorder.clock.mark()
             optimizer.step()
             recorder.other("optimizer", start, recorder.clock.mark())
-        return recorder.finish(), _mean_loss(stages)
+        return recorder.finish(), _loss(stages, num_microbatches)
 
     meter: Meter | None = None
     _, first_loss = run_pass(0, count=True)
@@ -131,7 +146,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     context.watch("reporting", 0, False)
     return RankReport(
         [trace for trace, _ in measured],
-        [loss for _, loss in measured if loss is not None],
+        [loss for _, loss in measured],
         executor.peak_in_flight,
         meter.peak,
         executor.bytes_of,
@@ -149,7 +164,9 @@ class WholeReport:
     step_times_ms: list[float]
 
 
-def train_whole(context: RankContext, workload: Workload, num_microbatches: int, steps: int) -> WholeReport | None:
+def train_whole(
+    context: RankContext, workload: Workload, num_microbatches: int, steps: int, dtype: torch.dtype | None = None
+) -> WholeReport | None:
     """Run the model in one piece on rank 0: the whole batch for loss and gradients, then steps of microbatches in turn
     for time. The other ranks return at once."""
     if context.rank != 0:
@@ -157,7 +174,8 @@ def train_whole(context: RankContext, workload: Workload, num_microbatches: int,
     context.watch("running the model in one process", 0, False)
     model = workload.build_whole().to(context.device)
     batch = workload.batch(0).to(context.device)
-    loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
+    with autocast(context.device, dtype):
+        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
     loss.backward()
     gradients = _gradients([model])
     times = []
@@ -166,7 +184,9 @@ def train_whole(context: RankContext, workload: Workload, num_microbatches: int,
         _synchronize(context.device)
         start = time.perf_counter()
         for m in batch.split(num_microbatches):
-            (workload.loss(model(*m.inputs, **m.context), m.target) / num_microbatches).backward()
+            with autocast(context.device, dtype):
+                loss = workload.loss(model(*m.inputs, **m.context), m.target) / num_microbatches
+            loss.backward()
         _synchronize(context.device)
         times.append((time.perf_counter() - start) * 1e3)
     return WholeReport(loss.item(), gradients, times)
@@ -184,13 +204,39 @@ def channels_of(schedule: Schedule, home: Mapping[tuple[int, int], int]) -> list
     return sorted((source, target) for source, target in pairs if source != target)
 
 
-def _mean_loss(stages: Mapping[int, Stage]) -> float | None:
+class _Copies:
+    """The stages that a bidirectional schedule keeps on two ranks: both need the sum of their gradients."""
+
+    def __init__(self, context: RankContext, schedule: Schedule, stages: Mapping[int, Stage], staged: bool):
+        self.wire = torch.device("cpu") if staged else context.device
+        self.stages: list[tuple[Stage, dist.ProcessGroup]] = []
+        if schedule.copies == 1:
+            return
+        mirrored = sorted(set(schedule.placement))
+        groups = {pair: dist.new_group(list(pair)) for pair in mirrored}  # by all ranks in one order
+        self.stages = [(stage, groups[schedule.placement[index]]) for index, stage in sorted(stages.items())]
+
+    def __bool__(self) -> bool:
+        return bool(self.stages)
+
+    def add_gradients(self) -> None:
+        """Give both copies of every stage the sum of their gradients."""
+        for stage, group in self.stages:
+            parameters = [p for p in stage.module.parameters() if p.requires_grad]
+            for p in parameters:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            flat = torch.cat([p.grad.flatten() for p in parameters]).to(self.wire)
+            dist.all_reduce(flat, group=group)
+            for p, of_p in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                p.grad.copy_(of_p.view_as(p))
+
+
+def _loss(stages: Mapping[int, Stage], num_microbatches: int) -> float:
+    """This rank's part of the mean over all microbatches: 0 where the last stage isn't."""
+    losses = [loss for stage in stages.values() for loss in stage.losses.values()]
     for stage in stages.values():
-        if stage.is_last:
-            loss = torch.stack(list(stage.losses.values())).mean().item()
-            stage.losses.clear()
-            return loss
-    return None
+        stage.losses.clear()
+    return torch.stack(losses).sum().item() / num_microbatches if losses else 0.0
 
 
 def _gradients(modules: Sequence[nn.Module]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from ..actions import I, parts
+from ..actions import parts
 from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
@@ -95,13 +95,14 @@ class Pool:
         check_gradients: bool = False,
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
         pace: Costs | None = None,
+        autocast: torch.dtype | None = None,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
         `check_gradients` compares the first step's gradients with those of one process. `optimizer` makes an optimizer
         from a rank's parameters (`functools.partial(torch.optim.SGD, lr=0.1)`); without one the weights stay.
         `pace` stretches every action to the given durations (with a unit of time), so that many ranks show their
-        schedule in real time on few cores.
+        schedule in real time on few cores. `autocast` is the dtype of mixed precision, such as `torch.bfloat16`.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -114,13 +115,14 @@ class Pool:
             check_gradients=check_gradients,
             optimizer=optimizer,
             pace=pace,
+            autocast=autocast,
         )
         rows = lower(schedule, ahead=1)
         reports = self.run(train, job, where=lambda rank, place: _where(schedule, rows[rank], place))
         gradients = None
         if check_gradients:
-            whole = self.run(train_whole, workload, schedule.num_microbatches, 0)[0]
-            gradients = report_gradients(reports, whole)
+            whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
+            gradients = report_gradients(reports, whole, autocast)
         return make_run(
             schedule,
             workload,
@@ -388,6 +390,7 @@ def check_job(
     check_gradients: bool = False,
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     pace: Costs | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -396,30 +399,23 @@ def check_job(
             f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
             f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
         )
-    if what := beyond(schedule):
-        raise ValueError(f"{schedule.name} {what}, which can be simulated but not run yet")
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
     paces = _pace_s(pace, schedule)
-    return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces)
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces, autocast)
 
 
-def beyond(schedule: Schedule) -> str | None:
-    """What `schedule` does that the executor can't yet; None when it can run."""
-    if I in schedule.columns.kinds:
-        return "splits its backwards"
-    if schedule.columns.gates:
-        return "overlaps forwards with backwards"
-    return "is bidirectional" if schedule.copies > 1 else None
-
-
-def report_gradients(reports: Sequence[RankReport], whole: WholeReport) -> GradientReport:
+def report_gradients(
+    reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
+) -> GradientReport:
     """Compare what all ranks collected with one process."""
     merged = {name: g for report in reports for name, g in report.gradients.items()}
-    first_loss = next(report.first_loss for report in reports if report.first_loss is not None)
-    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss))
+    first_loss = sum(report.first_loss for report in reports)
+    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
 
 
 def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:

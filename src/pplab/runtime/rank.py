@@ -27,6 +27,7 @@ PHASES = (
     "step",
     "at the barrier",
     "in the optimizer",
+    "adding the copies' gradients",
     "reporting",
     "running the model in one process",
 )

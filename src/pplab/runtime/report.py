@@ -5,14 +5,15 @@ from __future__ import annotations
 import platform
 import statistics
 import textwrap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from ..actions import B, F, Kind
-from ..costs import Costs
+from ..actions import B, F, I, Kind, Overlap, W
+from ..costs import Costs, Memory
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .job import RankReport, StepTrace
@@ -98,6 +99,8 @@ class Run:
     peak_in_flight: tuple[int, ...]  # per rank, counted while running
     peak_bytes: tuple[int, ...]  # per rank: kept by forwards for backwards at the worst moment
     bytes_of: tuple[int, ...]  # per stage: kept by one forward
+    kept_of: tuple[int, ...]  # per stage: what of it is kept after an input gradient, with what is kept for the weights
+    extra_of: tuple[int, ...]  # per stage: how far an input gradient rises above what was held at its start
     gradients: GradientReport | None
     versions: dict[str, str]
 
@@ -117,21 +120,39 @@ class Run:
         return order[len(order) // 2]
 
     @property
+    def memory(self) -> Memory:
+        """What this run's stages hold for a microbatch, in bytes, without parameters."""
+        return Memory(self.bytes_of, self.kept_of, while_input_gradient=self.extra_of, unit="bytes")
+
+    @property
     def predicted_peak_bytes(self) -> tuple[int, ...]:
-        """Per rank, what the schedule's order says is held at once, from the bytes of one forward of each stage."""
-        return self.schedule.peak_held([self.bytes_of[stage] for stage in range(self.schedule.num_stages)])
+        """Per rank, what the schedule's order says is held at once, from the bytes of one microbatch in each stage."""
+        return self.schedule.peak_held(self.memory)
 
     @property
     def costs(self) -> Costs:
-        """The median durations of this run's actions, per stage, in ms. A full backward counts as input gradient."""
-        spans = [span for timeline in self.timelines for span in timeline.spans]
+        """The median durations of this run's actions, per stage, in ms; of overlaps, the median of all.
 
-        def median(stage: int, kind: Kind) -> float:
-            times = [s.end - s.start for s in spans if (s.action.stage, s.action.kind) == (stage, kind)]
-            return statistics.median(times)
-
+        Where no backward is split, a full backward counts as input gradient. Where a stage has none alone, it is the
+        sum of its halves.
+        """
+        times: dict[tuple[int, Kind] | type, list[float]] = defaultdict(list)
+        for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
+            key = Overlap if isinstance(item, Overlap) else (item.stage, item.kind)
+            times[key].append(end - start)
+        median = {key: statistics.median(found) for key, found in times.items()}
         stages = range(self.schedule.num_stages)
-        return Costs([median(s, F) for s in stages], [median(s, B) for s in stages], 0, unit="ms")
+        inputs = [median.get((s, I), median.get((s, B))) for s in stages]
+        weights = [median.get((s, W), 0) for s in stages]
+        halves = [i + w for i, w in zip(inputs, weights, strict=True)]
+        return Costs(
+            [median[s, F] for s in stages],
+            inputs,
+            weights,
+            backward=[median.get((s, B), halves[s]) for s in stages] if any(weights) else None,
+            overlap=median.get(Overlap, "sum"),
+            unit="ms",
+        )
 
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""
@@ -161,6 +182,8 @@ class Run:
             "peak_bytes": self.peak_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "bytes_of": self.bytes_of,
+            "kept_of": self.kept_of,
+            "extra_of": self.extra_of,
             "gradients": gradients,
             "versions": self.versions,
             "timelines": [timeline.to_dict() for timeline in self.timelines],
@@ -202,8 +225,10 @@ def make_run(
 ) -> Run:
     """Put the ranks' reports together."""
     steps = list(zip(*(report.traces for report in reports), strict=True))
-    last = next(report for report in reports if report.first_loss is not None)
-    bytes_of = {stage: n for report in reports for stage, n in report.bytes_of.items()}
+    changes = {key: change for report in reports for key, change in report.bytes_of.items()}
+    stages = range(schedule.num_stages)
+    bytes_of = [changes[stage, F][0] for stage in stages]
+    of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     return Run(
         schedule,
         workload.name,
@@ -211,13 +236,15 @@ def make_run(
         transport,
         how,
         tuple(notes),
-        tuple(last.losses),
-        last.first_loss,
+        tuple(map(sum, zip(*(report.losses for report in reports), strict=True))),
+        sum(report.first_loss for report in reports),
         tuple(_timeline(schedule, traces, how) for traces in steps),
         tuple((max(t.end for t in traces) - min(t.start for t in traces)) / 1e6 for traces in steps),
         tuple(report.peak_in_flight for report in reports),
         tuple(report.peak_bytes for report in reports),
-        tuple(bytes_of[stage] for stage in range(schedule.num_stages)),
+        tuple(bytes_of),
+        tuple(held + change for held, (change, _) in zip(bytes_of, of_input, strict=True)),
+        tuple(rise for _, rise in of_input),
         gradients,
         versions(),
     )

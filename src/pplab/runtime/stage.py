@@ -7,12 +7,14 @@ backward starts from the gradient that the next stage sent, and leaves the gradi
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from .deferred import Deferred, accumulate
 from .trace import Meter
 from .workload import Batch, as_tuple
 
@@ -28,7 +30,10 @@ class _Held:
 
 
 class Stage:
-    """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`."""
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
+
+    `split`: some of its backwards come in two halves, I and W. `autocast`: the dtype in which the module computes.
+    """
 
     def __init__(
         self,
@@ -37,10 +42,14 @@ class Stage:
         num_stages: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         loss_scale: float,
+        split: bool = False,
+        autocast: torch.dtype | None = None,
     ):
-        self.module, self.index, self.loss, self.loss_scale = module, index, loss, loss_scale
+        self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.held: dict[int, _Held] = {}
+        self.deferred = Deferred(module) if split else None
+        self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
 
     def forward(
@@ -56,16 +65,13 @@ class Stage:
         instead. The last stage computes the loss and returns nothing. A meter also counts the
         received tensors for as long as they are held.
         """
-        if self.is_first:
-            leaves = ()
-            outputs = as_tuple(self.module(*batch.inputs, **batch.context))
-        else:
-            leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-            outputs = as_tuple(self.module(*leaves, **batch.context))
+        leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
+        with autocast(batch.target.device, self.autocast):
+            outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
+            if self.is_last:
+                outputs = (self.loss(outputs[0], batch.target),)
         if self.is_last:
-            loss = self.loss(outputs[0], batch.target)
-            self.losses[microbatch] = loss.detach()
-            outputs = (loss,)
+            self.losses[microbatch] = outputs[0].detach()
         roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
         differentiable = tuple(x.requires_grad for x in outputs if x.is_floating_point())
         counted = meter and [meter.hold(x) for x in leaves]
@@ -87,7 +93,27 @@ class Stage:
         wanted = (x for x in held.leaves if x.requires_grad)
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in wanted)
 
+    def backward_input(
+        self, microbatch: int, gradients: tuple[Tensor, ...], meter: Meter | None = None
+    ) -> tuple[Tensor, ...]:
+        """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
+        self.deferred.pending, self.deferred.meter = [], meter
+        try:
+            made = self.backward(microbatch, gradients)
+        finally:
+            self.due[microbatch], self.deferred.pending = self.deferred.pending, None
+        return made
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Add the weights' gradients that `backward_input` left."""
+        accumulate(self.due.pop(microbatch))
+
     @property
     def in_flight(self) -> int:
-        """Forwards whose backward is still to come."""
-        return len(self.held)
+        """Forwards whose backward, or weight gradient, is still to come."""
+        return len(self.held) + len(self.due)
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:
+    """Compute in `dtype` where that is safe, or as the weights are when it is None."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

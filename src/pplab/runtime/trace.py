@@ -103,7 +103,12 @@ class Meter:
     def __init__(self, resident: Iterable[Tensor]):
         self._resident = {t.untyped_storage().data_ptr() for t in resident}
         self._users: dict[int, int] = {}
-        self.held = self.peak = 0
+        self.held = self.peak = self.lately = 0  # now, at the worst moment, and at the worst since `watch`
+
+    def watch(self) -> int:
+        """Start to look for the worst moment anew; returns what is held now."""
+        self.lately = self.held
+        return self.held
 
     def hold(self, tensor: Tensor) -> _Held | Tensor:
         """Count a tensor for as long as the returned object lives."""
@@ -113,9 +118,7 @@ class Meter:
         return _Held(self, tensor, storage.data_ptr(), storage.nbytes())
 
     def __enter__(self) -> Meter:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(
-            self.hold, lambda kept: kept.tensor if isinstance(kept, _Held) else kept
-        )
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.hold, unwrap)
         self._hooks.__enter__()
         return self
 
@@ -134,6 +137,7 @@ class _Held:
         meter._users[storage] = users + 1
         if not users:
             meter.held += nbytes
+            meter.lately = max(meter.lately, meter.held)
             meter.peak = max(meter.peak, meter.held)
 
     def __del__(self) -> None:
@@ -142,3 +146,8 @@ class _Held:
             self.meter._users[self.storage] = users
         else:
             self.meter.held -= self.nbytes
+
+
+def unwrap(kept: _Held | Tensor) -> Tensor:
+    """The tensor that a meter holds, or the tensor itself."""
+    return kept.tensor if isinstance(kept, _Held) else kept

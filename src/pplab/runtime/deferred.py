@@ -1,0 +1,90 @@
+"""Weight gradients put off: Linears whose backward gives the input's gradient now and leaves the weight's for later.
+
+A Linear needs its input and its output's gradient for the weight's gradient, and nothing else: both are kept until
+then. What is no Linear (norms, embeddings, weights used in another way) can't be put off: it gets its gradients with the
+input's. In a transformer that takes next to no time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .trace import Meter, unwrap
+
+
+class _Product(NamedTuple):
+    """What a weight's gradient will be made of."""
+
+    layer: nn.Linear
+    inputs: object  # a tensor, or what a meter holds in its place
+    gradients: object
+
+
+class Deferred:
+    """The Linears of a module, which leave their weights' gradients in `pending` when that is a list."""
+
+    def __init__(self, module: nn.Module):
+        self.pending: list[_Product] | None = None
+        self.meter: Meter | None = None
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.forward = partial(self._forward, layer)
+
+    def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # keep what the product needs, as autograd does
+        return _Linear.apply(x, layer.weight, layer.bias, layer, self)
+
+    def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
+        """Leave a weight's gradient for later."""
+        both = (inputs, gradients) if self.meter is None else (self.meter.hold(inputs), self.meter.hold(gradients))
+        self.pending.append(_Product(layer, *both))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer, ctx.deferred = layer, deferred
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x = gradients @ weight.to(gradients.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = of_bias = None
+        if ctx.deferred.pending is None:
+            if ctx.needs_input_grad[1]:
+                of_weight = (_rows(gradients).t() @ _rows(x)).to(weight.dtype)
+            if ctx.needs_input_grad[2]:
+                of_bias = _rows(gradients).sum(0).to(ctx.layer.bias.dtype)
+        elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            ctx.deferred.keep(ctx.layer, x, gradients)
+        return of_x, of_weight, of_bias, None, None
+
+
+def accumulate(products: list[_Product]) -> None:
+    """Add the gradients of the weights, and free what was kept for each as it goes."""
+    while products:
+        layer, inputs, gradients = products.pop(0)
+        inputs, gradients = _rows(unwrap(inputs)), _rows(unwrap(gradients))
+        weight, bias = layer.weight, layer.bias
+        if weight.requires_grad:
+            if weight.grad is None:
+                weight.grad = (gradients.t() @ inputs).to(weight.dtype)
+            elif weight.grad.dtype == inputs.dtype:
+                weight.grad.addmm_(gradients.t(), inputs)
+            else:
+                weight.grad += gradients.t() @ inputs
+        if bias is not None and bias.requires_grad:
+            of_bias = gradients.sum(0)
+            bias.grad = of_bias.to(bias.dtype) if bias.grad is None else bias.grad.add_(of_bias)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
