@@ -15,16 +15,32 @@ import statistics
 import time
 from pathlib import Path
 
+import torch
+from torch import nn
+
 import pplab as pp
 from pplab import models
-from pplab.runtime import Pool
-from pplab.runtime.job import Job
+from pplab.runtime import Batch, Modules, Pool
+from pplab.runtime.probe import multiply_times
 from pplab.runtime.report import versions
-from pplab.runtime.torch_engine import CLASSES, train_torch
+from pplab.runtime.torch_engine import CLASSES
 
-SIZES = {
-    "compute-bound": {"num_layers": 8, "width": 256, "context": 128, "batch_size": 32},
-    "overhead-bound": {"num_layers": 2, "width": 16, "num_heads": 2, "context": 8, "batch_size": 32},
+
+def transformer(num_stages: int) -> object:
+    """Stages whose work outweighs everything else."""
+    return models.gpt(source="sample", num_layers=8, width=256, context=128, batch_size=32)
+
+
+def linears(num_stages: int) -> object:
+    """Stages of four Linears of 8 x 8: next to nothing but overhead."""
+    torch.manual_seed(0)
+    stages = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))) for _ in range(num_stages)]
+    return Modules(stages, Batch((torch.randn(64, 8),), torch.randn(64, 8)), nn.functional.mse_loss)
+
+
+SIZES = {  # workload, microbatches, steps of a round
+    "compute-bound": (transformer, 8, 6),
+    "overhead-bound": (linears, 64, 12),
 }
 
 
@@ -103,42 +119,60 @@ def sweeps() -> list[dict]:
 
 
 def runtime(rounds: int) -> list[dict]:
-    """Step times of pplab's runtime and of torch's, in turn, on two ranks."""
+    """Step times of pplab's runtime and of torch's, in turn, on two ranks, and what limits them."""
     rows = []
-    print(f"\nruntime, 2 ranks, 8 microbatches: pplab against torch.distributed.pipelining, {rounds} rounds in turn")
-    print(f"{'size':15} {'schedule':9} {'pplab ms':>9} {'torch ms':>9} {'ratio':>6}  ratios of rounds")
-    for size, options in SIZES.items():
-        workload = models.gpt(source="sample", **options)
-        steps = 6 if size == "compute-bound" else 30
+    for size, (make, M, steps) in SIZES.items():
         with Pool(2) as pool:
+            one, both = (statistics.median(pool.run(multiply_times, ranks)[0]) for ranks in ((0,), (0, 1)))
+            capacity = 2 * one / both
+            print(
+                f"\nruntime, {size}: {make(2).name}, {M} microbatches, {rounds} rounds of {steps} steps in turn with "
+                f"torch.distributed.pipelining\n{pool!r}; two ranks at once do {capacity:.2f} times the work of one"
+            )
+            print(
+                f"{'schedule':22} {'pplab ms':>9} {'torch ms':>9} {'ratio':>6} {'of rounds':>13}  "
+                f"{'us per action':>15} {'limit ms':>9} {'share':>6}"
+            )
             for name in CLASSES:
-                schedule = pp.build(name, num_ranks=2, num_microbatches=8)
-                ours, theirs, ratios = [], [], []
-                for _ in range(rounds):
-                    mine = list(pool.train(schedule, workload, steps=steps).step_times_ms)
-                    times = pool.run(train_torch, Job(schedule, workload, steps, 1, None, False, None))
-                    other = [
-                        (max(e for _, e in step) - min(s for s, _ in step)) / 1e6 for step in zip(*times, strict=True)
-                    ]
-                    ours, theirs = ours + mine, theirs + other
-                    ratios.append(statistics.median(mine) / statistics.median(other))
-                row = {
-                    "size": size,
-                    "schedule": name,
-                    "workload": workload.name,
-                    "device": pool.devices[0],
-                    "pplab_ms": statistics.median(ours),
-                    "torch_ms": statistics.median(theirs),
-                    "ratio": statistics.median(ours) / statistics.median(theirs),
-                    "ratios": ratios,
-                }
-                rows.append(row)
-                spread = " ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-                print(
-                    f"{size:15} {name:9} {row['pplab_ms']:9.1f} {row['torch_ms']:9.1f} {row['ratio']:6.2f}  {spread}",
-                    flush=True,
-                )
+                schedule = pp.build(name, num_ranks=2, num_microbatches=M)
+                row = _paired(pool, schedule, make(schedule.num_stages), rounds, steps)
+                rows.append({"size": size, "capacity": capacity, **row})
     return rows
+
+
+def _paired(pool: Pool, schedule: pp.Schedule, workload: object, rounds: int, steps: int) -> dict:
+    """One schedule by both runtimes. The limit is the simulation with the measured durations of its own actions."""
+    ours, theirs, ratios, limits = [], [], [], []
+    for _ in range(rounds):
+        run = pool.train(schedule, workload, steps=steps)
+        other = pool.train(schedule, workload, steps=steps, engine="torch")
+        ours += run.step_times_ms
+        theirs += other.step_times_ms
+        limits.append(pp.simulate(schedule, run.costs).makespan)
+        ratios.append(run.step_time_ms / other.step_time_ms)
+    actions = max(map(len, schedule.rows))  # of one rank: both work at the same time
+    row = {
+        "schedule": schedule.name,
+        "workload": workload.name,
+        "device": pool.devices[0],
+        "transport": pool.transport,
+        "pplab_ms": statistics.median(ours),
+        "torch_ms": statistics.median(theirs),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "pplab_us_per_action": statistics.median(ours) / actions * 1e3,
+        "torch_us_per_action": statistics.median(theirs) / actions * 1e3,
+        "limit_ms": statistics.median(limits),
+    }
+    row["share_of_limit"] = row["limit_ms"] / row["pplab_ms"]
+    print(
+        f"{schedule.name:22} {row['pplab_ms']:9.1f} {row['torch_ms']:9.1f} {row['ratio']:6.2f} "
+        f"{f'{min(ratios):.2f} to {max(ratios):.2f}':>13}  "
+        f"{row['pplab_us_per_action']:7.0f} {row['torch_us_per_action']:7.0f} {row['limit_ms']:9.1f} "
+        f"{row['share_of_limit']:6.2f}",
+        flush=True,
+    )
+    return row
 
 
 if __name__ == "__main__":

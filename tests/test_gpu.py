@@ -61,7 +61,7 @@ def test_the_timeline_is_one_of_the_device(pool):
 
 def test_whether_gpus_are_shared_is_said(pool):
     shared = torch.cuda.device_count() < pool.num_ranks
-    assert (pool.transport == "gloo") == shared
+    assert (pool.transport == "shared") == shared
     assert any("share" in note for note in pool.notes) == shared
 
 

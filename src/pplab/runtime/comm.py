@@ -66,7 +66,7 @@ class Comm:
         """Send one number through every channel, in one order for all ranks."""
         for source, target in channels:
             group = self.groups.get((source, target))
-            with _naming(f"the channel from rank {source} to rank {target}"):
+            with naming(f"the channel from rank {source} to rank {target}"):
                 if source == self.rank:
                     dist.send(torch.zeros(1, device=self.wire), target, group=group)
                 elif target == self.rank:
@@ -74,54 +74,59 @@ class Comm:
 
     def post(self, receive: Action) -> None:
         """Get ready to receive. In the first step this may happen only in `receive`, when the shapes are known."""
-        waiting = self.unposted[self._peer(receive)]
+        waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
-        while waiting and self._is_agreed(_producer(waiting[0])):
+        while waiting and self._is_agreed(producer(waiting[0])):
             self._post(waiting.popleft())
 
     def receive(self, receive: Action) -> tuple[Tensor, ...]:
         """Wait for a message that was announced with `post`; returns its tensors."""
         while receive not in self.posted:
-            self._post(self.unposted[self._peer(receive)].popleft())
+            self._post(self.unposted[self.peer(receive)].popleft())
         arrived = self.posted.pop(receive)
-        with _naming(f"{receive} from rank {self._peer(receive)}"):
+        with naming(f"{receive} from rank {self.peer(receive)}"):
             for work in arrived.works:
                 work.wait()
         return tuple(x.to(self.device) for x in arrived.buffers)
 
     def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
         """Start sending; the tensors are kept until they have gone."""
-        spec = [(tuple(x.shape), x.dtype) for x in tensors]
-        stage = _producer(send)
-        if send.kind is SEND_F and stage not in self.specs:
-            self._agree(stage, spec)
-        expected = self._expected(send)
-        if spec != expected:
-            raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
+        self.check(send, tensors)
         self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
-        peer = self._peer(send)
+        peer = self.peer(send)
         for part, tensor in enumerate(tensors):
             tensor = tensor.to(self.wire).contiguous()
             work = dist.isend(tensor, peer, group=self.groups.get((self.rank, peer)), tag=_tag(send, part))
             self.sending.append((work, tensor))
 
+    def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
+        """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""
+        spec = [(tuple(x.shape), x.dtype) for x in tensors]
+        stage = producer(send)
+        if send.kind is SEND_F and stage not in self.specs:
+            self._agree(stage, spec)
+        expected = self.expected(send)
+        if spec != expected:
+            raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
+        return spec
+
     def flush(self) -> None:
         """Wait until everything sent has gone."""
-        with _naming("finishing what was sent"):
+        with naming("finishing what was sent"):
             for work, _ in self.sending:
                 work.wait()
         self.sending.clear()
 
     def _post(self, receive: Action) -> None:
-        buffers = [torch.empty(shape, dtype=dtype, device=self.wire) for shape, dtype in self._expected(receive)]
-        peer = self._peer(receive)
+        buffers = [torch.empty(shape, dtype=dtype, device=self.wire) for shape, dtype in self.expected(receive)]
+        peer = self.peer(receive)
         group = self.groups.get((peer, self.rank))
         works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
         self.posted[receive] = _Receive(buffers, works)
 
-    def _expected(self, action: Action) -> Spec:
+    def expected(self, action: Action) -> Spec:
         """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
-        spec = self._agreed(_producer(action))
+        spec = self._agreed(producer(action))
         if action.kind in (SEND_F, RECV_F):
             return spec
         return [(shape, dtype) for shape, dtype in spec if dtype.is_floating_point]
@@ -142,19 +147,21 @@ class Comm:
             self.specs[stage] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
         return self.specs[stage]
 
-    def _peer(self, action: Action) -> int:
+    def peer(self, action: Action) -> int:
+        """The rank at the other end of a communication."""
         return self.home[action.stage + _STEP[action.kind], action.microbatch]
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
+    """Turn a transport's error into LostPeer that says during what."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise LostPeer(f"{what}: {error}") from error
 
 
-def _producer(action: Action) -> int:
+def producer(action: Action) -> int:
     """The stage whose output, or the gradient of whose output, a communication carries."""
     return action.stage if action.kind in (SEND_F, RECV_B) else action.stage - 1
 
@@ -162,7 +169,7 @@ def _producer(action: Action) -> int:
 def _tag(action: Action, part: int) -> int:
     """One number for both ends of a message's tensor."""
     direction = 0 if action.kind in (SEND_F, RECV_F) else 1
-    return ((_producer(action) * 2 + direction) * 65536 + action.microbatch) * _MOST_PARTS % 2**31 + part
+    return ((producer(action) * 2 + direction) * 65536 + action.microbatch) * _MOST_PARTS % 2**31 + part
 
 
 def _show(spec: Spec) -> str:

@@ -1,8 +1,8 @@
 """Weight gradients put off: Linears whose backward gives the input's gradient now and leaves the weight's for later.
 
 A Linear needs its input and its output's gradient for the weight's gradient, and nothing else: both are kept until
-then. What is no Linear (norms, embeddings, weights used in another way) can't be put off: it gets its gradients with the
-input's. In a transformer that takes next to no time.
+then. What is no Linear (norms, embeddings, weights used in another way) can't be put off: it gets its gradients with
+the input's. In a transformer that takes next to no time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,22 @@ class _Product(NamedTuple):
 
 
 class Deferred:
-    """The Linears of a module, which leave their weights' gradients in `pending` when that is a list."""
+    """The Linears of a module, which leave in `pending` what their weights' gradients need.
+
+    Only for forwards that run while `active`, whose backward must be taken in two halves.
+    """
 
     def __init__(self, module: nn.Module):
-        self.pending: list[_Product] | None = None
+        self.active = False  # for the microbatch that goes forward now
+        self.pending: list[_Product] = []
         self.meter: Meter | None = None
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.forward = partial(self._forward, layer)
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if not self.active:
+            return functional.linear(x, layer.weight, layer.bias)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # keep what the product needs, as autograd does
         return _Linear.apply(x, layer.weight, layer.bias, layer, self)
@@ -57,15 +63,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x = gradients @ weight.to(gradients.dtype) if ctx.needs_input_grad[0] else None
-        of_weight = of_bias = None
-        if ctx.deferred.pending is None:
-            if ctx.needs_input_grad[1]:
-                of_weight = (_rows(gradients).t() @ _rows(x)).to(weight.dtype)
-            if ctx.needs_input_grad[2]:
-                of_bias = _rows(gradients).sum(0).to(ctx.layer.bias.dtype)
-        elif ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             ctx.deferred.keep(ctx.layer, x, gradients)
-        return of_x, of_weight, of_bias, None, None
+        return of_x, None, None, None, None
 
 
 def accumulate(products: list[_Product]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,10 @@ from ..lower import lower
 from ..schedule import Schedule
 from .comm import Comm
 from .executor import Executor
+from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import CudaClock, HostClock, Meter, Recorder, StepTrace
-from .workload import Workload
+from .trace import Meter, StepTrace, recorder_for
+from .workload import Workload, loss_scale
 
 
 @dataclass
@@ -29,11 +31,12 @@ class RankContext:
     rank: int
     num_ranks: int
     device: torch.device
-    transport: str  # "gloo" or "nccl"
+    transport: str  # "shared", "gloo" or "nccl"
     store: dist.Store
     watch: Callable[[str, int, bool], None]  # told the phase, the place in the row, whether the rank waits
     groups: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
+    pipes: Pipes | None = None  # of the shared transport
 
     def channels(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], dist.ProcessGroup]:
         """The process group of every channel. Only NCCL needs one each: its groups keep order. All ranks must call."""
@@ -58,6 +61,11 @@ class Job:
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
 
+    @property
+    def loss_scale(self) -> float:
+        """What a microbatch's loss is multiplied with, so that the batch's loss is their sum."""
+        return loss_scale(self.workload, self.schedule.num_microbatches)
+
 
 @dataclass(frozen=True)
 class RankReport:
@@ -81,27 +89,22 @@ def train(context: RankContext, job: Job) -> RankReport:
     rank, schedule, workload, device = context.rank, job.schedule, job.workload, context.device
     num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
     context.watch("setting up", 0, False)
-    split = {action.stage for item in schedule.rows[rank] for action in parts(item) if action.kind is I}
+    split = defaultdict(set)
+    for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
+        split[action.stage].add(action.microbatch)
     stages = {
-        index: Stage(
-            workload.build_stage(index, num_stages).to(device),
-            index,
-            num_stages,
-            workload.loss,
-            1 / num_microbatches,
-            index in split,
-            job.autocast,
-        )
-        for index in schedule.stages_of(rank)
+        index: Stage(module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast)
+        for index, module in stage_modules(context, job).items()
     }
     home = schedule.home()
     context.runs += 1
     pairs = channels_of(schedule, home)
     staged = device.type == "cuda" and context.transport != "nccl"
-    comm = Comm(rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
+    ends = (rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
+    comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes)
     comm.warm_up(pairs)
     copies = _Copies(context, schedule, stages, staged)
-    recorder = Recorder(CudaClock() if device.type == "cuda" else HostClock())
+    recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
         rank, lower(schedule, ahead=1)[rank], stages, num_stages, home, comm, recorder, watch, job.pace_s
@@ -134,11 +137,11 @@ def train(context: RankContext, job: Job) -> RankReport:
             start = recorder.clock.mark()
             optimizer.step()
             recorder.other("optimizer", start, recorder.clock.mark())
-        return recorder.finish(), _loss(stages, num_microbatches)
+        return recorder.finish(), _loss(stages) * job.loss_scale
 
     meter: Meter | None = None
     _, first_loss = run_pass(0, count=True)
-    gradients = _gradients(modules) if job.collect_gradients else {}
+    gradients = collect_gradients(modules) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
     executor.peak_in_flight = 0
@@ -153,6 +156,15 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
     )
+
+
+def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
+    """The modules of a rank's stages on its device, by the stages' numbers."""
+    schedule = job.schedule
+    return {
+        index: job.workload.build_stage(index, schedule.num_stages).to(context.device)
+        for index in schedule.stages_of(context.rank)
+    }
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,7 @@ def train_whole(
     with autocast(context.device, dtype):
         loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
     loss.backward()
-    gradients = _gradients([model])
+    gradients = collect_gradients([model])
     times = []
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
@@ -185,7 +197,7 @@ def train_whole(
         start = time.perf_counter()
         for m in batch.split(num_microbatches):
             with autocast(context.device, dtype):
-                loss = workload.loss(model(*m.inputs, **m.context), m.target) / num_microbatches
+                loss = workload.loss(model(*m.inputs, **m.context), m.target) * loss_scale(workload, num_microbatches)
             loss.backward()
         _synchronize(context.device)
         times.append((time.perf_counter() - start) * 1e3)
@@ -231,15 +243,15 @@ class _Copies:
                 p.grad.copy_(of_p.view_as(p))
 
 
-def _loss(stages: Mapping[int, Stage], num_microbatches: int) -> float:
-    """This rank's part of the mean over all microbatches: 0 where the last stage isn't."""
+def _loss(stages: Mapping[int, Stage]) -> float:
+    """The sum of this rank's microbatches' losses: 0 where the last stage isn't."""
     losses = [loss for stage in stages.values() for loss in stage.losses.values()]
     for stage in stages.values():
         stage.losses.clear()
-    return torch.stack(losses).sum().item() / num_microbatches if losses else 0.0
+    return torch.stack(losses).sum().item() if losses else 0.0
 
 
-def _gradients(modules: Sequence[nn.Module]) -> dict[str, np.ndarray]:
+def collect_gradients(modules: Iterable[nn.Module]) -> dict[str, np.ndarray]:
     """Every parameter's gradient by name, in single precision or better, on the host."""
     found = {}
     for module in modules:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 import weakref
@@ -27,6 +29,7 @@ from ..validate import validate
 from .job import Job, RankReport, WholeReport, train, train_whole
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
+from .torch_engine import train_torch
 from .workload import Workload, check_divides
 
 POLL_S = 0.1
@@ -36,6 +39,8 @@ ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
 _PRELOAD = ["torch", "torch.distributed", "numpy", "pplab.runtime.rank"]
 
 _DEAD = object()  # in place of a rank's answer
+
+ENGINES = {"pplab": train, "torch": train_torch}
 
 Place = tuple[str, int, bool]  # phase, position in the row, waiting
 
@@ -55,8 +60,9 @@ class Pool:
     """`num_ranks` processes that run schedules on the models you give them.
 
     `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
-    `transport` is "auto", "gloo" or "nccl" (one GPU per rank). `threads` per rank default to a fair share of the cores.
-    A rank that makes no progress for `timeout_s` seconds ends the run with an error.
+    `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
+    rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
+    an error.
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
     end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
@@ -96,6 +102,7 @@ class Pool:
         optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
         pace: Costs | None = None,
         autocast: torch.dtype | None = None,
+        engine: str = "pplab",
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -103,6 +110,7 @@ class Pool:
         from a rank's parameters (`functools.partial(torch.optim.SGD, lr=0.1)`); without one the weights stay.
         `pace` stretches every action to the given durations (with a unit of time), so that many ranks show their
         schedule in real time on few cores. `autocast` is the dtype of mixed precision, such as `torch.bfloat16`.
+        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -116,9 +124,10 @@ class Pool:
             optimizer=optimizer,
             pace=pace,
             autocast=autocast,
+            engine=engine,
         )
         rows = lower(schedule, ahead=1)
-        reports = self.run(train, job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
         gradients = None
         if check_gradients:
             whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
@@ -132,6 +141,7 @@ class Pool:
             transport=self.transport,
             how="measured" if pace is None else "paced",
             notes=(*workload.notes, *self.notes),
+            engine=engine,
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -199,13 +209,21 @@ class _Ranks:
         self.pipes: list[Connection] = []
         self.processes = []
         self._stores = [store]  # in a list, so that ending the ranks closes its port, whoever still holds this object
-        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores)
+        self.folder = tempfile.mkdtemp(prefix="pplab-", dir=_shared_memory())
+        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder)
         self._finalizer = weakref.finalize(self, _end, *self._lent, 0.0)
         for rank in range(pool.num_ranks):
             near, far = context.Pipe()
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             settings = Settings(
-                rank, pool.num_ranks, pool.devices[rank], pool.transport, pool.threads, store.port, pool.timeout_s
+                rank,
+                pool.num_ranks,
+                pool.devices[rank],
+                pool.transport,
+                pool.threads,
+                store.port,
+                self.folder,
+                pool.timeout_s,
             )
             process = context.Process(
                 target=rank_main,
@@ -359,7 +377,14 @@ def _local_store() -> dist.TCPStore:
     )
 
 
-def _end(processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, grace_s: float) -> None:
+def _shared_memory() -> str | None:
+    """Where a file is memory that processes share; None for the usual place of temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _end(
+    processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, folder: str, grace_s: float
+) -> None:
     if grace_s:
         for pipe in pipes:
             try:
@@ -378,6 +403,7 @@ def _end(processes: list, pipes: list, logs: list, lifeline: Connection, stores:
     for resource in (*pipes, *logs, lifeline):
         resource.close()
     stores.clear()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_job(
@@ -391,6 +417,7 @@ def check_job(
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     pace: Costs | None = None,
     autocast: torch.dtype | None = None,
+    engine: str = "pplab",
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -404,6 +431,12 @@ def check_job(
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
     paces = _pace_s(pace, schedule)
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if engine == "torch" and schedule.copies > 1:
+        raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: take engine=\"pplab\"")
+    if engine == "torch" and pace is not None:
+        raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
     return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces, autocast)
@@ -418,12 +451,15 @@ def report_gradients(
     return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
 
 
-def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross."""
+def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or NCCL."""
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ("auto", "cpu", "cuda"))
-    if transport not in ("auto", "gloo", "nccl"):
-        raise unknown("transport", transport, ("auto", "gloo", "nccl"))
+    if transport not in ("auto", "shared", "gloo", "nccl"):
+        raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
+    by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
+    if transport == "shared" and by_host != "shared":
+        raise ValueError('transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"')
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
@@ -432,10 +468,10 @@ def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[
             f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
             'use "auto", by which ranks share what there is'
         )
-    if not gpus:
-        return ["cpu"] * num_ranks, "gloo"
     if transport == "auto":
-        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else "gloo"
+        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
+    if not gpus:
+        return ["cpu"] * num_ranks, transport
     return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,4 +30,20 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list
         if on_device:
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / 2 * 1e3)
+    return times
+
+
+def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, count: int = 20) -> list[float]:
+    """The ranks in `ranks` multiply matrices at the same time; returns each product's time in milliseconds. Against
+    one rank alone it says how much of another core, or of the GPU, there really is."""
+    x = torch.randn(size, size, device=context.device)
+    times = []
+    dist.barrier()
+    for _ in range(count if context.rank in ranks else 0):
+        start = time.perf_counter()
+        x @ x
+        if context.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    dist.barrier()
     return times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -13,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from .comm import LostPeer
 from .job import RankContext
+from .shared import Pipes
 
 PHASES = (
     "idle",
@@ -44,6 +47,7 @@ class Settings:
     transport: str
     threads: int
     port: int  # of the store that the pool hosts
+    folder: str  # for what the ranks share
     timeout_s: float
 
 
@@ -64,7 +68,7 @@ def rank_main(settings: Settings, jobs: Connection, lifeline: Connection, board,
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_die_with, args=(lifeline, settings.folder), daemon=True).start()
     base = settings.rank * FIELDS
 
     def watch(phase: str, position: int, waits: bool) -> None:
@@ -132,13 +136,15 @@ def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankCo
         world_size=settings.num_ranks,
         timeout=timedelta(seconds=settings.timeout_s),
     )
-    return RankContext(settings.rank, settings.num_ranks, device, settings.transport, store, watch)
+    pipes = Pipes(settings.rank, Path(settings.folder), dist.barrier) if settings.transport == "shared" else None
+    return RankContext(settings.rank, settings.num_ranks, device, settings.transport, store, watch, pipes=pipes)
 
 
-def _die_with(lifeline: Connection) -> None:
-    """End this process when the pool's process ends: its end of the pipe closes."""
+def _die_with(lifeline: Connection, folder: str) -> None:
+    """End this process, and what the ranks share, when the pool's process ends: its end of the pipe closes."""
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

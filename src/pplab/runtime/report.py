@@ -103,6 +103,7 @@ class Run:
     extra_of: tuple[int, ...]  # per stage: how far an input gradient rises above what was held at its start
     gradients: GradientReport | None
     versions: dict[str, str]
+    engine: str = "pplab"  # or "torch"
 
     @property
     def timeline(self) -> Timeline:
@@ -173,6 +174,7 @@ class Run:
             "device": self.device,
             "transport": self.transport,
             "how": self.how,
+            "engine": self.engine,
             "notes": self.notes,
             "first_loss": self.first_loss,
             "losses": self.losses,
@@ -222,12 +224,13 @@ def make_run(
     transport: str,
     how: str,
     notes: Sequence[str],
+    engine: str = "pplab",
 ) -> Run:
     """Put the ranks' reports together."""
     steps = list(zip(*(report.traces for report in reports), strict=True))
     changes = {key: change for report in reports for key, change in report.bytes_of.items()}
     stages = range(schedule.num_stages)
-    bytes_of = [changes[stage, F][0] for stage in stages]
+    bytes_of = [changes.get((stage, F), (0, 0))[0] for stage in stages]
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     return Run(
         schedule,
@@ -247,6 +250,7 @@ def make_run(
         tuple(rise for _, rise in of_input),
         gradients,
         versions(),
+        engine,
     )
 
 

@@ -6,7 +6,7 @@ backward starts from the gradient that the next stage sent, and leaves the gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class _Held:
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
 
-    `split`: some of its backwards come in two halves, I and W. `autocast`: the dtype in which the module computes.
+    `split`: the microbatches whose backward comes in two halves, I and W. `autocast`: the dtype to compute in.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Stage:
         num_stages: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         loss_scale: float,
-        split: bool = False,
+        split: Collection[int] = (),
         autocast: torch.dtype | None = None,
     ):
         self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.held: dict[int, _Held] = {}
-        self.deferred = Deferred(module) if split else None
+        self.split, self.deferred = split, Deferred(module) if split else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
 
@@ -65,6 +65,8 @@ class Stage:
         instead. The last stage computes the loss and returns nothing. A meter also counts the
         received tensors for as long as they are held.
         """
+        if self.deferred:
+            self.deferred.active = microbatch in self.split
         leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
         with autocast(batch.target.device, self.autocast):
             outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
@@ -97,12 +99,9 @@ class Stage:
         self, microbatch: int, gradients: tuple[Tensor, ...], meter: Meter | None = None
     ) -> tuple[Tensor, ...]:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
-        self.deferred.pending, self.deferred.meter = [], meter
-        try:
-            made = self.backward(microbatch, gradients)
-        finally:
-            self.due[microbatch], self.deferred.pending = self.deferred.pending, None
-        return made
+        self.due[microbatch] = self.deferred.pending = []
+        self.deferred.meter = meter
+        return self.backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
         """Add the weights' gradients that `backward_input` left."""

@@ -93,6 +93,11 @@ class Recorder:
         return StepTrace(actions, others, first, last)
 
 
+def recorder_for(device: torch.device) -> Recorder:
+    """A recorder with the clock of the device."""
+    return Recorder(CudaClock() if device.type == "cuda" else HostClock())
+
+
 class Meter:
     """Bytes that forwards keep for their backwards, counted while autograd holds them.
 

@@ -75,7 +75,7 @@ class Workload(Protocol):
         """The batch of a training step."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean loss over the samples of `output`."""
+        """The mean loss over the samples of `output`; their sum when the workload has `reduction = "sum"`."""
 
 
 class Chain(nn.Module):
@@ -96,12 +96,25 @@ class Chain(nn.Module):
 class Modules:
     """A workload from modules that you bring: one per stage, with a batch and a loss.
 
+    `reduction` says whether the loss is the mean or the sum over the samples. `overlap(forward, backward)` may run the
+    two halves of an overlap at once: it is given functions without arguments, and returns what both return.
+
     The modules travel to the ranks with their weights. Their classes, and the loss, must be importable there: a class
     or function that a notebook defines is not.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]):
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        batch: Batch,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        reduction: str = "mean",
+        overlap: Callable | None = None,
+    ):
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f'reduction must be "mean" or "sum", as the loss does it, got {reduction!r}')
         self.stages, self._batch, self._loss = list(stages), batch, loss
+        self.reduction, self.overlap = reduction, overlap
         self.name, self.notes = "modules", ()
         self.batch_size = batch.size
 
@@ -125,6 +138,11 @@ class Modules:
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss that was given."""
         return self._loss(output, target)
+
+
+def loss_scale(workload: Workload, num_microbatches: int) -> float:
+    """What the loss of a microbatch counts for in that of the batch: its share of a mean, all of a sum."""
+    return 1 if getattr(workload, "reduction", "mean") == "sum" else 1 / num_microbatches
 
 
 def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
