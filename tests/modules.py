@@ -165,3 +165,14 @@ def leave(context) -> None:
     if context.rank == 0:
         os._exit(7)
     time.sleep(30)
+
+
+def backward_first(forward, backward) -> tuple:
+    """Both halves of an overlap, the backward before the forward."""
+    made = backward()
+    return forward(), made
+
+
+def forward_only(forward, backward) -> tuple:
+    """Half of an overlap."""
+    raise RuntimeError("no backward")

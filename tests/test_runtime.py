@@ -14,7 +14,7 @@ import modules
 import pplab as pp
 from conftest import built, random_schedule
 from pplab import models
-from pplab.runtime import Pool
+from pplab.runtime import Modules, Pool, RankError
 
 pytestmark = pytest.mark.slow
 
@@ -69,27 +69,130 @@ def test_distilbert_equals_one_process(pools, distilbert, name):
     assert run.peak_bytes == run.predicted_peak_bytes
 
 
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+def test_distilbert_with_ragged_masks_equals_one_process_under_every_schedule(pools, distilbert, name):
+    s = pp.build(name, num_ranks=2, num_microbatches=4)
+    run = pools(2).train(s, distilbert, steps=1, check_gradients=True)
+    assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
+    assert run.peak_bytes == run.predicted_peak_bytes
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_any_legal_order_on_any_placement_equals_one_process(pools, rng, num_ranks):
-    s = random_schedule(rng, num_ranks, split_share=0)
+    s = random_schedule(rng, num_ranks, overlap_share=0.4)
     stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(s.num_stages)]
     workload = modules.workload(*stages, size=2 * s.num_microbatches)
     run = pools(num_ranks).train(s, workload, steps=1, check_gradients=True)
     assert run.gradients.equal, (s, run)
     assert run.peak_in_flight == s.peak_in_flight
+    assert pp.simulate(s, run.costs).makespan > 0
 
 
-def test_several_optimizer_steps_equal_one_process(pools, gpt):
-    run = pools(2).train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
-    model = gpt.build_whole()
+def test_any_bidirectional_order_equals_one_process(pools, rng):
+    s = random_schedule(rng, overlap_share=0.4, bidirectional=True)
+    if s.num_ranks > 4:
+        return
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(s.num_stages)]
+    workload = modules.workload(*stages, size=2 * s.num_microbatches)
+    run = pools(s.num_ranks).train(s, workload, steps=3, check_gradients=True, optimizer=SGD)
+    assert run.gradients.equal, (s, run)
+    assert run.losses == pytest.approx(losses_of_one_process(workload, 3), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
+def test_several_optimizer_steps_and_mixed_precision(pools, gpt, name):
+    s = pp.build(name, num_ranks=2, num_microbatches=4)
+    run = pools(2).train(s, gpt, steps=4, optimizer=SGD)
+    assert run.losses == pytest.approx(losses_of_one_process(gpt, 4), abs=1e-5)
+    mixed = pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=torch.bfloat16)
+    assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
+    assert mixed.gradients.relative > run_to_run(pools, gpt, s)  # it did compute in bfloat16
+    assert mixed.gradients.loss_difference < 0.02
+
+
+def run_to_run(pools, workload, s) -> float:
+    return pools(2).train(s, workload, steps=1, check_gradients=True).gradients.relative
+
+
+@pytest.mark.parametrize("name", ["GPipe", "ZB-H2", "DualPipe"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_accumulate_right_for_means_and_sums(pools, name, reduction):
+    loss = functools.partial(nn.functional.mse_loss, reduction=reduction)
+    workload = Modules([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), loss, reduction)
+    for M in (4, 8):
+        s = pp.build(name, num_ranks=2, num_microbatches=M)
+        for engine in ("pplab", "torch")[: 1 if name == "DualPipe" else 2]:
+            run = pools(2).train(s, workload, check_gradients=True, engine=engine)
+            assert run.gradients.equal and run.gradients.loss_difference < 1e-4, (run, engine)
+    with pytest.raises(ValueError, match='reduction must be "mean" or "sum"'):
+        Modules([nn.Linear(6, 6)], modules.batch(), loss, "max")
+
+
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL if builder.name != "DualPipe"])
+def test_torchs_runtime_runs_the_same_stages_and_never_holds_less(pools, gpt, name):
+    s = pp.build(name, num_ranks=2, num_microbatches=8)
+    theirs = pools(2).train(s, gpt, steps=2, check_gradients=True, engine="torch")
+    assert theirs.gradients.equal and theirs.gradients.loss_difference < 1e-5, theirs
+    assert str(theirs).startswith(f"{name} by torch, measured") and theirs.engine == "torch"
+    assert {span.action for span in theirs.timeline.spans} == {item for row in s.rows for item in row}
+    ours = pools(2).train(s, gpt, steps=2)
+    assert max(ours.peak_bytes) <= max(theirs.peak_bytes)
+    assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
+def test_the_transports_carry_the_same(transport):
+    stages = [modules.View(), modules.Two(), modules.Three(), modules.Sum()]
+    with Pool(2, device="cpu", transport=transport, timeout_s=60) as pool:
+        assert pool.transport == transport
+        for name in ("Interleaved1F1B", "LoopedBFS"):
+            s = pp.build(name, num_ranks=2, num_microbatches=4)
+            assert pool.train(s, modules.workload(*stages), check_gradients=True).gradients.equal
+
+
+def test_a_long_schedule_needs_no_more_slots_than_are_free():
+    """As many messages may be under way as a schedule likes: looped BFS sends all of them before one is taken up."""
+    with Pool(2, device="cpu", timeout_s=60) as pool:
+        stages = [nn.Linear(6, 6) for _ in range(4)]
+        s = pp.build("LoopedBFS", num_ranks=2, num_microbatches=256)
+        assert pool.train(s, modules.workload(*stages, size=256), steps=1, check_gradients=True).gradients.equal
+
+
+def test_a_model_can_run_the_halves_of_an_overlap_itself(pools):
+    stages = [nn.Linear(6, 6) for _ in range(4)]
+    s = pp.build("DualPipeV", num_ranks=2, num_microbatches=4)
+    workload = Modules(stages, modules.batch(), nn.functional.mse_loss, overlap=modules.backward_first)
+    run = pools(2).train(s, workload, check_gradients=True)
+    assert run.gradients.equal and run.losses
+    broken = Modules(stages, modules.batch(), nn.functional.mse_loss, overlap=modules.forward_only)
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError, match="OVERLAP_F_B"):
+        pool.train(s, broken)
+
+
+def test_what_a_split_backward_cannot_put_off_is_said(pools, gpt, distilbert):
+    for workload, names in ((gpt, "Embedding, LayerNorm"), (distilbert, "Embedding, LayerNorm")):
+        run = pools(2).train(pp.build("ZB-H1", num_ranks=2, num_microbatches=4), workload, steps=1)
+        assert f"gradients of weights in {names} are computed with the input's, not put off" in run.notes
+        run = pools(2).train(pp.build("1F1B", num_ranks=2, num_microbatches=4), workload, steps=1)
+        assert not any("not put off" in note for note in run.notes)
+
+
+def losses_of_one_process(workload, steps: int) -> list[float]:
+    model = workload.build_whole()
     optimizer, losses = SGD(model.parameters()), []
-    for step in range(4):
-        batch = gpt.batch(step)
-        loss = gpt.loss(model(*batch.inputs), batch.target)
+    for step in range(steps):
+        batch = workload.batch(step)
+        loss = workload.loss(model(*batch.inputs), batch.target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    return losses
+
+
+def test_several_optimizer_steps_equal_one_process(pools, gpt):
+    run = pools(2).train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
+    losses = losses_of_one_process(gpt, 4)
     assert run.losses == pytest.approx(losses, abs=1e-5)
     assert run.first_loss == pytest.approx(losses[0], abs=1e-5)
     assert len(set(losses)) == 4
@@ -136,7 +239,7 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
         assert len(waits) == 16 and {span.action for span in t.others if isinstance(span.action, str)} == {"optimizer"}
         assert sum(t.idle) / (2 * t.makespan) == pytest.approx(t.bubble_fraction)
     assert pp.Timeline.from_dict(json.loads(json.dumps(run.to_dict()))["timelines"][0]).spans == run.timelines[0].spans
-    assert str(run).startswith("1F1B, measured: 2 ranks on cpu (gloo), 8 microbatches\nGPT with 8 layers")
+    assert str(run).startswith("1F1B, measured: 2 ranks on cpu (shared memory), 8 microbatches\nGPT with 8 layers")
 
 
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
@@ -229,7 +332,14 @@ def test_a_gpu_that_is_not_there_is_said():
     [
         (["0F0 0B0"], {}, "custom is for 1 ranks and there are 2"),
         (["0F0 0B0", "1F0"], {}, "1B0 is missing"),
-        (["0F0 0I0 0W0", "1F0 1B0"], {}, "splits its backwards"),
+        (["0F0 0B0", "1F0 1B0"], {"engine": "jax"}, "unknown engine 'jax'"),
+        (
+            ["0F0 1F1 1B1 0B0", "1F0 0F1 1B0 0B1"],
+            {"engine": "torch"},
+            "bidirectional, which torch's runtime doesn't know",
+        ),
+        (["0F0 0B0", "1F0 1B0"], {"engine": "torch", "pace": pp.Costs(unit="ms")}, "can't be paced"),
+        (["0F0 0B0", "1F0 1B0"], {"autocast": "bf16"}, "autocast must be torch.bfloat16"),
         (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], {}, "a batch of 8 doesn't divide into 3"),
         (["0F0 2F0 2B0 0B0", "1F0 1B0"], {}, "the schedule has 3 stages, and 2 modules were given"),
         (["0F0 0B0", "1F0 1B0"], {"steps": 0}, "steps must be at least 1"),

@@ -35,9 +35,12 @@ class Deferred:
         self.active = False  # for the microbatch that goes forward now
         self.pending: list[_Product] = []
         self.meter: Meter | None = None
+        self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.forward = partial(self._forward, layer)
+            elif any(p.requires_grad for p in layer.parameters(recurse=False)):
+                self.unsplit.add(type(layer).__name__)
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
         if not self.active:

@@ -78,6 +78,7 @@ class RankReport:
     bytes_of: dict[tuple[int, Kind], tuple[int, int]]
     gradients: dict[str, np.ndarray]
     first_loss: float
+    unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -155,6 +156,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         executor.bytes_of,
         gradients,
         first_loss,
+        frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
     )
 
 
@@ -197,8 +199,8 @@ def train_whole(
         start = time.perf_counter()
         for m in batch.split(num_microbatches):
             with autocast(context.device, dtype):
-                loss = workload.loss(model(*m.inputs, **m.context), m.target) * loss_scale(workload, num_microbatches)
-            loss.backward()
+                part = workload.loss(model(*m.inputs, **m.context), m.target)
+            (part * loss_scale(workload, num_microbatches)).backward()
         _synchronize(context.device)
         times.append((time.perf_counter() - start) * 1e3)
     return WholeReport(loss.item(), gradients, times)

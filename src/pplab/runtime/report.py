@@ -19,6 +19,7 @@ from ..timeline import Span, Timeline
 from .job import RankReport, StepTrace
 from .workload import Workload
 
+_TRANSPORTS = {"shared": "shared memory"}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
@@ -197,14 +198,16 @@ class Run:
             plural(self.schedule.num_microbatches, "microbatch"),
         )
         lines = [
-            f"{self.schedule.name}, {self.how}: {ranks} on {self.device} ({self.transport}), {microbatches}",
+            f"{self.schedule.name}{' by torch' * (self.engine == 'torch')}, {self.how}: {ranks} on {self.device} "
+            f"({_TRANSPORTS.get(self.transport, self.transport)}), {microbatches}",
             self.workload,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
             f"bubble fraction  {self.timeline.bubble_fraction:.3f}",
-            f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards",
             f"peak held        {', '.join(map(readable_bytes, self.peak_bytes))}",
         ]
+        if self.engine == "pplab":
+            lines.insert(-1, f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -231,6 +234,8 @@ def make_run(
     changes = {key: change for report in reports for key, change in report.bytes_of.items()}
     stages = range(schedule.num_stages)
     bytes_of = [changes.get((stage, F), (0, 0))[0] for stage in stages]
+    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
+        notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     return Run(
         schedule,

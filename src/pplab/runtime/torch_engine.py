@@ -31,6 +31,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     Times are those of its calls into the stages, without the waits between them. Bytes are what autograd saves.
     """
     schedule, workload, device = job.schedule, job.workload, context.device
+    if device.type == "cuda" and context.transport != "nccl":
+        raise ValueError(
+            "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
+        )
     context.watch("setting up", 0, False)
     recorder = recorder_for(device)
     times: dict[Action, tuple[object, object]] = {}
@@ -101,7 +105,8 @@ def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, m
             times[Action(self.stage_index, kind, chunk)] = (start, mark())
             return made
 
-    stages = [Timed(module, index, schedule.num_stages, device) for index, module in modules.items()]
+    group = dist.new_group(backend="nccl") if device.type == "cuda" else None
+    stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in modules.items()]
     options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
     name = CLASSES.get(schedule.name)
     if name is None:

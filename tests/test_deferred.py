@@ -1,0 +1,114 @@
+"""A backward in two halves: the same gradients, nothing computed twice, nothing kept that isn't needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import modules
+from pplab import models
+from pplab.runtime.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+
+class Tied(nn.Module):
+    """One weight in two Linears, one of them frozen in its bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+
+class Recomputed(nn.Module):
+    """Keeps its input alone and computes the rest again in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6, bias=False))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def stage_of(module: nn.Module, split=(), **options) -> Stage:
+    torch.manual_seed(1)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return Stage(module, 1, 3, nn.functional.mse_loss, 1.0, split, **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(6, 6),
+        lambda: nn.Sequential(nn.Linear(6, 9, bias=False), nn.LayerNorm(9), nn.Linear(9, 6)),
+        Tied,
+        Recomputed,
+    ],
+    ids=["linear", "with a norm", "tied and frozen", "recomputed"],
+)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_both_halves_make_what_the_whole_makes(make, dtype):
+    torch.manual_seed(0)
+    x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 6)
+    if dtype:
+        g = g.to(dtype)
+    whole, halves = stage_of(make(), autocast=dtype), stage_of(make(), {0, 1}, autocast=dtype)
+    batch = modules.batch(3)
+    for m in (0, 1, 2):  # 2 isn't split
+        for stage in (whole, halves):
+            stage.forward(m, (x + m,), batch)
+        (expected,) = whole.backward(m, (g,))
+        (got,) = halves.backward(m, (g,)) if m == 2 else halves.backward_input(m, (g,))
+        assert torch.equal(got, expected)
+    assert halves.in_flight == 2
+    for m in (0, 1):
+        halves.backward_weight(m)
+    assert halves.in_flight == 0
+    tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype else {"rtol": 1e-5, "atol": 1e-5}
+    for (name, p), (_, q) in zip(whole.module.named_parameters(), halves.module.named_parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(q.grad, p.grad, **tolerance)
+
+
+def test_the_input_gradient_leaves_linears_weights_alone():
+    stage = stage_of(nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6)), {0})
+    stage.forward(0, (torch.randn(4, 6),), modules.batch(4))
+    stage.backward_input(0, (torch.randn(4, 6),))
+    first, norm, second = stage.module
+    assert all(p.grad is None for p in (*first.parameters(), *second.parameters()))
+    assert all(p.grad is not None for p in norm.parameters())
+    assert stage.deferred.unsplit == {"LayerNorm"}
+    assert [tuple(x.shape) for product in stage.due[0] for x in product[1:]] == [(4, 9), (4, 6), (4, 6), (4, 9)]
+    stage.backward_weight(0)
+    assert all(p.grad is not None for p in stage.module.parameters()) and not stage.due
+
+
+@pytest.mark.parametrize("make", [models.gpt, models.distilbert])
+def test_nothing_is_multiplied_twice(make):
+    """Matrix products of I and W are those of the whole backward, counted by torch's profiler."""
+    options = {"num_layers": 2, "width": 32} if make is models.gpt else {"checkpoint": "small", "length": 24}
+    workload = make(batch_size=4, source="sample", **options)
+    batch = workload.batch(0)
+    counts = {}
+    for split in ((), {0}):
+        stage = Stage(workload.build_stage(0, 2), 0, 2, workload.loss, 1.0, split)
+        (out,) = stage.forward(0, (), batch)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            if split:
+                stage.backward_input(0, (torch.ones_like(out),))
+                stage.backward_weight(0)
+            else:
+                stage.backward(0, (torch.ones_like(out),))
+        products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
+        counts[bool(split)] = sum(event.count for event in profile.key_averages() if event.key in products)
+    assert counts[True] == counts[False] > 0
