@@ -23,7 +23,9 @@ from pplab import models
 from pplab.runtime import Batch, Modules, Pool
 from pplab.runtime.probe import multiply_times
 from pplab.runtime.report import versions
+from pplab.runtime.stage import Stage
 from pplab.runtime.torch_engine import CLASSES
+from pplab.runtime.versus import HEADINGS, versus
 
 
 def transformer(num_stages: int) -> object:
@@ -118,6 +120,33 @@ def sweeps() -> list[dict]:
     return rows
 
 
+def split_backward(rounds: int) -> list[dict]:
+    """Time of I and W against the full backward of a middle stage of two transformer blocks, in turn in one process."""
+    rows = []
+    print(f"\nsplit backward, one process: (I + W) / B, median of {4 * rounds} pairs, and their quartiles")
+    for width in (128, 256, 512):
+        workload = models.gpt(source="sample", num_layers=6, width=width, context=128, batch_size=4)
+        x = torch.randn(4, 128, width)
+        stages = {split: Stage(workload.build_stage(1, 3), 1, 3, workload.loss, 1.0, split) for split in ((), (0,))}
+        times: dict[tuple, list[float]] = {split: [] for split in stages}
+        for _ in range(4 * rounds + 1):
+            for split, stage in stages.items():
+                (out,) = stage.forward(0, (x,), workload.batch(0))
+                gradient = torch.ones_like(out)
+                start = time.perf_counter()
+                if split:
+                    stage.backward_input(0, (gradient,))
+                    stage.backward_weight(0)
+                else:
+                    stage.backward(0, (gradient,))
+                times[split].append(time.perf_counter() - start)
+        ratios = sorted(halves / whole for whole, halves in zip(times[()][1:], times[0,][1:], strict=True))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        rows.append({"width": width, "ratio": middle, "quartiles": [low, high]})
+        print(f"width {width:4}: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    return rows
+
+
 def runtime(rounds: int) -> list[dict]:
     """Step times of pplab's runtime and of torch's, in turn, on two ranks, and what limits them."""
     rows = []
@@ -129,50 +158,13 @@ def runtime(rounds: int) -> list[dict]:
                 f"\nruntime, {size}: {make(2).name}, {M} microbatches, {rounds} rounds of {steps} steps in turn with "
                 f"torch.distributed.pipelining\n{pool!r}; two ranks at once do {capacity:.2f} times the work of one"
             )
-            print(
-                f"{'schedule':22} {'pplab ms':>9} {'torch ms':>9} {'ratio':>6} {'of rounds':>13}  "
-                f"{'us per action':>15} {'limit ms':>9} {'share':>6}"
-            )
+            print(HEADINGS)
             for name in CLASSES:
                 schedule = pp.build(name, num_ranks=2, num_microbatches=M)
-                row = _paired(pool, schedule, make(schedule.num_stages), rounds, steps)
-                rows.append({"size": size, "capacity": capacity, **row})
+                found = versus(pool, schedule, make(schedule.num_stages), rounds=rounds, steps=steps)
+                print(found, flush=True)
+                rows.append({"size": size, "capacity": capacity, **found.to_dict()})
     return rows
-
-
-def _paired(pool: Pool, schedule: pp.Schedule, workload: object, rounds: int, steps: int) -> dict:
-    """One schedule by both runtimes. The limit is the simulation with the measured durations of its own actions."""
-    ours, theirs, ratios, limits = [], [], [], []
-    for _ in range(rounds):
-        run = pool.train(schedule, workload, steps=steps)
-        other = pool.train(schedule, workload, steps=steps, engine="torch")
-        ours += run.step_times_ms
-        theirs += other.step_times_ms
-        limits.append(pp.simulate(schedule, run.costs).makespan)
-        ratios.append(run.step_time_ms / other.step_time_ms)
-    actions = max(map(len, schedule.rows))  # of one rank: both work at the same time
-    row = {
-        "schedule": schedule.name,
-        "workload": workload.name,
-        "device": pool.devices[0],
-        "transport": pool.transport,
-        "pplab_ms": statistics.median(ours),
-        "torch_ms": statistics.median(theirs),
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "pplab_us_per_action": statistics.median(ours) / actions * 1e3,
-        "torch_us_per_action": statistics.median(theirs) / actions * 1e3,
-        "limit_ms": statistics.median(limits),
-    }
-    row["share_of_limit"] = row["limit_ms"] / row["pplab_ms"]
-    print(
-        f"{schedule.name:22} {row['pplab_ms']:9.1f} {row['torch_ms']:9.1f} {row['ratio']:6.2f} "
-        f"{f'{min(ratios):.2f} to {max(ratios):.2f}':>13}  "
-        f"{row['pplab_us_per_action']:7.0f} {row['torch_us_per_action']:7.0f} {row['limit_ms']:9.1f} "
-        f"{row['share_of_limit']:6.2f}",
-        flush=True,
-    )
-    return row
 
 
 if __name__ == "__main__":

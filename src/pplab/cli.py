@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import builders
 from .costs import Costs, Link, Memory
+from .errors import positive_int
 from .metrics import summary
 from .schedule import Schedule
 from .simulate import simulate
@@ -99,6 +100,8 @@ def _train(options: argparse.Namespace) -> int:
         "steps": options.steps,
         "check_gradients": options.check_gradients,
         "optimizer": partial(torch.optim.AdamW, lr=options.learning_rate),
+        "autocast": torch.bfloat16 if options.bf16 else None,
+        "engine": options.engine,
     }
     if is_torchrun():
         run = train_here(schedule, workload, device=options.device, **details)
@@ -117,6 +120,24 @@ def _train(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(run)
     return 0 if run.gradients is None or run.gradients.equal else 1
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from . import models
+    from .runtime import Pool
+    from .runtime.launch import check_job
+    from .runtime.versus import HEADINGS, versus
+
+    schedule = _schedule(options)
+    workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
+    check_job(schedule, workload, schedule.num_ranks, steps=options.steps, engine="torch")
+    with Pool(schedule.num_ranks, device=options.device) as pool:
+        print(f"{workload.name}, {options.rounds} rounds of {options.steps} steps in turn", file=sys.stderr)
+        found = versus(pool, schedule, workload, rounds=positive_int("rounds", options.rounds), steps=options.steps)
+    if options.json:
+        _write_json(options.json, found.to_dict())
+    if options.json != "-":
+        print(HEADINGS, found, *(f"note: {note}" for note in (*workload.notes, *pool.notes)), sep="\n")
 
 
 def _schedule(options: argparse.Namespace, costs: Costs | None = None) -> Schedule:
@@ -218,18 +239,33 @@ def _parser() -> argparse.ArgumentParser:
 
     training = commands.add_parser("train", help="run a schedule on a real model, with a process per rank")
     _add_schedule(training)
-    training.add_argument("--model", default="gpt", help="gpt or distilbert (default gpt)")
-    training.add_argument("--source", default="auto", help="of the reviews: auto, hub or sample")
-    training.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    _add_workload(training)
     training.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
-    training.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
+    training.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
         "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"
     )
     _add_output(training)
     training.set_defaults(command=_train)
+
+    comparing = commands.add_parser("bench", help="pplab's runtime and PyTorch's in turn, on the same stages")
+    _add_schedule(comparing)
+    _add_workload(comparing)
+    comparing.add_argument("--against", default="torch", choices=["torch"], help="what to compare with")
+    comparing.add_argument("--rounds", type=int, default=5, metavar="N", help="of both (default 5)")
+    comparing.add_argument("--steps", type=int, default=6, metavar="N", help="of each in a round (default 6)")
+    comparing.add_argument("--json", nargs="?", const="-", metavar="FILE", help="to FILE or standard output")
+    comparing.set_defaults(command=_bench)
     return parser
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="gpt", help="gpt or distilbert (default gpt)")
+    parser.add_argument("--source", default="auto", help="of the reviews: auto, hub or sample")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:

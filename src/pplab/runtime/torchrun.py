@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ..schedule import Schedule
-from .job import RankContext, train, train_whole
-from .launch import check_job, choose_transport, report_gradients
+from .job import RankContext, train_whole
+from .launch import ENGINES, check_job, choose_transport, report_gradients
 from .report import Run, make_run
 from .workload import Workload
 
@@ -26,6 +26,7 @@ def train_here(
     *,
     device: str = "auto",
     timeout_s: float = 300.0,
+    engine: str = "pplab",
     **options: object,
 ) -> Run | None:
     """Be one rank of a run; returns the Run on rank 0 and None on the others. Options are those of `Pool.train`."""
@@ -34,7 +35,7 @@ def train_here(
         int(os.environ.get("LOCAL_RANK", rank)),
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
-    job = check_job(schedule, workload, num_ranks, **options)
+    job = check_job(schedule, workload, num_ranks, engine=engine, **options)
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
@@ -44,8 +45,10 @@ def train_here(
         store = dist.distributed_c10d._get_default_store()
         context = RankContext(rank, num_ranks, place, transport, store, watch=lambda phase, position, waits: None)
         reports: list = [None] * num_ranks
-        dist.all_gather_object(reports, train(context, job))
-        whole = train_whole(context, workload, schedule.num_microbatches, 0) if job.collect_gradients else None
+        dist.all_gather_object(reports, ENGINES[engine](context, job))
+        whole = None
+        if job.collect_gradients:
+            whole = train_whole(context, workload, schedule.num_microbatches, 0, job.autocast)
         if rank:
             return None
         notes = list(workload.notes)
@@ -57,11 +60,12 @@ def train_here(
             schedule,
             workload,
             reports,
-            whole and report_gradients(reports, whole),
+            whole and report_gradients(reports, whole, job.autocast),
             device=str(place),
             transport=transport,
             how="measured" if job.pace_s is None else "paced",
             notes=notes,
+            engine=engine,
         )
     finally:
         dist.destroy_process_group()
