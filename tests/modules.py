@@ -176,3 +176,18 @@ def backward_first(forward, backward) -> tuple:
 def forward_only(forward, backward) -> tuple:
     """Half of an overlap."""
     raise RuntimeError("no backward")
+
+
+class Sleeps(nn.Module):
+    """A Linear that takes its time, in the forward: every call, or one of them."""
+
+    def __init__(self, seconds: float, only_call: int | None = None):
+        super().__init__()
+        self.linear, self.seconds, self.only_call, self.calls = nn.Linear(6, 6), seconds, only_call, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 6) to (B, 6)."""
+        self.calls += 1
+        if self.only_call in (None, self.calls):
+            time.sleep(self.seconds)
+        return self.linear(x)

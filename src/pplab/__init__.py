@@ -16,10 +16,11 @@ from .simulate import simulate
 from .sweep import sweep
 from .timeline import Span, Timeline
 from .validate import validate
+from .where import calibrate, where
 
 __version__ = "0.1.0"
 
-_LAZY = {"gantt": "plot", "memory": "plot", "compare": "plot"}
+_LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
 _LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "runtime")
 
 

@@ -18,6 +18,7 @@ from .schedule import Schedule
 from .simulate import simulate
 from .timeline import Timeline
 from .validate import validate
+from .where import calibrate, where
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,10 +117,41 @@ def _train(options: argparse.Namespace) -> int:
             run = pool.train(schedule, workload, **details)
     _write(options, run.timeline)
     if options.json:
-        _write_json(options.json, run.to_dict())
+        _write_json(options.json, {**run.to_dict(), "where": where(run.timeline).to_dict()})
     if options.json != "-":
         print(run)
+        if options.explain:
+            print(where(run.timeline))
     return 0 if run.gradients is None or run.gradients.equal else 1
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from . import models
+    from .runtime import Pool
+    from .runtime.launch import check_job
+
+    names = [options.schedule, *options.predict]
+    schedules = [_schedule(argparse.Namespace(**{**vars(options), "schedule": name})) for name in names]
+    workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
+    for schedule in schedules:
+        check_job(schedule, workload, schedule.num_ranks, steps=options.steps)
+        if schedule.placement != schedules[0].placement:
+            raise ValueError(f"{schedule.name} cuts or places the model otherwise than {schedules[0].name}: measure it")
+    rows = []
+    with Pool(schedules[0].num_ranks, device=options.device) as pool:
+        print(f"measuring {schedules[0].name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        costs = calibrate(pool.train(schedules[0], workload, steps=options.steps).timeline)
+        for schedule in schedules:
+            predicted = simulate(schedule, costs).makespan
+            measured = pool.train(schedule, workload, steps=options.steps).timeline.makespan
+            rows.append({"schedule": schedule.name, "predicted_ms": predicted, "measured_ms": measured})
+    if options.json:
+        _write_json(options.json, rows)
+    if options.json != "-":
+        print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7}")
+        for row in rows:
+            error = row["predicted_ms"] / row["measured_ms"] - 1
+            print(f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} {error:7.1%}")
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -242,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_workload(training)
     training.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
     training.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    training.add_argument("--explain", action="store_true", help="say where the time of the median step went")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
@@ -249,6 +282,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_output(training)
     training.set_defaults(command=_train)
+
+    predicting = commands.add_parser("predict", help="measure one schedule, predict others, measure them too")
+    _add_schedule(predicting)
+    _add_workload(predicting)
+    predicting.add_argument("predict", nargs="+", metavar="NAME", help="schedules to predict, of the same stages")
+    predicting.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
+    predicting.add_argument("--json", nargs="?", const="-", metavar="FILE", help="to FILE or standard output")
+    predicting.set_defaults(command=_predict)
 
     comparing = commands.add_parser("bench", help="pplab's runtime and PyTorch's in turn, on the same stages")
     _add_schedule(comparing)

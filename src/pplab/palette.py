@@ -11,6 +11,17 @@ FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#c4502e", W: "#a9dbc0"}
 IDLE = "#8a8f98"
 OTHER = "#7a5c99"  # optimizer, barriers: what isn't an action of the schedule
 NAME: dict[Kind, str] = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"}
+PART: dict[str, str] = {  # of a step, in drawings of where its time went
+    **{NAME[kind]: fill for kind, fill in FILL.items()},
+    "overlap": "#1b4f72",
+    "optimizer": OTHER,
+    "gradients of both copies": "#b39ddb",
+    "bubble": "#d0d3d8",
+    "imbalance": "#e3c4a8",
+    "communication": "#9fc9d9",
+    "overhead": "#d9b3c7",
+    "jitter": "#8a8f98",
+}
 
 
 def shade(colour: str, step: int, steps: int) -> str:

@@ -18,7 +18,8 @@ from . import palette
 from .actions import Kind, parts
 from .costs import Memory
 from .metrics import critical_path, held, idle_intervals
-from .timeline import Span, Timeline
+from .timeline import Span, Timeline, total
+from .where import IDLE_PARTS, Where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,6 +114,56 @@ def memory(timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = No
     what = "Activations" if of is None else "Memory"
     ax.set_label(f"{what} held over time under {timeline.schedule.name}; peaks per rank: {said}")
     return ax
+
+
+def waterfall(found: Where, ax: Axes | None = None) -> Axes:
+    """Draw how a step's mean parts add up, from work to what was measured: compute first, then what each part adds."""
+    mean = found.mean
+    work = {part: amount for part, amount in mean.items() if part not in IDLE_PARTS}
+    steps = [("work", total(work.values())), *((part, mean[part]) for part in IDLE_PARTS), ("step", found.step_time)]
+    if ax is None:
+        ax = _new_axes(len(steps))
+    end = 0.0
+    for row, (name, amount) in enumerate(steps):
+        start = 0 if name in ("work", "step") else end
+        end = start + amount
+        fill = {"work": palette.FILL[Kind.F], "step": palette.IDLE}.get(name, palette.FILL[Kind.B])
+        ax.barh(row, amount, left=start, height=_BAR, color=fill)
+        label = f" {amount:.4g} ({amount / found.step_time:.1%})"
+        ax.text(max(start, end), row, label, va="center", fontsize=_LABEL_SIZE)
+    _finish_parts(ax, found, [name for name, _ in steps], "where the step went (mean of ranks)", 1.2)
+    return ax
+
+
+def stacked(found: Where, ax: Axes | None = None) -> Axes:
+    """Draw each rank's parts one after the other; what is negative on a rank is left out."""
+    num_ranks = len(found.by_rank)
+    if ax is None:
+        ax = _new_axes(num_ranks)
+    names = [part for part in found.mean if any(row.get(part) for row in found.by_rank)]
+    ends = [0.0] * num_ranks
+    for name in names:
+        amounts = [max(row.get(name, 0), 0) for row in found.by_rank]
+        ax.barh(range(num_ranks), amounts, left=ends, height=_BAR, color=palette.PART[name], label=name)
+        ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
+    rows = [f"rank {rank}" for rank in range(num_ranks)]
+    _finish_parts(ax, found, rows, "where each rank's time went", max(ends) / found.step_time)
+    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=_LABEL_SIZE)
+    return ax
+
+
+def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach: float) -> None:
+    ax.set_title(f"{found.timeline.schedule.name}, {found.timeline.how}: {what}", fontsize=10, loc="left")
+    unit = found.timeline.unit
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.set_xlim(0, found.step_time * max(reach, 1))
+    ax.set_xlabel(f"time ({unit})" if unit else "time")
+    ax.tick_params(length=0, axis="y")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    said = ", ".join(f"{part} {amount / found.step_time:.1%}" for part, amount in found.mean.items())
+    ax.set_label(f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}")
 
 
 def describe(timeline: Timeline) -> str:

@@ -60,6 +60,7 @@ class Job:
     collect_gradients: bool
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
+    delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
 
     @property
     def loss_scale(self) -> float:
@@ -102,7 +103,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     pairs = channels_of(schedule, home)
     staged = device.type == "cuda" and context.transport != "nccl"
     ends = (rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
-    comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes)
+    comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
     comm.warm_up(pairs)
     copies = _Copies(context, schedule, stages, staged)
     recorder = recorder_for(device)
@@ -227,7 +228,8 @@ class _Copies:
         if schedule.copies == 1:
             return
         mirrored = sorted(set(schedule.placement))
-        groups = {pair: dist.new_group(list(pair)) for pair in mirrored}  # by all ranks in one order
+        backend = "nccl" if context.transport == "nccl" else "gloo"
+        groups = {pair: dist.new_group(list(pair), backend=backend) for pair in mirrored}  # by all ranks in one order
         self.stages = [(stage, groups[schedule.placement[index]]) for index, stage in sorted(stages.items())]
 
     def __bool__(self) -> bool:

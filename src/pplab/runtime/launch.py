@@ -108,8 +108,9 @@ class Pool:
 
         `check_gradients` compares the first step's gradients with those of one process. `optimizer` makes an optimizer
         from a rank's parameters (`functools.partial(torch.optim.SGD, lr=0.1)`); without one the weights stay.
-        `pace` stretches every action to the given durations (with a unit of time), so that many ranks show their
-        schedule in real time on few cores. `autocast` is the dtype of mixed precision, such as `torch.bfloat16`.
+        `pace` stretches every action to the given durations (with a unit of time) and delays messages by its latency,
+        so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
+        such as `torch.bfloat16`.
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
@@ -126,6 +127,8 @@ class Pool:
             autocast=autocast,
             engine=engine,
         )
+        if job.delays_s and self.transport != "shared":
+            raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
         rows = lower(schedule, ahead=1)
         reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
         gradients = None
@@ -439,7 +442,8 @@ def check_job(
         raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
-    return Job(schedule, workload, positive_int("steps", steps), warmup, optimizer, check_gradients, paces, autocast)
+    steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
+    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays)
 
 
 def report_gradients(
@@ -497,12 +501,24 @@ def _pace_s(pace: Costs | None, schedule: Schedule) -> Mapping[str, list[float]]
     if pace is None:
         return None
     pace.check(schedule.num_stages, schedule.num_ranks)
-    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}.get(pace.unit)
-    if scale is None:
+    if pace.has_queues:
+        raise ValueError("pace can't limit bandwidth: give latencies, which can differ by link")
+    if _seconds(pace) is None:
         raise ValueError(f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {pace!r}')
-    return {
-        kind: [scale * pace.of(kind, stage) for stage in range(schedule.num_stages)] for kind in ("F", "B", "I", "W")
-    }
+    stages = range(schedule.num_stages)
+    return {kind: [_seconds(pace) * pace.of(kind, stage) for stage in stages] for kind in "FBIW"}
+
+
+def _delays_s(pace: Costs | None, num_ranks: int) -> dict[tuple[int, int], float]:
+    if pace is None or not pace.has_latency:
+        return {}
+    ranks = range(num_ranks)
+    return {(a, b): _seconds(pace) * pace.link(a, b).latency for a in ranks for b in ranks if a != b}
+
+
+def _seconds(costs: Costs) -> float | None:
+    """The unit of these costs in seconds."""
+    return {"s": 1.0, "ms": 1e-3, "us": 1e-6}.get(costs.unit)
 
 
 def _where(schedule: Schedule, row: LoweredRow, place: Place) -> tuple[object, str]:

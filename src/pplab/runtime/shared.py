@@ -13,7 +13,8 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from ..actions import RECV_F, SEND_F, Action
 from .comm import Comm, LostPeer, Spec, naming, producer
 
-_HEADER = struct.Struct("<iiiqi")  # producing stage, forward or not, microbatch, bytes, slot
+_HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when (ns)
 _PIPE_BYTES = 2**20
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
@@ -86,12 +87,13 @@ class _Slot:
 class SharedComm(Comm):
     """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to it."""
 
-    def __init__(self, *arguments, pipes: Pipes):
+    def __init__(self, *arguments, pipes: Pipes, delays_s: Mapping[tuple[int, int], float]):
         super().__init__(*arguments)
         self.pipes = pipes
+        self.delays_s = delays_s  # by source and target: how long a message must have been under way (paced runs)
         self.outgoing: dict[int, list[_Slot]] = {}  # per target
         self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
-        self.arrived: dict[tuple[int, ...], tuple[int, int]] = {}  # what was announced: its slot's bytes and number
+        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
@@ -106,7 +108,9 @@ class SharedComm(Comm):
         source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
         while (*content, receive.microbatch) not in self.arrived:
             self._read(source, receive)
-        nbytes, number = self.arrived.pop((*content, receive.microbatch))
+        nbytes, number, sent_ns = self.arrived.pop((*content, receive.microbatch))
+        if delay := self.delays_s.get((source, self.rank)):
+            time.sleep(max(0.0, sent_ns / 1e9 + delay - time.perf_counter()))
         slot = self.incoming.get((source, number))
         if slot is None:
             slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
@@ -127,7 +131,7 @@ class SharedComm(Comm):
         for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
-        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number)
+        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, time.perf_counter_ns())
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)
 
@@ -140,8 +144,8 @@ class SharedComm(Comm):
             headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
         if not headers:
             raise LostPeer(f"{receive} from rank {source}: it is gone")
-        for *message, nbytes, number in _HEADER.iter_unpack(headers):
-            self.arrived[tuple(message)] = (nbytes, number)
+        for *message, nbytes, number, sent_ns in _HEADER.iter_unpack(headers):
+            self.arrived[tuple(message)] = (nbytes, number, sent_ns)
 
     def _path(self, source: int, target: int, number: int) -> Path:
         return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"

@@ -1,0 +1,184 @@
+"""Where the time of a measured step went: the step divided into named parts that add up to it exactly.
+
+The parts come from replaying the step on machines that are less and less ideal. Each machine is a simulation with what
+was measured, and what it adds to a rank's idle time is the part's:
+
+    1. every action takes the mean of its kind over all stages         idle time: the schedule's own bubble
+    2. every action takes the mean of its kind on its own stage        what is added: imbalance
+    3. messages take the mean time of their link                       what is added: communication
+    4. every action starts late by the mean lateness on its rank       what is added: overhead
+    5. the measured step itself                                        what is left: jitter
+
+A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from .actions import B, F, I, Kind, Overlap, W
+from .costs import Costs, Link
+from .deps import incoming
+from .palette import NAME
+from .simulate import simulate
+from .timeline import Timeline, total
+
+IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to `step_time`."""
+
+    timeline: Timeline
+    step_time: float
+    by_rank: tuple[Mapping[str, float], ...]
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Each part's mean over the ranks."""
+        names = dict.fromkeys(part for row in self.by_rank for part in row if part not in IDLE_PARTS)
+        return {
+            part: total(row.get(part, 0) for row in self.by_rank) / len(self.by_rank) for part in (*names, *IDLE_PARTS)
+        }
+
+    def to_dict(self) -> dict:
+        """The parts as plain JSON values."""
+        return {
+            "step_time": self.step_time,
+            "unit": self.timeline.unit,
+            "mean": self.mean,
+            "by_rank": list(self.by_rank),
+        }
+
+    def __str__(self) -> str:
+        unit = self.timeline.unit
+        names = [part for part in self.mean if any(row.get(part) for row in self.by_rank)]
+        rows = [*((f"rank {rank}", row) for rank, row in enumerate(self.by_rank)), ("mean", self.mean)]
+        lines = [f"{'part':16}" + "".join(f"{name:>10}" for name, _ in rows) + f"{'share':>8}"]
+        for part in names:
+            values = "".join(f"{row.get(part, 0):10.2f}" for _, row in rows)
+            lines.append(f"{part:16}{values}{self.mean[part] / self.step_time:8.1%}")
+        lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
+        return f"{self.timeline.schedule.name}, {self.timeline.how}, per rank{unit and f' in {unit}'}\n" + "\n".join(
+            lines
+        )
+
+    __repr__ = __str__
+
+
+def where(timeline: Timeline) -> Where:
+    """Divide a step, measured or simulated, into parts.
+
+    Compute is named by kind, and by what else the ranks did (the optimizer). The step lasts until the last rank has
+    ended, whatever it did last.
+    """
+    schedule = timeline.schedule
+    step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
+    on_mean, on_stages, with_links, with_overhead = _machines(timeline)
+    levels = [simulate(schedule, costs).idle for costs in (on_mean, on_stages, with_links)]
+    work = simulate(schedule, on_stages).busy  # lateness is no work
+    last = simulate(schedule, with_overhead).makespan
+    levels.append([last - busy for busy in work])
+    by_rank = []
+    for rank in range(schedule.num_ranks):
+        did = _did(timeline, rank)
+        idle = [*(level[rank] for level in levels), step_time - total(did.values())]
+        added = [idle[0], *(after - before for before, after in pairwise(idle))]
+        by_rank.append({**did, **dict(zip(IDLE_PARTS, added, strict=True))})
+    return Where(timeline, step_time, tuple(by_rank))
+
+
+def calibrate(timeline: Timeline) -> Costs:
+    """Costs by which to predict other schedules of the same stages on the same machine: the mean duration of every kind
+    on every stage, the mean time of every link, and each rank's mean lateness, added to its actions."""
+    return _machines(timeline)[-1]
+
+
+def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
+    """What the four replays take: see the module's text."""
+    schedule = timeline.schedule
+    durations: dict[object, list[float]] = defaultdict(list)
+    for span in timeline.spans:
+        lasted = span.end - span.start
+        if isinstance(span.action, Overlap):
+            durations[Overlap].append(lasted)
+        else:
+            durations[span.action.kind].append(lasted)
+            durations[span.action.kind, span.action.stage].append(lasted)
+    mean = {key: total(found) / len(found) for key, found in durations.items()}
+    overlap = mean.get(Overlap, "sum")
+
+    def of(kind: Kind, stage: int) -> float:
+        return mean.get((kind, stage), mean.get(kind, 0))
+
+    def costs(value: Callable[[Kind, int], float], late: Sequence[float]) -> Costs:
+        stages = range(schedule.num_stages)
+        forward, whole, inputs, weights = ([value(kind, s) + late[s] for s in stages] for kind in (F, B, I, W))
+        if I not in mean:
+            return Costs(forward, whole, 0, unit=timeline.unit)
+        if B not in mean:
+            whole = [i + w for i, w in zip(inputs, weights, strict=True)]
+        return Costs(forward, inputs, weights, backward=whole, overlap=overlap, unit=timeline.unit)
+
+    none = [0] * schedule.num_stages
+    links, lateness = _links_and_lateness(timeline)
+    holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
+    late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
+    on_stages = costs(of, none)
+    with_links = replace(on_stages, links={pair: Link(time) for pair, time in links.items()})
+    with_overhead = replace(costs(of, late), links=with_links.links)
+    if overlap != "sum":
+        with_overhead = replace(with_overhead, overlap=overlap + total(lateness) / len(lateness))
+    return costs(lambda kind, _: mean.get(kind, 0), none), on_stages, with_links, with_overhead
+
+
+def _links_and_lateness(timeline: Timeline) -> tuple[dict[tuple[int, int], float], list[float]]:
+    """The mean time of each link's messages, and each rank's mean time from being able to start an action to starting.
+
+    A link's time shows where somebody waited for the message: from when it was made until it was there. Where nobody
+    ever did, the least time within which it must have come stands for it.
+    """
+    schedule, columns = timeline.schedule, timeline.schedule.columns
+    dep, ranks, gates = schedule.graph.dep, columns.ranks(), set(columns.gates)
+    waits = {
+        (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
+    }
+    seen: dict[tuple[int, int], list[float]] = defaultdict(list)
+    bounds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    late: list[list[float]] = [[] for _ in schedule.rows]
+    for rank in range(schedule.num_ranks):
+        free = 0.0
+        for i in range(*columns.bounds[rank : rank + 2]):
+            if i in gates:
+                continue
+            ready = free
+            for user in (i - 1, i) if i - 1 in gates else (i,):
+                d = dep[user]
+                if d < 0 or ranks[d] == rank:
+                    continue
+                receive = incoming(columns.action(user), schedule.num_stages)
+                begun, there = waits.get((rank, receive), (free, timeline.starts[i]))
+                took = max(0.0, there - timeline.ends[d])
+                (seen if begun < timeline.ends[d] else bounds)[ranks[d], rank].append(took)
+                ready = max(ready, there)
+            late[rank].append(max(0.0, timeline.starts[i] - ready))
+            free = timeline.ends[i]
+    links = {pair: total(found) / len(found) for pair, found in seen.items()}
+    links |= {pair: min(found) for pair, found in bounds.items() if pair not in links}
+    return links, [total(found) / len(found) for found in late]
+
+
+def _did(timeline: Timeline, rank: int) -> dict[str, float]:
+    """What a rank spent on each kind of work."""
+    did: dict[str, float] = defaultdict(float)
+    for span in timeline.spans_of(rank):
+        name = "overlap" if isinstance(span.action, Overlap) else NAME[span.action.kind]
+        did[name] += span.end - span.start
+    for span in timeline.others:
+        if span.rank == rank and isinstance(span.action, str):
+            did[span.action] += span.end - span.start
+    return dict(did)

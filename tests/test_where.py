@@ -1,0 +1,148 @@
+"""Where the time of a step went: the parts add up, and name a cause that is known because it was put there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+import modules
+import pplab as pp
+from conftest import random_costs, random_schedule
+from pplab.runtime import Pool
+from pplab.where import IDLE_PARTS
+
+
+def test_the_parts_add_up_to_the_step(rng):
+    for _ in range(40):
+        s = random_schedule(rng, overlap_share=0.3, bidirectional=rng.random() < 0.3)
+        t = pp.simulate(s, random_costs(rng, s.num_stages, s.num_ranks))
+        found = pp.where(t)
+        for rank, row in enumerate(found.by_rank):
+            assert sum(row.values()) == pytest.approx(t.makespan)
+            work = sum(amount for part, amount in row.items() if part not in IDLE_PARTS)
+            assert work == pytest.approx(t.busy[rank])
+        assert sum(found.mean.values()) == pytest.approx(t.makespan)
+        assert json.loads(json.dumps(found.to_dict()))["step_time"] == t.makespan
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "DualPipe"])
+def test_causes_that_were_put_there(name):
+    s = pp.build(name, num_ranks=4, num_microbatches=8)
+    ideal = pp.simulate(s)
+    assert {p: a for p, a in pp.where(ideal).mean.items() if p in IDLE_PARTS and a} == {"bubble": ideal.idle[0]}
+    late = pp.simulate(s, pp.Costs(latency=1))
+    found = pp.where(late).mean
+    assert found["bubble"] == ideal.idle[0] and found["imbalance"] == 0
+    assert found["communication"] == late.makespan - ideal.makespan > 0
+    assert found["overhead"] == found["jitter"] == 0
+    if name == "DualPipe":
+        return  # an overlap has one duration, whatever its stages: what a slow one adds is left to jitter
+    factor = [2 if stage == 1 else 1 for stage in range(s.num_stages)]
+    slow = pp.where(pp.simulate(s, pp.Costs(factor, factor, factor)))
+    assert slow.mean["imbalance"] > 0 and slow.by_rank[1]["imbalance"] < min(
+        row["imbalance"] for rank, row in enumerate(slow.by_rank) if rank != 1
+    )
+    assert slow.mean["communication"] == slow.mean["overhead"] == 0
+    assert slow.mean["jitter"] == pytest.approx(0)
+
+
+def test_lateness_is_overhead():
+    """One rank, whose every action starts half a unit after it could."""
+    s = pp.build("1F1B", num_ranks=1, num_microbatches=4)
+    slower = pp.simulate(s, pp.Costs(1.5, 1.25, 1.25))
+    found = pp.where(pp.Timeline(s, [start + 0.5 for start in slower.starts], slower.ends)).mean
+    assert found["overhead"] == pytest.approx(8 * 0.5)
+    assert found["jitter"] == pytest.approx(0) and found["communication"] == found["bubble"] == 0
+
+
+def test_one_late_action_is_jitter_and_a_late_message_is_communication():
+    s = pp.Schedule([["0F0", "0B0"], ["1F0", "1B0"]])
+    ideal = pp.simulate(s)
+    waited = (pp.Span(1, pp.parse("1RECV_F0"), 0, 2), pp.Span(0, pp.parse("0RECV_B0"), 1, 6.5))
+    t = pp.Timeline(s, [0, 7, 2.5, 4], [1, 9, 3.5, 6], others=waited)
+    found = pp.where(t).mean
+    assert found["bubble"] == 3 and found["communication"] == pytest.approx(1 + 0.5)
+    assert found["overhead"] + found["jitter"] == pytest.approx(9 - ideal.makespan - 1.5)
+
+
+def test_calibrated_costs_predict_the_same_stages(rng):
+    costs = pp.Costs([3, 4, 5, 6], [1, 2, 3, 2], [2, 2, 1, 1], links={(0, 1): pp.Link(2), (1, 0): pp.Link(2)})
+    measured = pp.simulate(pp.build("ZB-H2", num_ranks=4, num_microbatches=8), costs)
+    calibrated = pp.calibrate(measured)
+    for name in ("1F1B", "GPipe", "eager-1F1B", "ZB-H1"):
+        s = pp.build(name, num_ranks=4, num_microbatches=8)
+        assert pp.simulate(s, calibrated).makespan == pytest.approx(pp.simulate(s, costs).makespan)
+
+
+def test_a_table_and_pictures():
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = pp.where(pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(latency=1, unit="ms")))
+    assert str(found).splitlines()[0] == "1F1B, simulated, per rank in ms"
+    assert "communication" in str(found) and "jitter" not in str(found)
+    assert "communication" in pp.waterfall(found).get_label()
+    assert len(pp.stacked(found).get_legend().get_texts()) == 4
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(4, device="cpu", timeout_s=60) as pool:
+        yield pool
+
+
+PACE = pp.Costs(10, 10, 10, unit="ms")
+
+
+def share(run) -> dict[str, float]:
+    found = pp.where(run.timeline)
+    for row in found.by_rank:
+        assert sum(row.values()) == pytest.approx(found.step_time)
+    return {part: amount / found.step_time for part, amount in found.mean.items()}
+
+
+@pytest.mark.slow
+def test_causes_in_real_processes(pool):
+    """Four ranks, paced; then a slow stage, a slow link, and a rank that sleeps once."""
+    s = pp.build("1F1B", num_ranks=4, num_microbatches=8)
+    good = [nn.Linear(6, 6) for _ in range(4)]
+    plain = share(pool.train(s, modules.workload(*good), steps=1, pace=PACE))
+    assert plain["bubble"] == pytest.approx(3 / 11, abs=0.06)
+    assert max(plain[part] for part in ("imbalance", "communication")) < 0.06
+
+    slow_stage = [*good[:2], modules.Sleeps(0.02), good[3]]
+    slow = share(pool.train(s, modules.workload(*slow_stage), steps=1, pace=PACE))
+    assert slow["imbalance"] > 0.1 and max(IDLE_PARTS[1:], key=slow.__getitem__) == "imbalance"
+
+    links = {pair: pp.Link(latency=20) for pair in ((1, 2), (2, 1))}
+    far = share(pool.train(s, modules.workload(*good), steps=1, pace=pp.Costs(10, 10, 10, links=links, unit="ms")))
+    assert far["communication"] > 0.1 and max(IDLE_PARTS[1:], key=far.__getitem__) == "communication"
+
+    nap = [good[0], modules.Sleeps(0.3, only_call=8 * 2 + 4), *good[2:]]  # after the counting pass and the warm-up
+    once = pool.train(s, modules.workload(*nap), steps=1, pace=PACE)
+    slept = share(once)
+    assert max(IDLE_PARTS[1:], key=slept.__getitem__) in ("jitter", "imbalance")
+    longest = max(once.timeline.spans, key=lambda span: span.end - span.start)
+    assert longest.rank == 1 and longest.end - longest.start > 250
+
+
+@pytest.mark.slow
+def test_a_paced_run_keeps_its_latency(pool):
+    s = pp.build("1F1B", num_ranks=4, num_microbatches=4)
+    late = pp.Costs(10, 10, 10, latency=10, unit="ms")
+    run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), steps=1, pace=late)
+    assert 1 <= run.timeline.makespan / pp.simulate(s, late).makespan < 1.25
+
+
+@pytest.mark.slow
+def test_paces_that_cannot_be_kept_are_refused():
+    s = pp.build("GPipe", num_ranks=2, num_microbatches=2)
+    workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+    with Pool(2, device="cpu", transport="gloo") as pool:
+        with pytest.raises(ValueError, match="pace can't limit bandwidth"):
+            pool.train(s, workload, pace=pp.Costs(bandwidth=1, unit="ms"))
+        with pytest.raises(ValueError, match='needs transport="shared", and this pool has gloo'):
+            pool.train(s, workload, pace=pp.Costs(latency=1, unit="ms"))
