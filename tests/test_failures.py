@@ -34,11 +34,18 @@ def good() -> list[nn.Module]:
 def leftovers() -> tuple:
     """What a process can leave behind: processes, shared memory, temporary files, open files, listening ports."""
     me = psutil.Process()
-    shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
+    shared = shared_memory_of(me.pid)
     ranks = [p.pid for p in me.children(recursive=True) if "pplab rank" in p.name() or len(p.cmdline()) == 0]
     ports = [c.laddr for c in me.net_connections(kind="inet") if c.status == "LISTEN"]
-    temporary = sorted(p for p in os.listdir(os.environ.get("TMPDIR", "/tmp")) if p.startswith(("pplab", "torch_")))
+    temporary = sorted(
+        p for p in os.listdir(os.environ.get("TMPDIR", "/tmp")) if p.startswith((f"pplab-{me.pid}", "torch_"))
+    )
     return ranks, shared, temporary, len(me.open_files()), ports
+
+
+def shared_memory_of(pid: int) -> list[str]:
+    """What lies in shared memory under a process's number."""
+    return sorted(name for name in os.listdir("/dev/shm") if str(pid) in name) if os.path.isdir("/dev/shm") else []
 
 
 @pytest.fixture
@@ -236,5 +243,7 @@ def test_an_interrupt_ends_the_ranks_and_the_pool_can_go_on(tmp_path, group):
 def test_ranks_do_not_outlive_a_caller_that_is_killed(tmp_path):
     with started_script(tmp_path) as (process, pids):
         family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert shared_memory_of(process.pid)
         process.kill()
     wait_until_gone([*pids, *family])
+    assert not shared_memory_of(process.pid)

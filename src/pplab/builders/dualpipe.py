@@ -17,7 +17,10 @@ from .v_shape import Local
 )
 def dualpipe(num_ranks: int, num_microbatches: int):
     """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at rank 0, the rest
-    at rank P-1, and a forward of one direction overlaps a backward of the other."""
+    at rank P-1, and a forward of one direction overlaps a backward of the other.
+
+    torch has no such placement: its CSV reader takes a stage on one rank only.
+    """
     P, M = num_ranks, num_microbatches
     if P % 2:
         raise ValueError(f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image")

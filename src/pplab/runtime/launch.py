@@ -212,7 +212,7 @@ class _Ranks:
         self.pipes: list[Connection] = []
         self.processes = []
         self._stores = [store]  # in a list, so that ending the ranks closes its port, whoever still holds this object
-        self.folder = tempfile.mkdtemp(prefix="pplab-", dir=_shared_memory())
+        self.folder = tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=_shared_memory())
         self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder)
         self._finalizer = weakref.finalize(self, _end, *self._lent, 0.0)
         for rank in range(pool.num_ranks):
