@@ -16,6 +16,10 @@ EXERCISES = {
     "02_naive": "naive",
     "03_gpipe": "gpipe",
     "04_1f1b": "one_f_one_b",
+    "05_interleaved": "interleaved",
+    "06_zero_bubble": "zero_bubble",
+    "07_dualpipev": "dualpipe",
+    "09_measuring": "measuring",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

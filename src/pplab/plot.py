@@ -300,7 +300,8 @@ def _legend(ax: Axes, timeline: Timeline) -> None:
     kinds = [kind for kind in palette.FILL if kind in set(timeline.schedule.columns.kinds)]
     handles = [Patch(facecolor=palette.FILL[kind], label=palette.NAME[kind]) for kind in kinds]
     if any(isinstance(span.action, str) for span in timeline.others):
-        handles.append(Patch(facecolor=palette.OTHER, label="optimizer"))
+        labels = dict.fromkeys(span.action for span in timeline.others if isinstance(span.action, str))
+        handles.append(Patch(facecolor=palette.OTHER, label=", ".join(labels)))
     phases = dict.fromkeys(idle.phase for idle in idle_intervals(timeline))
     names = {"fill": "idle: filling", "inner": "idle: inside", "drain": "idle: draining"}
     handles += [
@@ -314,7 +315,7 @@ def _legend(ax: Axes, timeline: Timeline) -> None:
         loc="upper left",
         bbox_to_anchor=(0, 0),
         bbox_transform=ax.transAxes + below,
-        ncols=len(handles),
+        ncols=min(len(handles), 5),
         frameon=False,
         fontsize=_LABEL_SIZE,
         borderaxespad=0,

@@ -114,7 +114,7 @@ def builder(
             return wrong(where + schedule.says)
         sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
         if sizes != (num_ranks, num_ranks, num_microbatches):
-            return wrong(f"{where}your schedule is for {repr(schedule)[11:-1]}")
+            return wrong(f"{where}your schedule is for {repr(schedule)[10:-1]}")
         if fault := judge(simulate(schedule, costs), num_ranks, num_microbatches):
             return wrong(where + fault)
     return right(why)
