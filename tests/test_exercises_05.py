@@ -1,0 +1,130 @@
+"""Chapter 5's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
+
+from __future__ import annotations
+
+import pytest
+
+import pplab as pp
+from pplab.exercises import interleaved
+
+
+def default_rows(num_ranks, num_microbatches):
+    return pp.build("Interleaved1F1B", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
+
+
+def breadth_rows(num_ranks, num_microbatches):
+    return pp.build("LoopedBFS", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
+
+
+def thick_rows(num_ranks, num_microbatches):
+    return pp.build("1F1B", num_ranks=num_ranks, num_microbatches=num_microbatches)
+
+
+def v_rows(num_ranks, num_microbatches):
+    return pp.build("ZBVZeroBubble", num_ranks=num_ranks, num_microbatches=num_microbatches)
+
+
+def alternating_rows(num_ranks, num_microbatches):
+    order = range(num_microbatches)
+    return [
+        [f"{s}F{m}" for m in order for s in (r, r + num_ranks)]
+        + [f"{s}B{m}" for m in order for s in (r + num_ranks, r)]
+        for r in range(num_ranks)
+    ]
+
+
+def small_groups_rows(num_ranks, num_microbatches):
+    """Groups of two, which deadlock on four ranks."""
+    groups = [range(m, min(m + 2, num_microbatches)) for m in range(0, num_microbatches, 2)]
+    rows = []
+    for r in range(num_ranks):
+        down = [f"{s}F{m}" for g in groups for s in (r, r + num_ranks) for m in g]
+        up = [f"{s}B{m}" for g in groups for s in (r + num_ranks, r) for m in g]
+        warmup = 2 + 2 * (num_ranks - 1 - r)
+        pairs = [a for pair in zip(down[warmup:], up, strict=False) for a in pair]
+        rows.append(down[:warmup] + pairs + up[len(down) - warmup :])
+    return rows
+
+
+def broken_rows(num_ranks, num_microbatches):
+    return [][num_ranks]
+
+
+def slow_rows(num_ranks, num_microbatches):
+    """All microbatches through each stage, but the backwards wait for one another."""
+    rows = breadth_rows(num_ranks, num_microbatches)
+    return [[a for a in row if a.kind.name == "F"] + _one_by_one(row) for row in rows]
+
+
+def _one_by_one(row):
+    return [a for m in range(1, -1, -1) for a in row if a.kind.name == "B" and a.microbatch % 2 == m]
+
+
+def undoubled(group_size):
+    from pplab.builders.interleaved import _rows
+
+    return _rows(3, 4, 2, group_size, 1)
+
+
+def doubled(group_size):
+    return pp.build("Interleaved1F1B", num_ranks=3, num_microbatches=4, group_size=group_size)
+
+
+WRONG = [
+    (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it; the number is smaller"),
+    (interleaved.where_is, (8, 0, 12), "messages: 12 isn't it"),
+    (interleaved.where_is, 8, "expected 3 numbers"),
+    (interleaved.transfers, 3, "not V times"),
+    (interleaved.transfers, 23, "1F1B has seven"),
+    (interleaved.transfers, 2, "the number is larger"),
+    (interleaved.even_groups_builder, default_rows, "at 4 ranks and 9 microbatches: it takes 74"),
+    (interleaved.even_groups_builder, breadth_rows, "one rank holds 16 stages' activations; 11 are enough"),
+    (interleaved.even_groups_builder, thick_rows, "yours: 4 ranks, 4 stages and 8 microbatches"),
+    (interleaved.even_groups_builder, v_rows, "must lie on ranks 0, 1, 2, 3, 0, 1, 2, 3"),
+    (interleaved.even_groups_builder, small_groups_rows, "at 4 ranks and 8 microbatches: deadlock"),
+    (interleaved.even_groups_builder, broken_rows, "your function raised IndexError"),
+    (interleaved.even_groups_builder, 28.5, "expected a function"),
+    (interleaved.crossover, 0.5625, "only up to c = 0.5"),
+    (interleaved.crossover, 0.140625, "overtake four"),
+    (interleaved.crossover, 1.375, "that is where 1F1B overtakes"),
+    (interleaved.beat_24, doubled(3), "holds (8, 6, 4): at most 6"),
+    (interleaved.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
+    (interleaved.beat_24, pp.build("1F1B", num_ranks=3, num_microbatches=4), "3 stages and 4 microbatches"),
+    (interleaved.beat_24, "0F0", "0B0 is missing"),
+    (interleaved.looped_bfs_builder, default_rows, "goes from stage to stage"),
+    (interleaved.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
+    (interleaved.looped_bfs_builder, slow_rows, "goes from stage to stage"),
+    (interleaved.gathers, (18, 2), "the first stage's weights have to be gathered, too"),
+    (interleaved.gathers, (19, 4), "looped BFS: 4 isn't it; the number is smaller"),
+]
+
+
+@pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_wrong_answer_is_explained(check, answer, says):
+    verdict = check(answer)
+    assert verdict.right is False and not verdict, verdict
+    assert says in verdict.says, verdict
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)
+def test_dots_are_no_answer(check):
+    assert check(...).right is None
+
+
+def test_other_right_answers_are_accepted():
+    assert interleaved.looped_bfs_builder(breadth_rows)
+    assert interleaved.where_is([8, 0, 11]) and interleaved.crossover(0.54)
+    assert interleaved.beat_24(pp.Schedule(undoubled(3)))
+
+
+def test_the_latencies_where_lines_cross_are_those_of_the_simulation():
+    def takes(name, V, c, **options):
+        s = pp.build(name, num_ranks=4, num_microbatches=8, **options)
+        return pp.simulate(s, pp.Costs(latency=c).finer(V)).makespan
+
+    def two(c):
+        return takes("Interleaved1F1B", 2, c, stages_per_rank=2)
+
+    assert two(13 / 24) == pytest.approx(takes("eager-1F1B", 1, 13 / 24))
+    assert two(2.25 / 16) == pytest.approx(takes("Interleaved1F1B", 4, 2.25 / 16, stages_per_rank=4))
+    assert two(1.375) == pytest.approx(takes("1F1B", 1, 1.375))
