@@ -12,6 +12,11 @@ def default_rows(num_ranks, num_microbatches):
     return pp.build("Interleaved1F1B", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
 
 
+def rows_of_groups_of_p(num_ranks, num_microbatches):
+    options = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "group_size": num_ranks}
+    return pp.build("Interleaved1F1B", **options).rows
+
+
 def breadth_rows(num_ranks, num_microbatches):
     return pp.build("LoopedBFS", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
 
@@ -77,7 +82,7 @@ WRONG = [
     (interleaved.transfers, 3, "not V times"),
     (interleaved.transfers, 23, "1F1B has seven"),
     (interleaved.transfers, 2, "the number is larger"),
-    (interleaved.even_groups_builder, default_rows, "at 4 ranks and 9 microbatches: it takes 74"),
+    (interleaved.even_groups_builder, rows_of_groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
     (interleaved.even_groups_builder, breadth_rows, "one rank holds 16 stages' activations; 11 are enough"),
     (interleaved.even_groups_builder, thick_rows, "yours: 4 ranks, 4 stages and 8 microbatches"),
     (interleaved.even_groups_builder, v_rows, "must lie on ranks 0, 1, 2, 3, 0, 1, 2, 3"),

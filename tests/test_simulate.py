@@ -164,7 +164,7 @@ def test_closed_forms(P, M, F, I, W, c):  # noqa: E741
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
 def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa: E741
     costs = pp.Costs(F, I, W)
-    for M in (P, 2 * P, 2 * P + 1, 3 * P, 4 * P):
+    for M in (P, 2 * P - 1, 2 * P, 2 * P + 1, 3 * P, 3 * P + 2, 4 * P):
         work = M * (F + I + W)
         assert run("ZB-H1", P, M, costs).makespan == work + formulas.zb_h1_bubble(P, F, I, W)
         assert run("ZB-H1", P, M, costs).peak_in_flight == (P,) * P
@@ -173,18 +173,27 @@ def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa
             assert max(t.spans_per_rank) == work + formulas.zb_h2_span_bubble(P, F, I, W)
             assert t.makespan == formulas.zb_h2_makespan(P, M, F, I, W)
             assert t.peak_in_flight == (2 * P - 1,) * P
-        if M % P:
-            continue
         for V in (1, 2, 3):
             t = run("Interleaved1F1B", P, M, costs, stages_per_rank=V)
             assert t.makespan == formulas.interleaved_makespan(P, M, V, F, I + W)
+            if M % P:
+                continue
             assert t.peak_in_flight == formulas.interleaved_peak_in_flight(P, M, V)
             assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M, V))
             assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M, V))
             assert run("LoopedBFS", P, M, costs, stages_per_rank=V).makespan == t.makespan
-        if M >= 2 * P:
+        if M >= 2 * P and M % P == 0:
             t = run("InterleavedZeroBubble", P, M, costs)
             assert t.makespan == formulas.interleaved_zero_bubble_makespan(P, M, F, I, W)
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 3, 2), (2, 5, 4), (3, 4, 4)])
+def test_where_the_zero_bubble_papers_closed_forms_stop(F, I, W):  # noqa: E741
+    """They need W <= F, too; ZB-H1's can be mended."""
+    for P, M in ((3, 6), (4, 8), (5, 15)):
+        work = M * (F + I + W)
+        made = run("ZB-H1", P, M, pp.Costs(F, I, W)).makespan
+        assert made == work + formulas.zb_h1_bubble(P, F, I, W) > work + (P - 1) * (F + I - W)
 
 
 @pytest.mark.parametrize("overlap", ["sum", "max"])

@@ -67,12 +67,13 @@ def eager_one_f_one_b_peak_in_flight(P, M):
 
 
 def interleaved_makespan(P, M, V, F, B):
-    """Interleaved 1F1B (Narayanan et al. 2021), for P dividing M, without latency; F and B of one of the V stages.
+    """Interleaved 1F1B (Narayanan et al. 2021) without latency; F and B of one of the V stages.
 
-    The work of a rank is MV(F+B); the bubble is that of 1F1B with stages a V-th as deep.
+    The work of a rank is MV(F+B); the bubble is that of 1F1B with stages a V-th as deep. The paper has it for P
+    dividing M; with even groups, larger ones first, it holds for every M of at least P.
     """
-    if M % P:
-        raise ValueError(f"the closed form needs P to divide M, got P={P}, M={M}")
+    if M < P and V > 1:
+        raise ValueError(f"the closed form needs at least P microbatches, got P={P}, M={M}")
     return (M * V + P - 1) * (F + B)
 
 
@@ -82,17 +83,20 @@ def interleaved_peak_in_flight(P, M, V):
 
 
 def zb_h1_bubble(P, F, I, W):  # noqa: E741
-    """ZB-H1 (Qi et al. 2023): idle time per rank, for W <= I and at least P microbatches. 1F1B's is (P-1)(F+I+W)."""
-    return (P - 1) * (F + I - W)
+    """ZB-H1 (Qi et al. 2023): idle time per rank, for W <= I and at least P microbatches. 1F1B's is (P-1)(F+I+W).
+
+    The paper's form is (P-1)(F+I-W), for W <= F as well: a weight gradient fills no more than the gap it is put in.
+    """
+    return (P - 1) * max(I, F + I - W)
 
 
 def zb_h2_span_bubble(P, F, I, W):  # noqa: E741
-    """ZB-H2 (Qi et al. 2023): idle time in the longest rank's span, for W <= I and at least 2P microbatches."""
+    """ZB-H2 (Qi et al. 2023): idle time in the longest rank's span, for W <= F, W <= I and at least 2P microbatches."""
     return (P - 1) * (F + I - 2 * W)
 
 
 def zb_h2_makespan(P, M, F, I, W):  # noqa: E741
-    """ZB-H2: whatever the spans, the last rank starts after P-1 forwards. For W <= I and M >= 2P."""
+    """ZB-H2: whatever the spans, the last rank starts after P-1 forwards. For W <= F, W <= I and M >= 2P."""
     return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
 
 

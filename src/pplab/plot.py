@@ -54,7 +54,7 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     if path:
         _draw_path(ax, critical_path(timeline))
     ax.set_title(_title(timeline), fontsize=10, loc="left")
-    _legend(ax, timeline)
+    _legend(ax, [timeline])
     ax.set_label(describe(timeline))
     return ax
 
@@ -84,6 +84,7 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
             ax.set_xlabel("")
             ax.tick_params(labelbottom=False)
             ax.get_legend().remove()
+    _legend(column[-1], timelines)
     return column
 
 
@@ -293,16 +294,17 @@ def _draw_path(ax: Axes, spans: Iterable[Span]) -> None:
         )
 
 
-def _legend(ax: Axes, timeline: Timeline) -> None:
+def _legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 
-    kinds = [kind for kind in palette.FILL if kind in set(timeline.schedule.columns.kinds)]
+    found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
+    kinds = [kind for kind in palette.FILL if kind in found]
     handles = [Patch(facecolor=palette.FILL[kind], label=palette.NAME[kind]) for kind in kinds]
-    if any(isinstance(span.action, str) for span in timeline.others):
-        labels = dict.fromkeys(span.action for span in timeline.others if isinstance(span.action, str))
+    spans = (span for timeline in timelines for span in timeline.others)
+    if labels := dict.fromkeys(span.action for span in spans if isinstance(span.action, str)):
         handles.append(Patch(facecolor=palette.OTHER, label=", ".join(labels)))
-    phases = dict.fromkeys(idle.phase for idle in idle_intervals(timeline))
+    phases = {idle.phase for timeline in timelines for idle in idle_intervals(timeline)}
     names = {"fill": "idle: filling", "inner": "idle: inside", "drain": "idle: draining"}
     handles += [
         Patch(facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, label=names[phase])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 from ..actions import Action, B, F, Kind, actions
 from ..errors import positive_int
 from .registry import builder
 from .weave import phases, split_backwards
 
-_RULES = "any number of ranks and stages per rank; best when P divides M: a smaller last group of microbatches waits"
+_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on"
 
 
 @builder(
@@ -20,8 +22,8 @@ _RULES = "any number of ranks and stages per rank; best when P divides M: a smal
 def interleaved(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None):
     """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage, then its second.
 
-    Groups have `group_size` microbatches, by default as many as torch's when M can be cut evenly (torch refuses it
-    otherwise): M over the whole part of M/P; else P, and fewer in the last group.
+    By default there are as many groups as P fits into M, as even as possible, larger ones first; when they are all
+    equal, they are torch's (which refuses other M). `group_size` sets a size; the last group then has the rest.
     """
     return _rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=2)
 
@@ -75,16 +77,18 @@ def _stages(rank: int, num_ranks: int, stages_per_rank: int) -> range:
 
 
 def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> list[range]:
-    """The microbatches in groups that go through a rank's stages together."""
+    """The microbatches in groups that go through a rank's stages together. The first is the largest: warm-ups fit."""
+    everything = range(num_microbatches)
     if group_size is None:
-        size, rest = divmod(num_microbatches, max(1, num_microbatches // num_ranks))
-        group_size = num_ranks if rest else size
-    elif positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
+        count = max(1, num_microbatches // num_ranks)
+        each, rest = divmod(num_microbatches, count)
+        bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
+        return [everything[first:end] for first, end in pairwise(bounds)]
+    if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
         raise ValueError(
             f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches than ranks don't fill "
             "the loop, and rank 0 would wait for itself"
         )
-    everything = range(num_microbatches)
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 
