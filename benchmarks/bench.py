@@ -52,11 +52,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
+    rounds = 2 if options.quick else 5
     figures = {
         "versions": versions(),
         "simulator": simulator(),
         "sweep": sweeps(),
-        "runtime": runtime(2 if options.quick else 5),
+        "split": split_backward(rounds),
+        "runtime": runtime(rounds),
     }
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
