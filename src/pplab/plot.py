@@ -38,25 +38,22 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
     Labels drop out where they don't fit.
     """
-    until = until or max([timeline.makespan, *(span.end for span in timeline.others)])
-    num_ranks = timeline.schedule.num_ranks
     if ax is None:
-        ax = _new_axes(num_ranks)
-    ax.set_xlim(0, until)
-    ax.set_ylim(num_ranks - 0.5, -0.5)
-    ax.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)])
-    ax.set_xlabel(f"time ({timeline.unit})" if timeline.unit else "time")
-    ax.tick_params(length=0, axis="y")
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
+        ax = _new_axes(timeline.schedule.num_ranks)
+    _chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
+    _legend(ax, [timeline])
+    return ax
+
+
+def _chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
+    """A Gantt chart without its legend."""
+    _dress(ax, _ranks(timeline), _title(timeline), timeline.unit, until)
+    ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
     if path:
         _draw_path(ax, critical_path(timeline))
-    ax.set_title(_title(timeline), fontsize=10, loc="left")
-    _legend(ax, [timeline])
     ax.set_label(describe(timeline))
-    return ax
 
 
 class AxesColumn(list):
@@ -79,11 +76,10 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     until = max(t.makespan for t in timelines)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
-        gantt(timeline, ax, until=until, path=path)
+        _chart(ax, timeline, until, path)
         if ax is not column[-1]:
             ax.set_xlabel("")
             ax.tick_params(labelbottom=False)
-            ax.get_legend().remove()
     _legend(column[-1], timelines)
     return column
 
@@ -102,15 +98,9 @@ def memory(timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = No
             [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
         )
         ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=_LABEL_SIZE)
-    ax.set_xlim(0, until)
-    ax.set_ylim(len(curves) - 0.5, -0.5)
-    ax.set_yticks(range(len(curves)), [f"rank {rank}" for rank in range(len(curves))])
-    ax.set_xlabel(f"time ({timeline.unit})" if timeline.unit else "time")
     what = "forwards whose activations are held" if of is None else f"held{of.unit and f' ({of.unit})'}"
-    ax.set_title(f"{timeline.schedule.name}: {what}", fontsize=10, loc="left")
-    ax.tick_params(length=0, axis="y")
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
+    _dress(ax, _ranks(timeline), f"{timeline.schedule.name}: {what}", timeline.unit, until)
+    ax.set_ylim(len(curves) - 0.5, -0.5)
     said = ", ".join(f"{peak:.4g}" for peak in peaks)
     what = "Activations" if of is None else "Memory"
     ax.set_label(f"{what} held over time under {timeline.schedule.name}; peaks per rank: {said}")
@@ -147,24 +137,32 @@ def stacked(found: Where, ax: Axes | None = None) -> Axes:
         amounts = [max(row.get(name, 0), 0) for row in found.by_rank]
         ax.barh(range(num_ranks), amounts, left=ends, height=_BAR, color=palette.PART[name], label=name)
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
-    rows = [f"rank {rank}" for rank in range(num_ranks)]
-    _finish_parts(ax, found, rows, "where each rank's time went", max(ends) / found.step_time)
+    _finish_parts(ax, found, _ranks(found.timeline), "where each rank's time went", max(ends) / found.step_time)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=_LABEL_SIZE)
     return ax
 
 
 def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach: float) -> None:
-    ax.set_title(f"{found.timeline.schedule.name}, {found.timeline.how}: {what}", fontsize=10, loc="left")
-    unit = found.timeline.unit
-    ax.set_yticks(range(len(names)), names)
+    title = f"{found.timeline.schedule.name}, {found.timeline.how}: {what}"
+    _dress(ax, names, title, found.timeline.unit, found.step_time * max(reach, 1))
     ax.invert_yaxis()
-    ax.set_xlim(0, found.step_time * max(reach, 1))
+    said = ", ".join(f"{part} {amount / found.step_time:.1%}" for part, amount in found.mean.items())
+    ax.set_label(f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}")
+
+
+def _dress(ax: Axes, rows: Sequence[str], title: str, unit: str, until: float) -> None:
+    """Axes with a named strip per row, and time from 0 to `until`."""
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_xlim(0, until)
+    ax.set_yticks(range(len(rows)), rows)
     ax.set_xlabel(f"time ({unit})" if unit else "time")
     ax.tick_params(length=0, axis="y")
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
-    said = ", ".join(f"{part} {amount / found.step_time:.1%}" for part, amount in found.mean.items())
-    ax.set_label(f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}")
+
+
+def _ranks(timeline: Timeline) -> list[str]:
+    return [f"rank {rank}" for rank in range(timeline.schedule.num_ranks)]
 
 
 def describe(timeline: Timeline) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 
 from ..builders import build
@@ -10,7 +9,7 @@ from ..costs import Costs
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..timeline import Timeline
-from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, builder, number, numbers, right, schedule_of, unanswered, wrong
 
 
 def where_is(answer: object) -> Verdict:
@@ -44,7 +43,8 @@ def even_groups_builder(answer: object) -> Verdict:
         return None
 
     sizes = ((4, 8), (4, 9), (2, 5), (3, 7), (4, 13), (3, 5), (6, 20), (1, 3))
-    return _looped(answer, judge, "at the floor at eight sizes, and no group larger than need be", sizes)
+    why = "at the floor at eight sizes, and no group larger than need be"
+    return builder(answer, judge, why, sizes, misfit=_not_looped)
 
 
 def crossover(answer: object) -> Verdict:
@@ -87,7 +87,7 @@ def looped_bfs_builder(answer: object) -> Verdict:
         return None
 
     why = "legal at six sizes, as fast as looped BFS, and each stage's weights are wanted once per pass"
-    return _looped(answer, judge, why, ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 6)))
+    return builder(answer, judge, why, ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 6)), misfit=_not_looped)
 
 
 def gathers(answer: object) -> Verdict:
@@ -116,26 +116,3 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
     if schedule.placement != (loop := (*range(num_ranks), *range(num_ranks))):
         return f"stages 0, 1, ... must lie on ranks {', '.join(map(str, loop))}"
     return None
-
-
-def _looped(
-    answer: object, judge: Callable[[Timeline, int, int], str | None], why: str, grid: tuple[tuple[int, int], ...]
-) -> Verdict:
-    """`verdict.builder` for two stages per rank."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (num_ranks, num_microbatches), got {answer!r}")
-    for P, M in grid:
-        where = f"at {P} ranks and {M} microbatches: "
-        try:
-            rows = answer(P, M)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"{where}your function raised {type(error).__name__}: {error}")
-        schedule = schedule_of(rows)
-        if isinstance(schedule, Verdict):
-            return wrong(where + schedule.says)
-        fault = _not_looped(schedule, P, M) or judge(simulate(schedule), P, M)
-        if fault:
-            return wrong(where + fault)
-    return right(why)

@@ -94,11 +94,14 @@ def builder(
     why: str,
     grid: Iterable[tuple[int, int]] = ((2, 4), (4, 8), (3, 5), (1, 3), (4, 2)),
     costs: Costs | None = None,
+    misfit: Callable[[Schedule, int, int], str | None] | None = None,
 ) -> Verdict:
     """Check a function from (num_ranks, num_microbatches) to rows on several sizes.
 
-    `judge` looks at the simulated timeline and returns what is wrong with it, or None.
+    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and each returns what is
+    wrong with it, or None. By default a schedule must have one stage per rank.
     """
+    misfit = misfit or _other_sizes
     if (verdict := unanswered(build)) is not None:
         return verdict
     if not callable(build):
@@ -112,12 +115,17 @@ def builder(
         schedule = schedule_of(rows)
         if isinstance(schedule, Verdict):
             return wrong(where + schedule.says)
-        sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
-        if sizes != (num_ranks, num_ranks, num_microbatches):
-            return wrong(f"{where}your schedule is for {repr(schedule)[10:-1]}")
-        if fault := judge(simulate(schedule, costs), num_ranks, num_microbatches):
+        size = num_ranks, num_microbatches
+        if fault := misfit(schedule, *size) or judge(simulate(schedule, costs), *size):
             return wrong(where + fault)
     return right(why)
+
+
+def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
+    sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
+    if sizes != (num_ranks, num_ranks, num_microbatches):
+        return f"your schedule is for {repr(schedule)[10:-1]}"
+    return None
 
 
 def _near(a: float, b: float, tolerance: float) -> bool:

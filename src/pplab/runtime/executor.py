@@ -30,10 +30,10 @@ class Executor:
     recorder: Recorder
     watch: Callable[[int, bool], None]  # told the place in the row, and whether it waits there
     pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
-    peak_in_flight: int = 0
     overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
-    bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)  # of a stage's F and I, where a
-    # meter ran: by how much what is held changed, and how far above the start it rose meanwhile
+    peak_in_flight: int = 0
+    # Where a meter ran: by how much an F or I of a stage changes what is held, and how far above the start it rises.
+    bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
 
     def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
         """Run the row once; a meter counts the bytes that forwards keep."""

@@ -109,9 +109,17 @@ def train(context: RankContext, job: Job) -> RankReport:
     recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
-        rank, lower(schedule, ahead=1)[rank], stages, num_stages, home, comm, recorder, watch, job.pace_s
+        rank,
+        lower(schedule, ahead=1)[rank],
+        stages,
+        num_stages,
+        home,
+        comm,
+        recorder,
+        watch,
+        job.pace_s,
+        getattr(workload, "overlap", None),
     )
-    executor.overlap = getattr(workload, "overlap", None)
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -55,12 +56,8 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         times.clear()
         recorder.begin()
         context.watch("step", 0, False)
-        with autocast(device, job.autocast):
-            if meter is None:
-                runner.step(*inputs, **last, **batch.context)
-            else:
-                with meter:
-                    runner.step(*inputs, **last, **batch.context)
+        with autocast(device, job.autocast), meter or nullcontext():
+            runner.step(*inputs, **last, **batch.context)
         if update and optimizer is not None:
             start = recorder.clock.mark()
             optimizer.step()
