@@ -164,6 +164,13 @@ def rng(request) -> random.Random:
     return random.Random(request.param)
 
 
+def assert_explained(check, answer: object, says: str) -> None:
+    """An exercise's checker refuses the answer, in these words among others."""
+    verdict = check(answer)
+    assert verdict.right is False and not verdict, verdict
+    assert says in verdict.says, verdict
+
+
 def built(builder, P: int, M: int, **options) -> Schedule | None:
     """The schedule, or None where the builder refuses these numbers, saying which and what it takes."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pplab as pp
+from conftest import assert_explained
 from pplab.exercises import interleaved
 
 
@@ -106,9 +107,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_wrong_answer_is_explained(check, answer, says):
-    verdict = check(answer)
-    assert verdict.right is False and not verdict, verdict
-    assert says in verdict.says, verdict
+    assert_explained(check, answer, says)
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pplab as pp
+from conftest import assert_explained
 from pplab.exercises import zero_bubble
 
 
@@ -74,9 +75,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_wrong_answer_is_explained(check, answer, says):
-    verdict = check(answer)
-    assert verdict.right is False and not verdict, verdict
-    assert says in verdict.says, verdict
+    assert_explained(check, answer, says)
 
 
 def test_other_measures_of_table_5_are_named():

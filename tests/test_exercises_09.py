@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pplab as pp
+from conftest import assert_explained
 from pplab.exercises import measuring
 
 CAUSES = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
@@ -53,9 +54,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("check", "answer", "says"), WRONG)
 def test_wrong_answers_are_explained(check, answer, says):
-    verdict = check(answer)
-    assert verdict.right is False and not verdict, verdict
-    assert says in verdict.says, verdict
+    assert_explained(check, answer, says)
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)
