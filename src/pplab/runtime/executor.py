@@ -12,6 +12,7 @@ from torch import Tensor
 from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
 from ..deps import incoming, outgoing
 from .comm import Comm
+from .recording import NoSpans
 from .stage import Stage
 from .trace import Meter, Recorder
 from .workload import Batch
@@ -31,6 +32,7 @@ class Executor:
     watch: Callable[[int, bool], None]  # told the place in the row, and whether it waits there
     pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
     overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
+    spans: NoSpans = field(default_factory=NoSpans)  # what a profiler sees
     peak_in_flight: int = 0
     # Where a meter ran: by how much an F or I of a stage changes what is held, and how far above the start it rises.
     bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
@@ -47,7 +49,8 @@ class Executor:
             elif item.kind in (RECV_F, RECV_B):
                 self.comm.post(item)
             else:
-                self.comm.send(item, self.outbox.pop(item))
+                with self.spans.named("pp.send"):
+                    self.comm.send(item, self.outbox.pop(item))
         assert not self.local and not self.outbox, "everything made in a step is used in it"
 
     def _compute(self, position: int, item: Action | Overlap, microbatches: Sequence[Batch]) -> None:
@@ -55,10 +58,11 @@ class Executor:
         halves = parts(item)
         run = [partial(self._run, action, self._fetch(position, action), microbatches) for action in halves]
         start = self.recorder.clock.mark()
-        if len(run) > 1 and self.overlap is not None:
-            made = self.overlap(*run)
-        else:
-            made = [each() for each in run]
+        with self.spans.action(item):
+            if len(run) > 1 and self.overlap is not None:
+                made = self.overlap(*run)
+            else:
+                made = [each() for each in run]
         self.recorder.action(item, start, self.recorder.clock.mark())
         for action, tensors in zip(halves, made, strict=True):
             self._keep(action, tensors)
@@ -101,7 +105,8 @@ class Executor:
             return self.local.pop(receive)
         self.watch(position, True)
         start = self.recorder.clock.mark()
-        tensors = self.comm.receive(receive)
+        with self.spans.named("pp.receive"):
+            tensors = self.comm.receive(receive)
         self.recorder.other(receive, start, self.recorder.clock.mark())
         self.watch(position, False)
         return tensors

@@ -15,9 +15,11 @@ from torch import nn
 from ..actions import I, Kind, parts
 from ..deps import outgoing
 from ..lower import lower
+from ..profiles import RankProfile
 from ..schedule import Schedule
 from .comm import Comm
 from .executor import Executor
+from .recording import Recording
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
 from .trace import Meter, StepTrace, recorder_for
@@ -61,6 +63,7 @@ class Job:
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
+    profile: str | None = None  # the folder for traces of the measured steps
 
     @property
     def loss_scale(self) -> float:
@@ -80,6 +83,7 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
+    profile: RankProfile | None = None
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -124,6 +128,8 @@ def train(context: RankContext, job: Job) -> RankReport:
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
 
+    recording = Recording(job.profile, rank, schedule.rows[rank], device, modules)
+
     def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float]:
         nonlocal meter
         for module in modules:
@@ -135,18 +141,20 @@ def train(context: RankContext, job: Job) -> RankReport:
         context.watch("at the barrier", 0, True)
         dist.barrier()
         recorder.begin()
-        executor.run(microbatches, meter if count else None)
-        comm.flush()
-        if copies:
-            context.watch("adding the copies' gradients", 0, True)
-            start = recorder.clock.mark()
-            copies.add_gradients()
-            recorder.other("gradients of both copies", start, recorder.clock.mark())
-        if update and optimizer is not None:
-            context.watch("in the optimizer", 0, False)
-            start = recorder.clock.mark()
-            optimizer.step()
-            recorder.other("optimizer", start, recorder.clock.mark())
+        with executor.spans.named("pp.step"):
+            executor.run(microbatches, meter if count else None)
+            comm.flush()
+            if copies:
+                context.watch("adding the copies' gradients", 0, True)
+                start = recorder.clock.mark()
+                copies.add_gradients()
+                recorder.other("gradients of both copies", start, recorder.clock.mark())
+            if update and optimizer is not None:
+                context.watch("in the optimizer", 0, False)
+                start = recorder.clock.mark()
+                with executor.spans.named("pp.optimizer_step"):
+                    optimizer.step()
+                recorder.other("optimizer", start, recorder.clock.mark())
         return recorder.finish(), _loss(stages) * job.loss_scale
 
     meter: Meter | None = None
@@ -155,7 +163,9 @@ def train(context: RankContext, job: Job) -> RankReport:
     for _ in range(job.warmup):
         run_pass(0)
     executor.peak_in_flight = 0
-    measured = [run_pass(step, update=True) for step in range(job.steps)]
+    executor.spans = recording.spans
+    with recording:
+        measured = [run_pass(step, update=True) for step in range(job.steps)]
     context.watch("reporting", 0, False)
     return RankReport(
         [trace for trace, _ in measured],
@@ -166,6 +176,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        recording.summary,
     )
 
 

@@ -103,6 +103,7 @@ class Pool:
         pace: Costs | None = None,
         autocast: torch.dtype | None = None,
         engine: str = "pplab",
+        profile: str | Path | None = None,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -112,6 +113,8 @@ class Pool:
         so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
         such as `torch.bfloat16`.
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
+        `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
+        on), and the Run's `profile` sums them up. Recording slows every operation.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -126,6 +129,7 @@ class Pool:
             pace=pace,
             autocast=autocast,
             engine=engine,
+            profile=profile,
         )
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
@@ -421,6 +425,7 @@ def check_job(
     pace: Costs | None = None,
     autocast: torch.dtype | None = None,
     engine: str = "pplab",
+    profile: str | Path | None = None,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -443,7 +448,10 @@ def check_job(
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays)
+    if profile is not None:
+        Path(profile).mkdir(parents=True, exist_ok=True)
+        profile = str(Path(profile).resolve())
+    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, profile)
 
 
 def report_gradients(

@@ -14,6 +14,7 @@ import torch
 
 from ..actions import B, F, I, Kind, Overlap, W
 from ..costs import Costs, Memory
+from ..profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .job import RankReport, StepTrace
@@ -105,6 +106,7 @@ class Run:
     gradients: GradientReport | None
     versions: dict[str, str]
     engine: str = "pplab"  # or "torch"
+    profile: Profile | None = field(default=None, repr=False)  # of the ranks' traces, where they were recorded
 
     @property
     def timeline(self) -> Timeline:
@@ -189,6 +191,7 @@ class Run:
             "extra_of": self.extra_of,
             "gradients": gradients,
             "versions": self.versions,
+            "profile": self.profile and self.profile.to_dict(),
             "timelines": [timeline.to_dict() for timeline in self.timelines],
         }
 
@@ -256,7 +259,13 @@ def make_run(
         gradients,
         versions(),
         engine,
+        _profile(schedule, reports, engine),
     )
+
+
+def _profile(schedule: Schedule, reports: Sequence[RankReport], engine: str) -> Profile | None:
+    found = tuple(report.profile for report in reports if report.profile is not None)
+    return Profile(f"{schedule.name}{' by torch' * (engine == 'torch')}", found) if found else None
 
 
 def readable_bytes(count: float) -> str:

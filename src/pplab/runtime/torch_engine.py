@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ..actions import Action, B, F, I, W, parts
 from ..schedule import Schedule
 from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
+from .recording import NoSpans, Recording
 from .stage import autocast
 from .trace import Meter, StepTrace, recorder_for
 
@@ -40,7 +41,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     recorder = recorder_for(device)
     times: dict[Action, tuple[object, object]] = {}
     modules = stage_modules(context, job)
-    runner = _runner(schedule, job, modules, device, recorder.clock.mark, times)
+    row = [action for item in schedule.rows[context.rank] for action in parts(item)]  # torch runs halves in turn
+    recording = Recording(job.profile, context.rank, row, device, modules.values())
+    spans = NoSpans()
+    runner = _runner(schedule, job, modules, device, recorder.clock.mark, times, lambda action: spans.action(action))
     parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
 
@@ -56,12 +60,14 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         times.clear()
         recorder.begin()
         context.watch("step", 0, False)
-        with autocast(device, job.autocast), meter or nullcontext():
-            runner.step(*inputs, **last, **batch.context)
-        if update and optimizer is not None:
-            start = recorder.clock.mark()
-            optimizer.step()
-            recorder.other("optimizer", start, recorder.clock.mark())
+        with spans.named("pp.step"):
+            with autocast(device, job.autocast), meter or nullcontext():
+                runner.step(*inputs, **last, **batch.context)
+            if update and optimizer is not None:
+                start = recorder.clock.mark()
+                with spans.named("pp.optimizer_step"):
+                    optimizer.step()
+                recorder.other("optimizer", start, recorder.clock.mark())
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]
             recorder.action(item, halves[0][0], halves[-1][1])
@@ -74,12 +80,14 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
-    measured = [run_pass(step, update=True) for step in range(job.steps)]
+    spans = recording.spans
+    with recording:
+        measured = [run_pass(step, update=True) for step in range(job.steps)]
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss)
+    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, profile=recording.summary)
 
 
-def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, mark, times: dict):
+def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, mark, times: dict, span):
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -97,9 +105,11 @@ def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, m
             return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
 
         def _time(self, kind, chunk, call, *args, **kwargs):
+            action = Action(self.stage_index, kind, chunk)
             start = mark()
-            made = call(chunk, *args, **kwargs)
-            times[Action(self.stage_index, kind, chunk)] = (start, mark())
+            with span(action):
+                made = call(chunk, *args, **kwargs)
+            times[action] = (start, mark())
             return made
 
     group = dist.new_group(backend="nccl") if device.type == "cuda" else None
