@@ -9,8 +9,6 @@ from conftest import random_costs, random_schedule
 from pplab.queues import QUEUES, compute_of, parse_lowered
 from pplab.runtime.torch_rows import lower_by_torch
 
-ZERO = pp.Costs()
-
 
 def test_without_queues_it_is_the_simulator(rng):
     s = random_schedule(rng, overlap_share=0.3)
@@ -65,3 +63,13 @@ def test_rows_are_read_from_text():
     )
     with pytest.raises(ValueError, match="unknown queue 'stream'"):
         pp.simulate_lowered(parse_lowered("0F0,0B0"), queue="stream")
+
+
+def test_the_drawing_says_what_stands_longest():
+    from pplab import plot
+
+    s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
+    column = pp.messages([pp.simulate(s), pp.simulate_lowered(lower_by_torch(s), name="queued")])
+    said = plot.alternative_text(column[0].figure)
+    assert "makespan 57" in said and said.endswith("112 messages, of which the longest stands for 4")
+    assert plot.figure_html(column[0].figure).count("<svg") == 1

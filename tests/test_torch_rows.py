@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ import modules
 import pplab as pp
 from pplab.queues import parse_lowered
 from pplab.runtime import Pool
-from pplab.runtime.torch_rows import lower_by_torch, take_steps, train_lowered
+from pplab.runtime.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +88,17 @@ def test_an_order_that_torch_loses_track_of_is_refused(pool):
 def test_torchs_lowering_takes_no_bidirectional_schedule():
     with pytest.raises(ValueError, match="bidirectional"):
         lower_by_torch(pp.build("DualPipe", num_ranks=4, num_microbatches=8))
+
+
+def test_a_queue_is_imitated_on_cpus_only():
+    rows = pp.lower(pp.build("1F1B", num_ranks=2, num_microbatches=4))
+    with pytest.raises(ValueError, match='make the pool with device="cpu"'):
+        train_lowered(SimpleNamespace(devices=["cuda:0"] * 2, num_ranks=2), rows, stages(2), one_queue=True)
+
+
+def test_torchs_classes_say_what_they_refuse(pool):
+    for refused in pool.run(refusals, (1, 4, 5)):
+        assert refused["1F1B", 4] == refused["GPipe", 1] == refused["ZBVZeroBubble", 1] == ""
+        assert "greater than or equal to the number of stages (2)" in " ".join(refused["1F1B", 1].split())
+        assert "multiple of the number of rounds (2), but got 5" in refused["Interleaved1F1B", 5]
+        assert "at least as many microbatches as stages" in refused["DualPipeV", 1]

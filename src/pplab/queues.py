@@ -63,7 +63,7 @@ def simulate_lowered(
     flow = _Flow(rows, schedule, costs, queue)
     flow.run()
     ids = {schedule.columns.action(i): i for i in range(len(schedule.columns.kinds))}
-    starts, ends = [0.0] * len(ids), [0.0] * len(ids)
+    starts, ends = [0] * len(ids), [0] * len(ids)
     for item, (start, end) in flow.times.items():
         halves = parts(item)
         for half in halves:
@@ -85,7 +85,7 @@ class _Flow:
     def run(self) -> None:
         """Run every row to its end, or raise ScheduleError."""
         self.home = self.schedule.home()
-        self.position, self.clock = [0] * len(self.rows), [0.0] * len(self.rows)
+        self.position, self.clock = [0] * len(self.rows), [0] * len(self.rows)
         self.waiting: dict[tuple, deque[tuple[Action, float]]] = {}  # queue -> messages with the time they were posted
         self.free: dict[tuple, float] = {}
         self.arrived: dict[Action, float] = {}

@@ -54,8 +54,11 @@ def train_lowered(
     `one_queue` lets each rank's messages pass one at a time in the row's order, as on a GPU's stream; the timeline's
     `others` say when. `pace` stretches actions as in `Pool.train`.
 
-    Raises ScheduleError before anything starts where the messages would wait for each other for ever.
+    Raises ScheduleError before anything starts where the messages would wait for each other for ever, ValueError for
+    one queue on GPUs, which have their own.
     """
+    if one_queue and pool.devices[0] != "cpu":
+        raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
     schedule = compute_of(rows, name)
     job = check_job(
         schedule,
@@ -77,7 +80,7 @@ def train_lowered(
         reports,
         gradients,
         device=", ".join(dict.fromkeys(pool.devices)),
-        transport="gloo",
+        transport="nccl" if pool.transport == "nccl" else "gloo",
         how="measured" if pace is None else "paced",
         notes=(*workload.notes, *pool.notes),
         engine="torch",
@@ -128,3 +131,27 @@ def step(context: RankContext, schedule: object, batch: Batch, losses: list[torc
     inputs = batch.inputs if context.rank == 0 else ()
     last = {"target": batch.target, "losses": losses} if context.rank == context.num_ranks - 1 else {}
     return schedule.step(*inputs, **last, **batch.context)
+
+
+def refusals(
+    context: RankContext, num_microbatches: Sequence[int], names: Sequence[str] = tuple(CLASSES)
+) -> dict[tuple[str, int], str]:
+    """On a rank: what each of torch's classes says to these numbers of microbatches; "" where it takes them.
+
+    Classes with one stage per rank get one, the others two. Nothing is run.
+    """
+    from torch.distributed import pipelining
+
+    P, rank, found = context.num_ranks, context.rank, {}
+    for name in names:
+        second = {"GPipe": None, "1F1B": None, "ZBVZeroBubble": 2 * P - 1 - rank, "DualPipeV": 2 * P - 1 - rank}
+        own = [rank] if second.get(name, P + rank) is None else [rank, second.get(name, P + rank)]
+        stages = [pipelining.PipelineStage(nn.Linear(2, 2), s, P * len(own), context.device) for s in own]
+        kind = getattr(pipelining, CLASSES[name])
+        for count in num_microbatches:
+            try:
+                kind(stages[0] if len(own) == 1 else stages, count, loss_fn=nn.functional.mse_loss)
+                found[name, count] = ""
+            except ValueError as error:
+                found[name, count] = " ".join(str(error).split())
+    return found
