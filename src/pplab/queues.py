@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from .actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, Action, Overlap, parse, parts
 from .costs import Costs
@@ -156,6 +157,8 @@ class _Flow:
 
     def _takes(self, source: int, target: int, send: Action) -> float:
         link = self.costs.link(source, target)
+        if link.bandwidth == inf:
+            return link.latency
         made_by = parse(str(send).replace("SEND_", ""))
         return link.latency + self.costs.occupancy(made_by.kind, made_by.stage, link.bandwidth)
 
