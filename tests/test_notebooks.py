@@ -19,6 +19,7 @@ EXERCISES = {
     "05_interleaved": "interleaved",
     "06_zero_bubble": "zero_bubble",
     "07_dualpipev": "dualpipe",
+    "08_torch": "torch_pipelining",
     "09_measuring": "measuring",
 }
 

@@ -11,6 +11,7 @@ from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lower import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
+from .queues import simulate_lowered
 from .schedule import Schedule
 from .simulate import simulate
 from .sweep import sweep
@@ -21,6 +22,7 @@ from .where import calibrate, where
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
+_LAZY["messages"] = "plot_messages"
 _LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "profiles", "runtime")
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from ..actions import parts
+from ..actions import Kind, parts
 from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
@@ -112,7 +112,7 @@ class Pool:
         `pace` stretches every action to the given durations (with a unit of time) and delays messages by its latency,
         so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
         such as `torch.bfloat16`.
-        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
+        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; it takes a pace without latency.
         `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
         on), and the Run's `profile` sums them up. Recording slows every operation.
 
@@ -443,15 +443,30 @@ def check_job(
         raise unknown("engine", engine, ENGINES)
     if engine == "torch" and schedule.copies > 1:
         raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: take engine=\"pplab\"")
-    if engine == "torch" and pace is not None:
-        raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
+    if engine == "torch":
+        _check_order_of_losses(schedule)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
+    if engine == "torch" and delays:
+        raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
     if profile is not None:
         Path(profile).mkdir(parents=True, exist_ok=True)
         profile = str(Path(profile).resolve())
     return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, profile)
+
+
+def _check_order_of_losses(schedule: Schedule) -> None:
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    last = schedule.num_stages - 1
+    halves = (a for row in schedule.rows for item in row for a in parts(item))
+    order = [a.microbatch for a in halves if a.stage == last and a.kind is Kind.F]
+    if order != sorted(order):
+        raise ValueError(
+            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or take "
+            'engine="pplab"'
+        )
 
 
 def report_gradients(
