@@ -22,7 +22,7 @@ from .where import calibrate, where
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
-_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "runtime")
+_LAZY_MODULES = ("builders", "data", "formulas", "layout", "metrics", "models", "plot", "runtime")
 
 
 def __getattr__(name: str):
