@@ -145,10 +145,11 @@ def test_the_exercises_machine_has_one_best_layout():
 
 @pytest.mark.slow
 def test_ranks_that_both_send_first_hang():
-    from pplab.runtime import Pool, RankError
+    from pplab.runtime import Pool
 
-    with pytest.raises(RankError, match="Timed out"), Pool(2, device="cpu", transport="gloo", timeout_s=3) as pool:
-        pool.run(communication.send_first, 8)
+    with Pool(2, device="cpu", transport="gloo", timeout_s=3) as pool:
+        waited = pool.run(communication.send_first, 8)
+    assert all(2 < seconds < 30 for seconds in waited)
 
 
 def test_the_solutions_of_the_chapter_are_right():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -42,18 +43,25 @@ def meet(orders: Sequence[Order]) -> int:
     return rounds
 
 
-def send_first(context: object, num_bytes: int) -> None:
-    """On each of two ranks: send to the other, then receive from it. Where sends wait for their receive, it hangs."""
+def send_first(context: object, num_bytes: int) -> float | None:
+    """On each of two ranks: send to the other, then receive from it. Where sends wait for their receive, it hangs.
+
+    Returns the seconds after which the transport gave up (its channel is broken then), or None if it went through.
+    """
     import torch
     import torch.distributed as dist
 
-    other = 1 - context.rank
-    dist.send(torch.zeros(num_bytes, dtype=torch.uint8), other)
-    dist.recv(torch.zeros(num_bytes, dtype=torch.uint8), other)
+    other, started = 1 - context.rank, time.perf_counter()
+    try:
+        dist.send(torch.zeros(num_bytes, dtype=torch.uint8), other)
+        dist.recv(torch.zeros(num_bytes, dtype=torch.uint8), other)
+    except RuntimeError:  # a timeout on one rank, and on the other that, or the loss of its peer
+        return time.perf_counter() - started
+    return None
 
 
 def pipeline_bytes(answer: object) -> Verdict:
-    """A step's boundary messages over all boundaries, in GB (10^9): C=8192, T=4096, b=2, bf16, 8 stages, M=32."""
+    """A step's boundary messages over all boundaries, in GB (10^9): C=8192, L=4096, b=2, bf16, 8 stages, M=32."""
     one = 2 * 4096 * 8192 * 2 / 1e9
     expected = 2 * 7 * 32 * one
     traps = {
