@@ -247,3 +247,16 @@ def test_the_microbatches_of_replicas_are_their_own():
     r = pp.replicate(pp.build("DualPipe", num_ranks=2, num_microbatches=4), 2)
     work = [{a.microbatch for item in row for a in parts(item)} for row in r.rows]
     assert work == [{0, 1, 2, 3}, {0, 1, 2, 3}, {4, 5, 6, 7}, {4, 5, 6, 7}]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("reduction", ["end", "drain"])
+def test_two_pipelines_of_two_ranks_on_cuda_equal_one_process(reduction):
+    with Pool(4, device="cuda", timeout_s=120) as pool:
+        for name in ("1F1B", "ZBVZeroBubble", "DualPipe"):
+            s = pp.build(name, num_ranks=2, num_microbatches=4)
+            for tied in (False, True):
+                run = pool.train(s, tiny(tied=tied), check_gradients=True, replicas=2, reduction=reduction)
+                assert run.gradients.equal, run

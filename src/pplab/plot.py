@@ -76,7 +76,7 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
         squeeze=False,
         layout="constrained",
     )
-    until = max(t.makespan for t in timelines)
+    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         _chart(ax, timeline, until, path)
