@@ -149,3 +149,18 @@ def test_links_and_reductions_are_measured():
         small, large = (min(pool.run(all_reduce_times, size, 5)[0]) for size in (4, 2**22))
     assert 0 < link.latency < 100 and 1e3 < link.bandwidth
     assert 0 < small < large
+
+
+def test_a_small_layout_is_drawn_with_what_it_sends():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from pplab import plot
+
+    ax = plot.ranks(plan(MODEL, MACHINE, Layout(2, 2, 2), 16), ranks_per_node=4)
+    assert [t.get_text() for t in ax.texts] == [*map(str, range(8)), "node 0", "node 1"]
+    assert len(ax.lines) == 12 and "2 x 2 x 2" in plot.alternative_text(ax.figure)
+    assert [t.get_text().split(":")[0] for t in ax.get_legend().get_texts()] == ["tensor", "pipeline", "data"]
+    matplotlib.pyplot.close(ax.figure)
+    with pytest.raises(ValueError, match="at most 32 ranks"):
+        plot.ranks(plan(MODEL, MACHINE, Layout(8, 8, 1), 16), ranks_per_node=4)
