@@ -12,6 +12,7 @@ from .errors import ScheduleError
 from .lower import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
 from .queues import simulate_lowered
+from .replicate import replicate
 from .schedule import Schedule
 from .simulate import simulate
 from .sweep import sweep
@@ -23,7 +24,7 @@ __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
 _LAZY["messages"] = "plot_messages"
-_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "profiles", "runtime")
+_LAZY_MODULES = ("builders", "data", "formulas", "layout", "metrics", "models", "plot", "profiles", "runtime")
 
 
 def __getattr__(name: str):

@@ -104,17 +104,17 @@ def _train(options: argparse.Namespace) -> int:
         "autocast": torch.bfloat16 if options.bf16 else None,
         "engine": options.engine,
         "profile": options.profile,
+        "replicas": options.replicas,
     }
     if is_torchrun():
         run = train_here(schedule, workload, device=options.device, **details)
         if run is None:
             return 0
     else:
-        check_job(schedule, workload, schedule.num_ranks, **details)
-        with Pool(schedule.num_ranks, device=options.device) as pool:
-            print(
-                f"starting {schedule.num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr
-            )
+        num_ranks = schedule.num_ranks * positive_int("replicas", options.replicas)
+        check_job(schedule, workload, num_ranks, **details)
+        with Pool(num_ranks, device=options.device) as pool:
+            print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
             run = pool.train(schedule, workload, **details)
     explained = where(run.timeline)
     _write(options, explained if options.explain else run.timeline)
@@ -286,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     training.add_argument("--profile", metavar="DIR", help="record torch.profiler traces of all ranks, and sum them up")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
+    training.add_argument("--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks (default 1)")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
         "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"

@@ -22,6 +22,7 @@ class GPTConfig:
     context: int = 128  # T, the longest sequence
     vocabulary: int = 256  # bytes
     seed: int = 0
+    tied: bool = False  # the head's weight is the token embedding's
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "context", "vocabulary"):
@@ -87,6 +88,9 @@ class GPT(nn.Module):
         self.embedding: nn.Module | None = Embedding(config)
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in range(config.num_layers)})
         self.head: nn.Module | None = Head(config)
+        if config.tied:
+            nn.init.normal_(self.embedding.token.weight, std=config.width**-0.5)  # for scores of about 1
+            self.head.scores.weight = self.embedding.token.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, T) or an earlier part's (B, T, C) to scores (B, T, vocabulary) or (B, T, C)."""
@@ -120,7 +124,8 @@ class LanguageModel:
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
-        return f"GPT with {c.num_layers} layers of width {c.width}, batch {self.batch_size} x {c.context} bytes"
+        sizes = f"{c.num_layers} layers of width {c.width}, batch {self.batch_size} x {c.context} bytes"
+        return f"GPT with {sizes}{', tied' * c.tied}"
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError when there are more stages than layers."""
@@ -133,6 +138,13 @@ class LanguageModel:
         from .split import split
 
         return split(self.build_whole(), num_stages)[stage]
+
+    def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
+        """The weights that several stages keep, by name: their places as (stage, name there)."""
+        if not self.config.tied or num_stages == 1:
+            return {}
+        name = "embedding.token.weight"
+        return {name: ((0, name), (num_stages - 1, "head.scores.weight"))}
 
     def build_whole(self) -> GPT:
         """The whole model; the same weights at every call."""
@@ -152,7 +164,8 @@ class LanguageModel:
 
 
 def gpt(*, batch_size: int = 32, source: str = "auto", **sizes: int) -> LanguageModel:
-    """A GPT that learns to continue reviews. `sizes` are GPTConfig's; `source` is that of `pplab.data.reviews`."""
+    """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's weight with the
+    embedding); `source` is that of `pplab.data.reviews`."""
     from ..data import reviews
 
     config = GPTConfig(**sizes)

@@ -33,6 +33,7 @@ class Executor:
     pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
     overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
     spans: NoSpans = field(default_factory=NoSpans)  # what a profiler sees
+    done: Callable[[Action | Overlap], None] | None = None  # told of every item that has run, when its sends are gone
     peak_in_flight: int = 0
     # Where a meter ran: by how much an F or I of a stage changes what is held, and how far above the start it rises.
     bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
@@ -42,15 +43,20 @@ class Executor:
         self.local: dict[Action, tuple[Tensor, ...]] = {}  # for another stage on this rank
         self.outbox: dict[Action, tuple[Tensor, ...]] = {}  # for the sends that come next
         self.meter = meter
+        last = None
         for position, item in enumerate(self.row):
             self.watch(position, False)
             if isinstance(item, Overlap) or item.kind in COMPUTE:
                 self._compute(position, item, microbatches)
+                last = item
             elif item.kind in (RECV_F, RECV_B):
                 self.comm.post(item)
             else:
                 with self.spans.named("pp.send"):
                     self.comm.send(item, self.outbox.pop(item))
+            if self.done is not None and last is not None and not self.outbox:
+                self.done(last)
+                last = None
         assert not self.local and not self.outbox, "everything made in a step is used in it"
 
     def _compute(self, position: int, item: Action | Overlap, microbatches: Sequence[Batch]) -> None:

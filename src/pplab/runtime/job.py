@@ -20,6 +20,7 @@ from ..schedule import Schedule
 from .comm import Comm
 from .executor import Executor
 from .recording import Recording
+from .reduction import Places, Reducer
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
 from .trace import Meter, StepTrace, recorder_for
@@ -64,6 +65,7 @@ class Job:
     autocast: torch.dtype | None = None
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
     profile: str | None = None  # the folder for traces of the measured steps
+    reduction: str = "end"  # when gradients of weights that are kept in several places are added up
 
     @property
     def loss_scale(self) -> float:
@@ -109,7 +111,10 @@ def train(context: RankContext, job: Job) -> RankReport:
     ends = (rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
     comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
     comm.warm_up(pairs)
-    copies = _Copies(context, schedule, stages, staged)
+    tied = tied_weights(workload, num_stages)
+    backend = "nccl" if context.transport == "nccl" else "gloo"
+    wire = torch.device("cpu") if staged else device
+    copies = Reducer(rank, schedule, stages, tied, backend, wire, job.reduction)
     recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
@@ -123,6 +128,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         watch,
         job.pace_s,
         getattr(workload, "overlap", None),
+        done=copies.done if copies else None,
     )
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -141,14 +147,15 @@ def train(context: RankContext, job: Job) -> RankReport:
         context.watch("at the barrier", 0, True)
         dist.barrier()
         recorder.begin()
+        copies.begin()
         with executor.spans.named("pp.step"):
             executor.run(microbatches, meter if count else None)
             comm.flush()
             if copies:
                 context.watch("adding the copies' gradients", 0, True)
                 start = recorder.clock.mark()
-                copies.add_gradients()
-                recorder.other("gradients of both copies", start, recorder.clock.mark())
+                copies.finish()
+                recorder.other(copies.label, start, recorder.clock.mark())
             if update and optimizer is not None:
                 context.watch("in the optimizer", 0, False)
                 start = recorder.clock.mark()
@@ -160,6 +167,8 @@ def train(context: RankContext, job: Job) -> RankReport:
     meter: Meter | None = None
     _, first_loss = run_pass(0, count=True)
     gradients = collect_gradients(modules) if job.collect_gradients else {}
+    also = {local: name for name, places in tied.items() for _, local in places}
+    gradients = {also.get(name, name): gradient for name, gradient in gradients.items()}
     for _ in range(job.warmup):
         run_pass(0)
     executor.peak_in_flight = 0
@@ -187,6 +196,11 @@ def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
         index: job.workload.build_stage(index, schedule.num_stages).to(context.device)
         for index in schedule.stages_of(context.rank)
     }
+
+
+def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
+    """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
+    return workload.tied(num_stages) if hasattr(workload, "tied") else {}
 
 
 @dataclass(frozen=True)
@@ -236,34 +250,6 @@ def channels_of(schedule: Schedule, home: Mapping[tuple[int, int], int]) -> list
         if (message := outgoing(action, schedule.num_stages))
     }
     return sorted((source, target) for source, target in pairs if source != target)
-
-
-class _Copies:
-    """The stages that a bidirectional schedule keeps on two ranks: both need the sum of their gradients."""
-
-    def __init__(self, context: RankContext, schedule: Schedule, stages: Mapping[int, Stage], staged: bool):
-        self.wire = torch.device("cpu") if staged else context.device
-        self.stages: list[tuple[Stage, dist.ProcessGroup]] = []
-        if schedule.copies == 1:
-            return
-        mirrored = sorted(set(schedule.placement))
-        backend = "nccl" if context.transport == "nccl" else "gloo"
-        groups = {pair: dist.new_group(list(pair), backend=backend) for pair in mirrored}  # by all ranks in one order
-        self.stages = [(stage, groups[schedule.placement[index]]) for index, stage in sorted(stages.items())]
-
-    def __bool__(self) -> bool:
-        return bool(self.stages)
-
-    def add_gradients(self) -> None:
-        """Give both copies of every stage the sum of their gradients."""
-        for stage, group in self.stages:
-            parameters = [p for p in stage.module.parameters() if p.requires_grad]
-            for p in parameters:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            flat = torch.cat([p.grad.flatten() for p in parameters]).to(self.wire)
-            dist.all_reduce(flat, group=group)
-            for p, of_p in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                p.grad.copy_(of_p.view_as(p))
 
 
 def _loss(stages: Mapping[int, Stage]) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -24,10 +25,12 @@ from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
 from ..lower import LoweredRow, lower
+from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
-from .job import Job, RankReport, WholeReport, train, train_whole
+from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
+from .reduction import REDUCTIONS
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
 from .torch_engine import train_torch
 from .workload import Workload, check_divides
@@ -104,6 +107,8 @@ class Pool:
         autocast: torch.dtype | None = None,
         engine: str = "pplab",
         profile: str | Path | None = None,
+        replicas: int = 1,
+        reduction: str = "end",
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -115,6 +120,9 @@ class Pool:
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; it takes a pace without latency.
         `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
         on), and the Run's `profile` sums them up. Recording slows every operation.
+        `replicas` runs `pplab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several
+        ranks keep are added up once a rank has run its row (`reduction="end"`), or stage by stage as soon as it has run
+        a stage's last backward (`"drain"`).
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -130,7 +138,10 @@ class Pool:
             autocast=autocast,
             engine=engine,
             profile=profile,
+            replicas=replicas,
+            reduction=reduction,
         )
+        schedule = job.schedule
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
         rows = lower(schedule, ahead=1)
@@ -426,16 +437,33 @@ def check_job(
     autocast: torch.dtype | None = None,
     engine: str = "pplab",
     profile: str | Path | None = None,
+    replicas: int = 1,
+    reduction: str = "end",
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
+    ranks, microbatches = schedule.num_ranks, schedule.num_microbatches
+    schedule = replicate(schedule, replicas)
     if schedule.num_ranks != num_ranks:
+        times = f" times {replicas} replicas" if replicas > 1 else ""
         raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
-            f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+            f"{schedule.name} is for {ranks} ranks{times} and there are {num_ranks}: "
+            f"start {schedule.num_ranks} ranks, or build the schedule for "
+            + (f"{num_ranks // replicas}" if num_ranks % replicas == 0 else "another number")
         )
     workload.check(schedule.num_stages)
+    if replicas > 1 and workload.batch_size % schedule.num_microbatches:
+        raise ValueError(
+            f"a batch of {workload.batch_size} doesn't divide into {replicas} replicas of {microbatches} equal "
+            f"microbatches: make it a multiple of {schedule.num_microbatches}"
+        )
     check_divides(workload.batch_size, schedule.num_microbatches)
+    if reduction not in REDUCTIONS:
+        raise unknown("reduction", reduction, REDUCTIONS)
+    if engine == "torch" and len(schedule.replicas) > 1:
+        raise ValueError('replicas need engine="pplab": with torch\'s runtime, reduce gradients yourself (DDP, FSDP)')
+    if engine == "torch" and tied_weights(workload, schedule.num_stages):
+        raise ValueError("tied weights need engine=\"pplab\": torch's runtime doesn't add up their gradients")
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
     paces = _pace_s(pace, schedule)
@@ -453,7 +481,9 @@ def check_job(
     if profile is not None:
         Path(profile).mkdir(parents=True, exist_ok=True)
         profile = str(Path(profile).resolve())
-    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, profile)
+    return Job(
+        schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, profile, reduction
+    )
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:
@@ -472,10 +502,18 @@ def _check_order_of_losses(schedule: Schedule) -> None:
 def report_gradients(
     reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
 ) -> GradientReport:
-    """Compare what all ranks collected with one process."""
-    merged = {name: g for report in reports for name, g in report.gradients.items()}
+    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
+    merged: dict[str, np.ndarray] = {}
+    for name, gradient in (item for report in reports for item in report.gradients.items()):
+        one = whole.gradients.get(name)
+        if name not in merged or (one is not None and _apart(gradient, one) > _apart(merged[name], one)):
+            merged[name] = gradient
     first_loss = sum(report.first_loss for report in reports)
     return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:

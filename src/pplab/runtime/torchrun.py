@@ -36,6 +36,7 @@ def train_here(
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
     job = check_job(schedule, workload, num_ranks, engine=engine, **options)
+    schedule = job.schedule
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
