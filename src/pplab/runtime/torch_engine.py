@@ -96,6 +96,10 @@ def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, m
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
             return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
 
+        def _get_init_p2p_neighbors_ops(self):
+            """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
+            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
         def _time(self, kind, chunk, call, *args, **kwargs):
             start = mark()
             made = call(chunk, *args, **kwargs)
