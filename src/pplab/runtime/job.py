@@ -20,7 +20,7 @@ from .comm import Comm
 from .executor import Executor
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import Meter, StepTrace, recorder_for
+from .trace import Allocator, Meter, StepTrace, recorder_for
 from .workload import Workload, loss_scale
 
 
@@ -80,6 +80,7 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
+    allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -155,6 +156,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     for _ in range(job.warmup):
         run_pass(0)
     executor.peak_in_flight = 0
+    allocator = Allocator(device, modules)
     measured = [run_pass(step, update=True) for step in range(job.steps)]
     context.watch("reporting", 0, False)
     return RankReport(
@@ -166,6 +168,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        allocator.read(),
     )
 
 

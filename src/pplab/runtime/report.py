@@ -105,6 +105,10 @@ class Run:
     gradients: GradientReport | None
     versions: dict[str, str]
     engine: str = "pplab"  # or "torch"
+    # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
+    # was there before them (the weights); None on the CPU.
+    allocated_bytes: tuple[int, ...] | None = None
+    resident_bytes: tuple[int, ...] | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -184,6 +188,8 @@ class Run:
             "peak_in_flight": self.peak_in_flight,
             "peak_bytes": self.peak_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "resident_bytes": self.resident_bytes,
             "bytes_of": self.bytes_of,
             "kept_of": self.kept_of,
             "extra_of": self.extra_of,
@@ -208,6 +214,10 @@ class Run:
         ]
         if self.engine == "pplab":
             lines.insert(-1, f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards")
+        if self.allocated_bytes:
+            both = zip(self.allocated_bytes, self.resident_bytes, strict=True)
+            shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
+            lines.append(f"allocator peak   {shown}")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -237,6 +247,7 @@ def make_run(
     if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
         notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
+    allocated = [report.allocated for report in reports]
     return Run(
         schedule,
         workload.name,
@@ -256,6 +267,8 @@ def make_run(
         gradients,
         versions(),
         engine,
+        tuple(peak for _, peak in allocated) if all(allocated) else None,
+        tuple(before for before, _ in allocated) if all(allocated) else None,
     )
 
 

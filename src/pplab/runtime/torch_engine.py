@@ -13,7 +13,7 @@ from ..actions import Action, B, F, I, W, parts
 from ..schedule import Schedule
 from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
 from .stage import autocast
-from .trace import Meter, StepTrace, recorder_for
+from .trace import Allocator, Meter, StepTrace, recorder_for
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -74,9 +74,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
+    allocator = Allocator(device, modules.values())
     measured = [run_pass(step, update=True) for step in range(job.steps)]
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss)
+    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, allocated=allocator.read())
 
 
 def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, mark, times: dict):
