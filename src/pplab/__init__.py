@@ -21,7 +21,7 @@ from .where import calibrate, where
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
-_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "runtime")
+_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "results", "runtime")
 
 
 def __getattr__(name: str):
