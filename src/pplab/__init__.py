@@ -24,7 +24,18 @@ __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
 _LAZY["messages"] = "plot_messages"
-_LAZY_MODULES = ("builders", "data", "formulas", "layout", "metrics", "models", "plot", "profiles", "runtime")
+_LAZY_MODULES = (
+    "builders",
+    "data",
+    "formulas",
+    "layout",
+    "metrics",
+    "models",
+    "plot",
+    "profiles",
+    "results",
+    "runtime",
+)
 
 
 def __getattr__(name: str):

@@ -23,7 +23,7 @@ from .recording import Recording
 from .reduction import Places, Reducer
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import Meter, StepTrace, recorder_for
+from .trace import Allocator, Meter, StepTrace, recorder_for
 from .workload import Workload, loss_scale
 
 
@@ -86,6 +86,7 @@ class RankReport:
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
     profile: RankProfile | None = None
+    allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -173,6 +174,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         run_pass(0)
     executor.peak_in_flight = 0
     executor.spans = recording.spans
+    allocator = Allocator(device, modules)
     with recording:
         measured = [run_pass(step, update=True) for step in range(job.steps)]
     context.watch("reporting", 0, False)
@@ -185,7 +187,8 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
-        recording.summary,
+        profile=recording.summary,
+        allocated=allocator.read(),
     )
 
 

@@ -29,6 +29,7 @@ from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
 from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
+from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .reduction import REDUCTIONS
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
@@ -65,7 +66,8 @@ class Pool:
     `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
     `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
     rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
-    an error.
+    an error. `share` says how ranks share a GPU: "turns", or "mps" (NVIDIA's MPS, started and ended with the ranks:
+    kernels of all ranks run side by side, each rank's on its part of the multiprocessors; see `pplab.runtime.mps`).
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
     end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
@@ -80,12 +82,14 @@ class Pool:
         threads: int | None = None,
         timeout_s: float = 120.0,
         start_method: str = "forkserver",
+        share: str = "turns",
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
-        self.notes = tuple(_notes(self.devices, cores))
+        self.share, self._percentage = share, choose_share(share, self.devices)
+        self.notes = tuple(_notes(self.devices, cores, self._percentage))
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
         self.timeout_s = timeout_s
@@ -158,7 +162,7 @@ class Pool:
             device=", ".join(dict.fromkeys(self.devices)),
             transport=self.transport,
             how="measured" if pace is None else "paced",
-            notes=(*workload.notes, *self.notes),
+            notes=(*workload.notes, *self.notes, *_pace_notes(self.devices, pace)),
             engine=engine,
         )
 
@@ -228,8 +232,11 @@ class _Ranks:
         self.processes = []
         self._stores = [store]  # in a list, so that ending the ranks closes its port, whoever still holds this object
         self.folder = tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=_shared_memory())
-        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder)
+        self._mps: list[Mps] = []
+        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder, self._mps)
         self._finalizer = weakref.finalize(self, _end, *self._lent, 0.0)
+        if pool._percentage is not None:
+            self._mps.append(Mps(Path(self.folder), pool._percentage))
         for rank in range(pool.num_ranks):
             near, far = context.Pipe()
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
@@ -242,6 +249,7 @@ class _Ranks:
                 store.port,
                 self.folder,
                 pool.timeout_s,
+                self._mps[0].environment if self._mps else {},
             )
             process = context.Process(
                 target=rank_main,
@@ -257,6 +265,8 @@ class _Ranks:
         far_lifeline.close()
         try:
             self._collect(_whereabouts)
+            if self._mps:
+                pool.notes = (*pool.notes[:1], *_mps_notes(self._mps[0].num_clients(), pool.num_ranks))
         except BaseException:
             self.end(0)
             raise
@@ -401,7 +411,7 @@ def _shared_memory() -> str | None:
 
 
 def _end(
-    processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, folder: str, grace_s: float
+    processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, folder: str, mps: list, grace_s: float
 ) -> None:
     if grace_s:
         for pipe in pipes:
@@ -420,6 +430,8 @@ def _end(
         process.close()
     for resource in (*pipes, *logs, lifeline):
         resource.close()
+    for each in mps:  # after its clients
+        each.close()
     stores.clear()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -540,7 +552,7 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
 
 
-def _notes(devices: Sequence[str], cores: int) -> list[str]:
+def _notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:
     """What this machine can't show, in so many words."""
     num_ranks, places = len(devices), len(set(devices))
     if devices[0] == "cpu":
@@ -552,9 +564,36 @@ def _notes(devices: Sequence[str], cores: int) -> list[str]:
         ]
     if places == num_ranks:
         return []
+    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
+    if percentage is not None:
+        return [
+            f"{shared} by MPS, each with at most {percentage} % of the multiprocessors: losses, gradients and memory "
+            "are valid; times and bubble are those of GPUs that small only as far as the ranks don't slow each other "
+            "down by the memory, the caches and the clock that they share"
+        ]
     return [
-        f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}, where processes take turns: losses, "
-        "gradients and memory are valid, the times and the bubble are not the schedule's"
+        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
+        "not the schedule's"
+    ]
+
+
+def _mps_notes(num_clients: int, num_ranks: int) -> list[str]:
+    """That MPS didn't take all ranks: CUDA then goes on without it and without a word."""
+    if num_clients >= num_ranks:
+        return []
+    return [
+        f"MPS lists {num_clients} of {num_ranks} ranks as its clients: the others take turns, so the times and the "
+        "bubble are not the schedule's"
+    ]
+
+
+def _pace_notes(devices: Sequence[str], pace: Costs | None) -> list[str]:
+    """What pacing makes valid again on a shared GPU."""
+    if pace is None or devices[0] == "cpu" or len(set(devices)) == len(devices):
+        return []
+    return [
+        "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
+        "are the schedule's where every action kept to its time; the durations say nothing about the GPU"
     ]
 
 

@@ -107,6 +107,10 @@ class Run:
     versions: dict[str, str]
     engine: str = "pplab"  # or "torch"
     profile: Profile | None = field(default=None, repr=False)  # of the ranks' traces, where they were recorded
+    # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
+    # was there before them (the weights); None on the CPU.
+    allocated_bytes: tuple[int, ...] | None = None
+    resident_bytes: tuple[int, ...] | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -186,6 +190,8 @@ class Run:
             "peak_in_flight": self.peak_in_flight,
             "peak_bytes": self.peak_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "resident_bytes": self.resident_bytes,
             "bytes_of": self.bytes_of,
             "kept_of": self.kept_of,
             "extra_of": self.extra_of,
@@ -211,6 +217,10 @@ class Run:
         ]
         if self.engine == "pplab":
             lines.insert(-1, f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards")
+        if self.allocated_bytes:
+            both = zip(self.allocated_bytes, self.resident_bytes, strict=True)
+            shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
+            lines.append(f"allocator peak   {shown}")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -240,6 +250,7 @@ def make_run(
     if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
         notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
+    allocated = [report.allocated for report in reports]
     return Run(
         schedule,
         workload.name,
@@ -259,7 +270,9 @@ def make_run(
         gradients,
         versions(),
         engine,
-        _profile(schedule, reports, engine),
+        profile=_profile(schedule, reports, engine),
+        allocated_bytes=tuple(peak for _, peak in allocated) if all(allocated) else None,
+        resident_bytes=tuple(before for before, _ in allocated) if all(allocated) else None,
     )
 
 

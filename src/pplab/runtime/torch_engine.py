@@ -21,7 +21,7 @@ from ..schedule import Schedule
 from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
-from .trace import Meter, Recorder, StepTrace, recorder_for
+from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -96,12 +96,14 @@ def train_torch(
     for _ in range(job.warmup):
         run_pass(0)
     spans = recording.spans
+    allocator = Allocator(device, modules.values())
     with recording:
         measured = [run_pass(step, update=True) for step in range(job.steps)]
     if messages:
         messages.close()
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, profile=recording.summary)
+    found = {"profile": recording.summary, "allocated": allocator.read()}
+    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, **found)
 
 
 def _runner(
@@ -130,6 +132,10 @@ def _runner(
 
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
             return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
+
+        def _get_init_p2p_neighbors_ops(self):
+            """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
+            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
