@@ -45,7 +45,7 @@ SIZES = {
         steps=1,
         rounds=1,
         product=64,
-        tests=("-k", "2-turns-ZB-H1 or test_whether"),
+        tests=("-k", "2-turns-ZB-H1-fp32 or test_whether"),
         profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
         timeout_s=60.0,
     ),

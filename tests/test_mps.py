@@ -71,7 +71,8 @@ def assert_gone(folder: Path) -> None:
     assert not processes_of(folder) and not any(folder.glob("mps*"))
 
 
-def test_a_daemon_is_started_asked_and_ended(control, tmp_path):
+def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     mps = Mps(tmp_path, 25)
     assert mps.environment == {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps"),
@@ -80,6 +81,7 @@ def test_a_daemon_is_started_asked_and_ended(control, tmp_path):
     }
     assert mps.num_clients() == 2
     assert len(processes_of(tmp_path)) >= 3  # the guard, the daemon, its server
+    assert not any("CUDA_VISIBLE_DEVICES" in process.environ() for process in processes_of(tmp_path))
     mps.close()
     mps.close()
     assert_gone(tmp_path)

@@ -80,7 +80,7 @@ class Results(Table):
 
     def _repr_html_(self) -> str:
         if not self:
-            return f"<p>{html.escape(NONE)}</p>"
+            return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
         return f"<p>{html.escape(self.caption)}</p>{super()._repr_html_()}"
 
 
@@ -189,6 +189,29 @@ def versus(folder: Path | str | None = None) -> Results:
             for row in recording.rows("versus")
         ),
         "Below 1, pplab is faster.",
+    )
+
+
+def profile(folder: Path | str | None = None) -> Results:
+    """Source 000's profile: naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch."""
+    return Results(
+        ("device, date", "sharing", "workload", "schedule", "runtime", "step ms", "compute", "communication", "held"),
+        (
+            (
+                recording.title,
+                row["sharing"],
+                row["workload"],
+                row["schedule"],
+                row["engine"],
+                f"{row['step_time_ms']:.1f}",
+                f"{row['compute_share']:.1%}",
+                f"{row['where']['communication'] / row['step_time_ms']:.1%}" if "where" in row else "-",
+                _mega(row["peak_bytes"]),
+            )
+            for recording in load(folder)
+            for row in recording.rows("profile")
+        ),
+        "Compute is the ranks' mean share of a step; held is the fullest rank's, in MB. PyTorch's waits are unknown.",
     )
 
 

@@ -37,7 +37,7 @@ _GUARD = """
 daemon=$!
 cat >/dev/null
 (sleep "$2"; kill -KILL 0) &
-echo quit | "$1" >/dev/null 2>&1
+echo quit | "$1" >/dev/null 2>&1 || kill $daemon
 wait $daemon
 rm -rf "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
 kill -KILL 0
@@ -80,7 +80,7 @@ class Mps:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **self._daemons},
+            env=self._environment(),
             start_new_session=True,
         )
         until = time.monotonic() + START_S
@@ -107,12 +107,17 @@ class Mps:
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
 
+    def _environment(self) -> dict[str, str]:
+        """The daemon's. It sees all GPUs: one that saw some of them would number them anew, and the ranks, which see
+        the same ones by CUDA_VISIBLE_DEVICES, would choose among the new numbers by the old."""
+        kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        return {**kept, **self._daemons}
+
     def _ask(self, command: str) -> str | None:
         """The control program's answer; None when there is none."""
-        environment = {**os.environ, **self._daemons}
         try:
             done = subprocess.run(
-                [CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=5, env=environment
+                [CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=5, env=self._environment()
             )
         except (subprocess.TimeoutExpired, OSError):
             return None
