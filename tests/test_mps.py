@@ -168,5 +168,8 @@ def test_notes_say_what_a_shared_gpu_shows():
     assert "at most 25 % of the multiprocessors" in beside and "only as far as" in beside
     assert launch._notes(["cuda:0", "cuda:1"], 8) == []
     pace = Costs(unit="ms")
-    assert launch._pace_notes(["cuda:0"] * 2, None) == [] == launch._pace_notes(["cpu"] * 2, pace)
-    assert "the durations say nothing about the GPU" in launch._pace_notes(["cuda:0"] * 2, pace)[0]
+    assert launch._paced_notes(["cuda:0"] * 2, ["turns"], None) == ["turns"]
+    assert launch._paced_notes(["cpu"] * 2, [], pace) == []
+    assert "the durations say nothing about the GPU" in launch._paced_notes(["cuda:0"] * 2, ["turns"], pace)[1]
+    (paced,) = launch._paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"], pace)
+    assert "the order and the waits are the schedule's" in paced and "share" not in paced

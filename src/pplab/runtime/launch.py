@@ -162,7 +162,7 @@ class Pool:
             device=", ".join(dict.fromkeys(self.devices)),
             transport=self.transport,
             how="measured" if pace is None else "paced",
-            notes=(*workload.notes, *self.notes, *_pace_notes(self.devices, pace)),
+            notes=(*workload.notes, *_paced_notes(self.devices, self.notes, pace)),
             engine=engine,
         )
 
@@ -587,13 +587,19 @@ def _mps_notes(num_clients: int, num_ranks: int) -> list[str]:
     ]
 
 
-def _pace_notes(devices: Sequence[str], pace: Costs | None) -> list[str]:
-    """What pacing makes valid again on a shared GPU."""
-    if pace is None or devices[0] == "cpu" or len(set(devices)) == len(devices):
-        return []
+def _paced_notes(devices: Sequence[str], notes: Sequence[str], pace: Costs | None) -> Sequence[str]:
+    """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
+    if pace is None or not notes:
+        return notes
+    if devices[0] == "cpu":
+        return [
+            f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+            "action kept to its time; the durations say nothing about the machine"
+        ]
     return [
+        *notes,
         "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
-        "are the schedule's where every action kept to its time; the durations say nothing about the GPU"
+        "are the schedule's where every action kept to its time; the durations say nothing about the GPU",
     ]
 
 
