@@ -61,6 +61,7 @@ class Job:
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
+    recompute: frozenset[int] = frozenset()  # the stages that compute their activations again
 
     @property
     def loss_scale(self) -> float:
@@ -80,6 +81,7 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
+    recomputed_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -95,7 +97,9 @@ def train(context: RankContext, job: Job) -> RankReport:
     for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
         split[action.stage].add(action.microbatch)
     stages = {
-        index: Stage(module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast)
+        index: Stage(
+            module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast, index in job.recompute
+        )
         for index, module in stage_modules(context, job).items()
     }
     home = schedule.home()
@@ -166,6 +170,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        executor.recomputed_bytes,
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -103,6 +103,7 @@ class Pool:
         pace: Costs | None = None,
         autocast: torch.dtype | None = None,
         engine: str = "pplab",
+        recompute: bool | Iterable[int] = False,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -111,6 +112,8 @@ class Pool:
         `pace` stretches every action to the given durations (with a unit of time) and delays messages by its latency,
         so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
         such as `torch.bfloat16`.
+        `recompute` names the stages that keep only what they receive and run their forward again in the backward; all,
+        if True.
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
@@ -126,6 +129,7 @@ class Pool:
             pace=pace,
             autocast=autocast,
             engine=engine,
+            recompute=recompute,
         )
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
@@ -421,6 +425,7 @@ def check_job(
     pace: Costs | None = None,
     autocast: torch.dtype | None = None,
     engine: str = "pplab",
+    recompute: bool | Iterable[int] = False,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -442,8 +447,22 @@ def check_job(
         raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    again = _stages_that_recompute(recompute, schedule.num_stages)
+    if engine == "torch" and again:
+        raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays)
+    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, again)
+
+
+def _stages_that_recompute(recompute: bool | Iterable[int], num_stages: int) -> frozenset[int]:
+    if isinstance(recompute, bool):
+        return frozenset(range(num_stages) if recompute else ())
+    stages = list(recompute) if isinstance(recompute, Iterable) else [recompute]
+    if not isinstance(recompute, Iterable) or any(type(s) is not int or not 0 <= s < num_stages for s in stages):
+        raise ValueError(
+            f"recompute must be True, False or some of the stages 0 to {num_stages - 1}, such as [0], got {recompute!r}"
+        )
+    return frozenset(stages)
 
 
 def report_gradients(
