@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -125,6 +127,34 @@ def test_only_a_forward_that_draws_keeps_where_the_random_numbers_stood():
         stage = Stage(module, 1, 3, nn.functional.mse_loss, 1.0, recompute=True)
         stage.forward(0, (torch.ones(4, 6),), Batch((), torch.zeros(4, 6)))
         assert bool(stage.held[0].random) == draws
+
+
+@pytest.mark.parametrize("model", ["gpt", "distilbert"])
+def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
+    workload = gpt
+    if model == "distilbert":
+        workload = models.distilbert(batch_size=8, length=16, checkpoint="small", source="sample")
+    found = models.profile(workload, 4, steps=1)
+    assert found.names[0] == "embedding" and found.names[-1] == "head" and len(found.names) == 10
+    assert all(ms > 0 for ms in found.times_ms) and str(found).count("\n") == 10
+    whole = sum(p.numel() * p.element_size() for p in workload.build_whole().parameters())
+    assert sum(found.parameters) == whole
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    for counts, again in (((5, 5), ()), ((8, 2), (0,)), ((1, 9), (1,)), (pp.partition(found.times_ms, 2), (0, 1))):
+        cut = replace(workload, split=found.split(counts))
+        run = pool.train(s, cut, steps=1, check_gradients=True, recompute=again)
+        assert run.gradients.equal, run
+        assert run.peak_bytes == s.peak_held(found.memory(counts, again))
+    assert found.costs((5, 5), [1]).recompute == (0, sum(found.forward_ms[5:]))
+
+
+def test_what_cannot_be_profiled_is_said(gpt):
+    with pytest.raises(ValueError, match="profile knows the layers of models.gpt and models.distilbert, got Modules"):
+        models.profile(modules.workload(nn.Linear(6, 6)))
+    found = models.Profile(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
+    assert found.split((2, 1)) == (1, 0) and found.split((3,)) == (1,)
+    with pytest.raises(ValueError, match="at least one layer per stage and 3 in all, .* got \\(2, 2\\)"):
+        found.split((2, 2))
 
 
 @pytest.mark.parametrize(

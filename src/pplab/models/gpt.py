@@ -126,6 +126,11 @@ class LanguageModel:
         cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
         return f"GPT with {c.num_layers} layers of width {c.width}{cut}, batch {self.batch_size} x {c.context} bytes"
 
+    @property
+    def num_layers(self) -> int:
+        """Blocks, without embedding and head."""
+        return self.config.num_layers
+
     def check(self, num_stages: int) -> None:
         """Raise ValueError when there are more stages than layers, or when `split` is for others."""
         from .split import check_layers
