@@ -20,6 +20,7 @@ EXERCISES = {
     "06_zero_bubble": "zero_bubble",
     "07_dualpipev": "dualpipe",
     "09_measuring": "measuring",
+    "10_balance": "balance",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

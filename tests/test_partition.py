@@ -155,3 +155,12 @@ def test_a_cut_that_does_not_fit_is_said(split, num_stages, says):
     with pytest.raises(ValueError) as error:
         gpt.check(num_stages)
     assert says in str(error.value)
+
+
+def test_bars_are_described_and_carry_their_sums():
+    rows = {"stage 0": [("layer", 1), ("layer", 2)], "stage 1": [("layer", 1), ("head", 4)]}
+    ax = pp.plot.bars(rows, title="two stages", unit="ms", mark="mean")
+    assert ax.get_label() == "two stages: stage 0 3, stage 1 5 ms; mean 4"
+    assert [text.get_text().strip() for text in ax.texts] == ["3", "5", "mean 4"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["layer", "head"]
+    assert pp.plot.bars({"rank 0": [("all", 2)]}, title="one", unit="MB").get_legend() is None
