@@ -21,6 +21,7 @@ EXERCISES = {
     "07_dualpipev": "dualpipe",
     "08_torch": "torch_pipelining",
     "09_measuring": "measuring",
+    "10_balance": "balance",
     "11_communication": "communication",
 }
 

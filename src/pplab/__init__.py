@@ -11,6 +11,7 @@ from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lower import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
+from .partition import partition
 from .queues import simulate_lowered
 from .replicate import replicate
 from .schedule import Schedule

@@ -11,7 +11,7 @@ import html
 import io
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import palette
@@ -380,3 +380,40 @@ def _legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
         handlelength=1.2,
         columnspacing=1.2,
     )
+
+
+def bars(
+    rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes | None = None, *, title: str, unit: str, mark: str = ""
+) -> Axes:
+    """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
+
+    Kinds have one colour in all rows. `mark` names a line at the mean of the rows' sums; without it there is none.
+    """
+    if ax is None:
+        ax = _new_axes(len(rows))
+    sums = [total(amount for _, amount in row) for row in rows.values()]
+    kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
+    fills = dict(zip(kinds, (*palette.FILL.values(), palette.OTHER, palette.IDLE), strict=False))
+    for place, row in enumerate(rows.values()):
+        start = 0.0
+        for kind, amount in row:
+            ax.barh(place, amount, left=start, height=_BAR, color=fills[kind], edgecolor="white", lw=0.6)
+            start += amount
+        ax.text(start, place, f" {start:.3g}", va="center", fontsize=_LABEL_SIZE)
+    mean = total(sums) / len(sums)
+    if mark:
+        ax.axvline(mean, color="black", lw=1, ls="--")
+        ax.text(mean, -0.55, f"{mark} {mean:.3g}", ha="center", va="bottom", fontsize=_LABEL_SIZE)
+    _dress(ax, list(rows), title, "", 1.1 * max(sums))
+    ax.set_title(title, fontsize=10, loc="left", pad=14 if mark else 6)
+    ax.set_xlabel(unit)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    if len(kinds) > 1:
+        from matplotlib.patches import Patch
+
+        handles = [Patch(facecolor=fills[kind], label=kind) for kind in kinds]
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+        ax.legend(handles=handles, fontsize=_LABEL_SIZE, **beside)
+    said = ", ".join(f"{name} {amount:.3g}" for name, amount in zip(rows, sums, strict=True))
+    ax.set_label(f"{title}: {said} {unit}{mark and f'; {mark} {mean:.3g}'}")
+    return ax

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 
-from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
+from ..actions import COMPUTE, INPUT_GRADIENT, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
 from ..deps import incoming, outgoing
 from .comm import Comm
 from .recording import NoSpans
@@ -37,6 +38,7 @@ class Executor:
     peak_in_flight: int = 0
     # Where a meter ran: by how much an F or I of a stage changes what is held, and how far above the start it rises.
     bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
+    recomputed_bytes: dict[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
 
     def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
         """Run the row once; a meter counts the bytes that forwards keep."""
@@ -88,6 +90,8 @@ class Executor:
 
     def _apply(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         stage = self.stages[action.stage]
+        if stage.recompute and action.kind in INPUT_GRADIENT:
+            self._recompute(stage, action, batch)
         match action.kind:
             case Kind.F if self.meter is None:
                 return stage.forward(action.microbatch, received, batch)
@@ -101,6 +105,15 @@ class Executor:
             case _:
                 stage.backward_weight(action.microbatch)
                 return ()
+
+    def _recompute(self, stage: Stage, action: Action, batch: Batch) -> None:
+        """Run a forward again: part of its backward, timed and counted by itself as well."""
+        start, held = self.recorder.clock.mark(), self.meter.held if self.meter else 0
+        with self.meter or nullcontext():
+            stage.again(action.microbatch, batch)
+        self.recorder.again(action.stage, start, self.recorder.clock.mark())
+        if self.meter:
+            self.recomputed_bytes.setdefault(action.stage, self.meter.held - held)
 
     def _fetch(self, position: int, action: Action) -> tuple[Tensor, ...]:
         """What `action` needs of another stage: from this rank, or received (and then the wait is recorded)."""

@@ -66,6 +66,7 @@ class Job:
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
     profile: str | None = None  # the folder for traces of the measured steps
     reduction: str = "end"  # when gradients of weights that are kept in several places are added up
+    recompute: frozenset[int] = frozenset()  # the stages that compute their activations again
 
     @property
     def loss_scale(self) -> float:
@@ -87,6 +88,7 @@ class RankReport:
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
     profile: RankProfile | None = None
     allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
+    recomputed_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -102,7 +104,9 @@ def train(context: RankContext, job: Job) -> RankReport:
     for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
         split[action.stage].add(action.microbatch)
     stages = {
-        index: Stage(module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast)
+        index: Stage(
+            module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast, index in job.recompute
+        )
         for index, module in stage_modules(context, job).items()
     }
     home = schedule.home()
@@ -189,6 +193,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
         profile=recording.summary,
         allocated=allocator.read(),
+        recomputed_bytes=executor.recomputed_bytes,
     )
 
 

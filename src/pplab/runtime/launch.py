@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -113,6 +113,7 @@ class Pool:
         profile: str | Path | None = None,
         replicas: int = 1,
         reduction: str = "end",
+        recompute: bool | Iterable[int] = False,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -127,6 +128,8 @@ class Pool:
         `replicas` runs `pplab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several
         ranks keep are added up once a rank has run its row (`reduction="end"`), or stage by stage as soon as it has run
         a stage's last backward (`"drain"`).
+        `recompute` names the stages that keep only what they receive and run their forward again in the backward; all,
+        if True.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -144,6 +147,7 @@ class Pool:
             profile=profile,
             replicas=replicas,
             reduction=reduction,
+            recompute=recompute,
         )
         schedule = job.schedule
         if job.delays_s and self.transport != "shared":
@@ -451,6 +455,7 @@ def check_job(
     profile: str | Path | None = None,
     replicas: int = 1,
     reduction: str = "end",
+    recompute: bool | Iterable[int] = False,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -487,6 +492,9 @@ def check_job(
         _check_order_of_losses(schedule)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    again = _stages_that_recompute(recompute, schedule.num_stages)
+    if engine == "torch" and again:
+        raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
     if engine == "torch" and delays:
         raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
@@ -494,8 +502,30 @@ def check_job(
         Path(profile).mkdir(parents=True, exist_ok=True)
         profile = str(Path(profile).resolve())
     return Job(
-        schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays, profile, reduction
+        schedule,
+        workload,
+        steps,
+        warmup,
+        optimizer,
+        check_gradients,
+        paces,
+        autocast,
+        delays,
+        profile=profile,
+        reduction=reduction,
+        recompute=again,
     )
+
+
+def _stages_that_recompute(recompute: bool | Iterable[int], num_stages: int) -> frozenset[int]:
+    if isinstance(recompute, bool):
+        return frozenset(range(num_stages) if recompute else ())
+    stages = list(recompute) if isinstance(recompute, Iterable) else [recompute]
+    if not isinstance(recompute, Iterable) or any(type(s) is not int or not 0 <= s < num_stages for s in stages):
+        raise ValueError(
+            f"recompute must be True, False or some of the stages 0 to {num_stages - 1}, such as [0], got {recompute!r}"
+        )
+    return frozenset(stages)
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:

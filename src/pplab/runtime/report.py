@@ -8,6 +8,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 import torch
@@ -111,6 +112,8 @@ class Run:
     # was there before them (the weights); None on the CPU.
     allocated_bytes: tuple[int, ...] | None = None
     resident_bytes: tuple[int, ...] | None = None
+    recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
+    recompute_ms: tuple[float, ...] = ()  # per stage: the median time of that
 
     @property
     def timeline(self) -> Timeline:
@@ -130,7 +133,8 @@ class Run:
     @property
     def memory(self) -> Memory:
         """What this run's stages hold for a microbatch, in bytes, without parameters."""
-        return Memory(self.bytes_of, self.kept_of, while_input_gradient=self.extra_of, unit="bytes")
+        again = self.recomputed_of or 0
+        return Memory(self.bytes_of, self.kept_of, again, while_input_gradient=self.extra_of, unit="bytes")
 
     @property
     def predicted_peak_bytes(self) -> tuple[int, ...]:
@@ -142,7 +146,7 @@ class Run:
         """The median durations of this run's actions, per stage, in ms; of overlaps, the median of all.
 
         Where no backward is split, a full backward counts as input gradient. Where a stage has none alone, it is the
-        sum of its halves.
+        sum of its halves. Running a forward again is `recompute`, not part of the gradients' times.
         """
         times: dict[tuple[int, Kind] | type, list[float]] = defaultdict(list)
         for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
@@ -150,6 +154,10 @@ class Run:
             times[key].append(end - start)
         median = {key: statistics.median(found) for key, found in times.items()}
         stages = range(self.schedule.num_stages)
+        again = self.recompute_ms or (0,) * len(stages)
+        for s, kind in product(stages, (B, I)):
+            if (s, kind) in median:
+                median[s, kind] = max(0, median[s, kind] - again[s])
         inputs = [median.get((s, I), median.get((s, B))) for s in stages]
         weights = [median.get((s, W), 0) for s in stages]
         halves = [i + w for i, w in zip(inputs, weights, strict=True)]
@@ -158,6 +166,7 @@ class Run:
             inputs,
             weights,
             backward=[median.get((s, B), halves[s]) for s in stages] if any(weights) else None,
+            recompute=again if any(again) else 0,
             overlap=median.get(Overlap, "sum"),
             unit="ms",
         )
@@ -195,6 +204,8 @@ class Run:
             "bytes_of": self.bytes_of,
             "kept_of": self.kept_of,
             "extra_of": self.extra_of,
+            "recomputed_of": self.recomputed_of,
+            "recompute_ms": self.recompute_ms,
             "gradients": gradients,
             "versions": self.versions,
             "profile": self.profile and self.profile.to_dict(),
@@ -251,6 +262,12 @@ def make_run(
         notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     allocated = [report.allocated for report in reports]
+    recomputed = {stage: size for report in reports for stage, size in report.recomputed_bytes.items()}
+    again: dict[int, list[float]] = defaultdict(list)
+    for stage, start, end in (each for traces in steps for trace in traces for each in trace.again):
+        again[stage].append((end - start) / 1e6)
+    if again:
+        notes = (*notes, f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
     return Run(
         schedule,
         workload.name,
@@ -266,13 +283,15 @@ def make_run(
         tuple(report.peak_bytes for report in reports),
         tuple(bytes_of),
         tuple(held + change for held, (change, _) in zip(bytes_of, of_input, strict=True)),
-        tuple(rise for _, rise in of_input),
+        tuple(max(0, rise - recomputed.get(stage, 0)) for stage, (_, rise) in enumerate(of_input)),
         gradients,
         versions(),
         engine,
         profile=_profile(schedule, reports, engine),
         allocated_bytes=tuple(peak for _, peak in allocated) if all(allocated) else None,
         resident_bytes=tuple(before for before, _ in allocated) if all(allocated) else None,
+        recomputed_of=tuple(recomputed.get(stage, 0) for stage in stages) if again else (),
+        recompute_ms=tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
     )
 
 

@@ -70,6 +70,7 @@ class StepTrace:
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
+    again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
 
 
 @dataclass
@@ -79,10 +80,11 @@ class Recorder:
     clock: HostClock | CudaClock
     _actions: list = field(default_factory=list)
     _others: list = field(default_factory=list)
+    _again: list = field(default_factory=list)
 
     def begin(self) -> None:
         """Start a step."""
-        self._actions, self._others = [], []
+        self._actions, self._others, self._again = [], [], []
         self.clock.start()
         self._start = self.clock.mark()
 
@@ -94,15 +96,20 @@ class Recorder:
         """Something beside the schedule: waiting for a receive, the optimizer."""
         self._others.append((what, start, end))
 
+    def again(self, stage: int, start: object, end: object) -> None:
+        """A forward ran again, inside a backward."""
+        self._again.append((stage, start, end))
+
     def finish(self) -> StepTrace:
         """End the step and read the clock's marks."""
         end = self.clock.mark()
-        flat = [m for _, a, b in (*self._actions, *self._others) for m in (a, b)]
+        flat = [m for _, a, b in (*self._actions, *self._others, *self._again) for m in (a, b)]
         *times, first, last = self.clock.resolve([*flat, self._start, end])
         spans = iter(zip(times[::2], times[1::2], strict=True))
         actions = [(item, *next(spans)) for item, _, _ in self._actions]
         others = [(what, *next(spans)) for what, _, _ in self._others]
-        return StepTrace(actions, others, first, last)
+        again = [(stage, *next(spans)) for stage, _, _ in self._again]
+        return StepTrace(actions, others, first, last, again)
 
 
 def recorder_for(device: torch.device) -> Recorder:
