@@ -103,6 +103,9 @@ def _train(options: argparse.Namespace) -> int:
         "optimizer": partial(torch.optim.AdamW, lr=options.learning_rate),
         "autocast": torch.bfloat16 if options.bf16 else None,
         "engine": options.engine,
+        "clip_norm": options.clip_norm,
+        "resume": options.resume,
+        "save": options.save,
     }
     if is_torchrun():
         run = train_here(schedule, workload, device=options.device, **details)
@@ -276,6 +279,9 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     training.add_argument("--explain", action="store_true", help="say where the time of the median step went")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
+    training.add_argument("--clip-norm", type=float, metavar="X", help="the most that all gradients' norm may be")
+    training.add_argument("--save", metavar="FILE", help="write a checkpoint after the last step")
+    training.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, of any number of ranks")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
         "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"

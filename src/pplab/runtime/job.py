@@ -16,6 +16,8 @@ from ..actions import I, Kind, parts
 from ..deps import outgoing
 from ..lower import lower
 from ..schedule import Schedule
+from .checkpoint import Checkpoint, Saved, collect, names_in_whole
+from .clip import clip_gradients, own_parameters, own_stages
 from .comm import Comm
 from .executor import Executor
 from .shared import Pipes, SharedComm
@@ -61,6 +63,14 @@ class Job:
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
+    clip_norm: float | None = None  # the most that the norm of all gradients may be
+    resume: Checkpoint | None = None  # where the workload goes on from
+    save: bool = False  # whether to report weights and the optimizer's state
+
+    @property
+    def first_step(self) -> int:
+        """How many steps were done before this run."""
+        return self.resume.step if self.resume else 0
 
     @property
     def loss_scale(self) -> float:
@@ -80,6 +90,8 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
+    gradient_norms: tuple[float, ...] = ()  # of all ranks, per measured step, before clipping
+    saved: Saved | None = None
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -123,6 +135,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, {index: stage.module for index, stage in stages.items()}, optimizer)
 
     def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float]:
         nonlocal meter
@@ -142,6 +155,11 @@ def train(context: RankContext, job: Job) -> RankReport:
             start = recorder.clock.mark()
             copies.add_gradients()
             recorder.other("gradients of both copies", start, recorder.clock.mark())
+        if update and job.clip_norm is not None:
+            context.watch("clipping gradients", 0, True)
+            start = recorder.clock.mark()
+            state.clip()
+            recorder.other("clipping", start, recorder.clock.mark())
         if update and optimizer is not None:
             context.watch("in the optimizer", 0, False)
             start = recorder.clock.mark()
@@ -154,6 +172,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     gradients = collect_gradients(modules) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
+    state.restore_buffers()
     executor.peak_in_flight = 0
     measured = [run_pass(step, update=True) for step in range(job.steps)]
     context.watch("reporting", 0, False)
@@ -166,6 +185,8 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        tuple(state.norms),
+        state.saved() if job.save else None,
     )
 
 
@@ -176,6 +197,41 @@ def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
         index: job.workload.build_stage(index, schedule.num_stages).to(context.device)
         for index in schedule.stages_of(context.rank)
     }
+
+
+class State:
+    """What a rank carries from step to step: weights, buffers, its optimizer's state. Restored when the job resumes."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        job: Job,
+        modules: Mapping[int, nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+    ):
+        self.context, self.job, self.modules, self.optimizer = context, job, modules, optimizer
+        self.names = names_in_whole(job.workload, modules, job.schedule.num_stages)
+        self.norms: list[float] = []  # of the gradients, before clipping
+        self._buffers = [(b, b.clone()) for module in modules.values() for b in module.buffers()]
+        if job.resume is not None and optimizer is not None:
+            job.resume.load_optimizer(optimizer, self.names)
+
+    def restore_buffers(self) -> None:
+        """Undo what passes that don't count as steps did to running averages."""
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+    def clip(self) -> None:
+        """Clip the gradients by the norm over all ranks."""
+        context, job = self.context, self.job
+        own = own_parameters(context.rank, job.schedule, job.workload, self.modules)
+        norm = clip_gradients(list(self.names), own, job.clip_norm, context.rank, context.num_ranks)
+        self.norms.append(norm)
+
+    def saved(self) -> Saved:
+        """What this rank saves of the stages that it answers for."""
+        own = own_stages(self.context.rank, self.job.schedule)
+        return collect((self.modules[stage] for stage in own), self.optimizer, self.names)
 
 
 @dataclass(frozen=True)

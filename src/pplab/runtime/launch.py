@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from ..errors import positive_int, unknown
 from ..lower import LoweredRow, lower
 from ..schedule import Schedule
 from ..validate import validate
+from .checkpoint import Checkpoint, Resumed, check_place, write
 from .job import Job, RankReport, WholeReport, train, train_whole
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
@@ -103,6 +105,9 @@ class Pool:
         pace: Costs | None = None,
         autocast: torch.dtype | None = None,
         engine: str = "pplab",
+        clip_norm: float | None = None,
+        resume: str | os.PathLike | None = None,
+        save: str | os.PathLike | None = None,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -112,6 +117,11 @@ class Pool:
         so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
         such as `torch.bfloat16`.
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
+        `clip_norm` scales the gradients of a step so that their norm, over all ranks, is at most that; the norms before
+        it are the Run's `gradient_norms`.
+        `save` names a file for weights and the optimizer's state after the last step; `resume` goes on from such a
+        file, with the next batch, under this or another schedule and number of ranks. Both may be the same file: it is
+        replaced as a whole. On several hosts all must see it.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -126,11 +136,17 @@ class Pool:
             pace=pace,
             autocast=autocast,
             engine=engine,
+            clip_norm=clip_norm,
+            resume=resume,
+            save=save,
         )
+        workload = job.workload
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
         rows = lower(schedule, ahead=1)
         reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        if save is not None:
+            save_reports(save, reports, job)
         gradients = None
         if check_gradients:
             whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
@@ -145,6 +161,7 @@ class Pool:
             how="measured" if pace is None else "paced",
             notes=(*workload.notes, *self.notes),
             engine=engine,
+            first_step=job.first_step,
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -421,6 +438,9 @@ def check_job(
     pace: Costs | None = None,
     autocast: torch.dtype | None = None,
     engine: str = "pplab",
+    clip_norm: float | None = None,
+    resume: str | os.PathLike | None = None,
+    save: str | os.PathLike | None = None,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -442,8 +462,35 @@ def check_job(
         raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < math.inf):
+        raise ValueError(f"clip_norm must be a number of more than 0, or None, got {clip_norm!r}")
+    if save is not None:
+        check_place(save)
+    checkpoint = None
+    if resume is not None:
+        checkpoint = Checkpoint.open(resume)
+        checkpoint.check_fits(workload)
+        workload = Resumed(workload, checkpoint)
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays)
+    return Job(
+        schedule,
+        workload,
+        steps,
+        warmup,
+        optimizer,
+        check_gradients,
+        paces,
+        autocast,
+        delays,
+        clip_norm=clip_norm,
+        resume=checkpoint,
+        save=save is not None,
+    )
+
+
+def save_reports(path: str | os.PathLike, reports: Sequence[RankReport], job: Job) -> None:
+    """Write what all ranks collected as one checkpoint."""
+    write(path, [report.saved for report in reports], job.first_step + job.steps, job.workload.name)
 
 
 def report_gradients(

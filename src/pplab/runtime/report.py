@@ -105,6 +105,10 @@ class Run:
     gradients: GradientReport | None
     versions: dict[str, str]
     engine: str = "pplab"  # or "torch"
+    gradient_norms: tuple[
+        float, ...
+    ] = ()  # of a run that clips: over all parameters, per measured step, before clipping
+    first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
 
     @property
     def timeline(self) -> Timeline:
@@ -179,6 +183,8 @@ class Run:
             "notes": self.notes,
             "first_loss": self.first_loss,
             "losses": self.losses,
+            "gradient_norms": self.gradient_norms,
+            "first_step": self.first_step,
             "step_times_ms": self.step_times_ms,
             "step_time_ms": self.step_time_ms,
             "peak_in_flight": self.peak_in_flight,
@@ -208,6 +214,8 @@ class Run:
         ]
         if self.engine == "pplab":
             lines.insert(-1, f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards")
+        if self.gradient_norms:
+            lines.append(f"gradient norm    {' '.join(f'{norm:.4f}' for norm in self.gradient_norms)}")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -228,6 +236,7 @@ def make_run(
     how: str,
     notes: Sequence[str],
     engine: str = "pplab",
+    first_step: int = 0,
 ) -> Run:
     """Put the ranks' reports together."""
     steps = list(zip(*(report.traces for report in reports), strict=True))
@@ -256,6 +265,8 @@ def make_run(
         gradients,
         versions(),
         engine,
+        reports[0].gradient_norms,
+        first_step,
     )
 
 

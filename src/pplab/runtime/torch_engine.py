@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..actions import Action, B, F, I, W, parts
 from ..schedule import Schedule
-from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
+from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
 from .stage import autocast
 from .trace import Meter, StepTrace, recorder_for
 
@@ -43,6 +43,7 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     runner = _runner(schedule, job, modules, device, recorder.clock.mark, times)
     parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, modules, optimizer)
 
     def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
         for module in modules.values():
@@ -58,6 +59,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         context.watch("step", 0, False)
         with autocast(device, job.autocast), meter or nullcontext():
             runner.step(*inputs, **last, **batch.context)
+        if update and job.clip_norm is not None:
+            start = recorder.clock.mark()
+            state.clip()
+            recorder.other("clipping", start, recorder.clock.mark())
         if update and optimizer is not None:
             start = recorder.clock.mark()
             optimizer.step()
@@ -74,9 +79,11 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
+    state.restore_buffers()
     measured = [run_pass(step, update=True) for step in range(job.steps)]
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss)
+    norms, saved = tuple(state.norms), state.saved() if job.save else None
+    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, gradient_norms=norms, saved=saved)
 
 
 def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, mark, times: dict):
