@@ -34,6 +34,7 @@ PHASES = (
     "reporting",
     "running the model in one process",
     "clipping gradients",
+    "decoding",
 )
 FIELDS = 4  # of a rank on the board: phase, position in the row, whether it waits, a count of changes
 
