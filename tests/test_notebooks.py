@@ -20,6 +20,7 @@ EXERCISES = {
     "06_zero_bubble": "zero_bubble",
     "07_dualpipev": "dualpipe",
     "09_measuring": "measuring",
+    "12_for_real": "for_real",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
