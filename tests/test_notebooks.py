@@ -23,6 +23,7 @@ EXERCISES = {
     "09_measuring": "measuring",
     "10_balance": "balance",
     "11_communication": "communication",
+    "12_for_real": "for_real",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

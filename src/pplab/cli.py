@@ -105,6 +105,9 @@ def _train(options: argparse.Namespace) -> int:
         "engine": options.engine,
         "profile": options.profile,
         "replicas": options.replicas,
+        "clip_norm": options.clip_norm,
+        "resume": options.resume,
+        "save": options.save,
     }
     if is_torchrun():
         run = train_here(schedule, workload, device=options.device, **details)
@@ -287,6 +290,9 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--profile", metavar="DIR", help="record torch.profiler traces of all ranks, and sum them up")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
     training.add_argument("--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks (default 1)")
+    training.add_argument("--clip-norm", type=float, metavar="X", help="the most that all gradients' norm may be")
+    training.add_argument("--save", metavar="FILE", help="write a checkpoint after the last step")
+    training.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, of any number of ranks")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
         "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"

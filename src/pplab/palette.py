@@ -18,6 +18,7 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went
     "optimizer": OTHER,
     "gradients of both copies": "#b39ddb",
     "gradients of all copies": "#b39ddb",
+    "clipping": "#5f6b7a",
     "bubble": "#d0d3d8",
     "imbalance": "#e3c4a8",
     "communication": "#9fc9d9",

@@ -17,6 +17,8 @@ from ..deps import outgoing
 from ..lower import lower
 from ..profiles import RankProfile
 from ..schedule import Schedule
+from .checkpoint import Checkpoint, Saved, collect, names_in_whole
+from .clip import clip_gradients, own_parameters, own_stages
 from .comm import Comm
 from .executor import Executor
 from .recording import Recording
@@ -67,6 +69,14 @@ class Job:
     profile: str | None = None  # the folder for traces of the measured steps
     reduction: str = "end"  # when gradients of weights that are kept in several places are added up
     recompute: frozenset[int] = frozenset()  # the stages that compute their activations again
+    clip_norm: float | None = None  # the most that the norm of all gradients may be
+    resume: Checkpoint | None = None  # where the workload goes on from
+    save: bool = False  # whether to report weights and the optimizer's state
+
+    @property
+    def first_step(self) -> int:
+        """How many steps were done before this run."""
+        return self.resume.step if self.resume else 0
 
     @property
     def loss_scale(self) -> float:
@@ -89,6 +99,8 @@ class RankReport:
     profile: RankProfile | None = None
     allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
     recomputed_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
+    gradient_norms: tuple[float, ...] = ()  # of all ranks, per measured step, before clipping
+    saved: Saved | None = None
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -138,6 +150,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, {index: stage.module for index, stage in stages.items()}, optimizer)
 
     recording = Recording(job.profile, rank, schedule.rows[rank], device, modules)
 
@@ -161,6 +174,11 @@ def train(context: RankContext, job: Job) -> RankReport:
                 start = recorder.clock.mark()
                 copies.finish()
                 recorder.other(copies.label, start, recorder.clock.mark())
+            if update and job.clip_norm is not None:
+                context.watch("clipping gradients", 0, True)
+                start = recorder.clock.mark()
+                state.clip()
+                recorder.other("clipping", start, recorder.clock.mark())
             if update and optimizer is not None:
                 context.watch("in the optimizer", 0, False)
                 start = recorder.clock.mark()
@@ -176,6 +194,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     gradients = {also.get(name, name): gradient for name, gradient in gradients.items()}
     for _ in range(job.warmup):
         run_pass(0)
+    state.restore_buffers()
     executor.peak_in_flight = 0
     executor.spans = recording.spans
     allocator = Allocator(device, modules)
@@ -194,6 +213,8 @@ def train(context: RankContext, job: Job) -> RankReport:
         profile=recording.summary,
         allocated=allocator.read(),
         recomputed_bytes=executor.recomputed_bytes,
+        gradient_norms=tuple(state.norms),
+        saved=state.saved() if job.save else None,
     )
 
 
@@ -209,6 +230,41 @@ def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
 def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
     """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
     return workload.tied(num_stages) if hasattr(workload, "tied") else {}
+
+
+class State:
+    """What a rank carries from step to step: weights, buffers, its optimizer's state. Restored when the job resumes."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        job: Job,
+        modules: Mapping[int, nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+    ):
+        self.context, self.job, self.modules, self.optimizer = context, job, modules, optimizer
+        self.names = names_in_whole(job.workload, modules, job.schedule.num_stages)
+        self.norms: list[float] = []  # of the gradients, before clipping
+        self._buffers = [(b, b.clone()) for module in modules.values() for b in module.buffers()]
+        if job.resume is not None and optimizer is not None:
+            job.resume.load_optimizer(optimizer, self.names)
+
+    def restore_buffers(self) -> None:
+        """Undo what passes that don't count as steps did to running averages."""
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+    def clip(self) -> None:
+        """Clip the gradients by the norm over all ranks."""
+        context, job = self.context, self.job
+        own = own_parameters(context.rank, job.schedule, job.workload, self.modules)
+        norm = clip_gradients(list(self.names), own, job.clip_norm, context.rank, context.num_ranks)
+        self.norms.append(norm)
+
+    def saved(self) -> Saved:
+        """What this rank saves of the stages that it answers for."""
+        own = own_stages(self.context.rank, self.job.schedule)
+        return collect((self.modules[stage] for stage in own), self.optimizer, self.names)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ from ..lower import LoweredRow, lower
 from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
+from .checkpoint import Checkpoint, Resumed, check_place, write
 from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
 from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
@@ -114,6 +116,9 @@ class Pool:
         replicas: int = 1,
         reduction: str = "end",
         recompute: bool | Iterable[int] = False,
+        clip_norm: float | None = None,
+        resume: str | os.PathLike | None = None,
+        save: str | os.PathLike | None = None,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -130,6 +135,11 @@ class Pool:
         a stage's last backward (`"drain"`).
         `recompute` names the stages that keep only what they receive and run their forward again in the backward; all,
         if True.
+        `clip_norm` scales the gradients of a step so that their norm, over all ranks, is at most that; the norms before
+        it are the Run's `gradient_norms`.
+        `save` names a file for weights and the optimizer's state after the last step; `resume` goes on from such a
+        file, with the next batch, under this or another schedule and number of ranks. Both may be the same file: it is
+        replaced as a whole. On several hosts all must see it.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -148,12 +158,17 @@ class Pool:
             replicas=replicas,
             reduction=reduction,
             recompute=recompute,
+            clip_norm=clip_norm,
+            resume=resume,
+            save=save,
         )
-        schedule = job.schedule
+        schedule, workload = job.schedule, job.workload
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
         rows = lower(schedule, ahead=1)
         reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        if save is not None:
+            save_reports(save, reports, job)
         gradients = None
         if check_gradients:
             whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
@@ -168,6 +183,7 @@ class Pool:
             how="measured" if pace is None else "paced",
             notes=(*workload.notes, *_paced_notes(self.devices, self.notes, pace)),
             engine=engine,
+            first_step=job.first_step,
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -456,6 +472,9 @@ def check_job(
     replicas: int = 1,
     reduction: str = "end",
     recompute: bool | Iterable[int] = False,
+    clip_norm: float | None = None,
+    resume: str | os.PathLike | None = None,
+    save: str | os.PathLike | None = None,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
@@ -492,12 +511,21 @@ def check_job(
         _check_order_of_losses(schedule)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < math.inf):
+        raise ValueError(f"clip_norm must be a number of more than 0, or None, got {clip_norm!r}")
     again = _stages_that_recompute(recompute, schedule.num_stages)
     if engine == "torch" and again:
         raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
     if engine == "torch" and delays:
         raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
+    if save is not None:
+        check_place(save)
+    checkpoint = None
+    if resume is not None:
+        checkpoint = Checkpoint.open(resume)
+        checkpoint.check_fits(workload)
+        workload = Resumed(workload, checkpoint)
     if profile is not None:
         Path(profile).mkdir(parents=True, exist_ok=True)
         profile = str(Path(profile).resolve())
@@ -514,6 +542,9 @@ def check_job(
         profile=profile,
         reduction=reduction,
         recompute=again,
+        clip_norm=clip_norm,
+        resume=checkpoint,
+        save=save is not None,
     )
 
 
@@ -539,6 +570,11 @@ def _check_order_of_losses(schedule: Schedule) -> None:
             "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or take "
             'engine="pplab"'
         )
+
+
+def save_reports(path: str | os.PathLike, reports: Sequence[RankReport], job: Job) -> None:
+    """Write what all ranks collected as one checkpoint."""
+    write(path, [report.saved for report in reports], job.first_step + job.steps, job.workload.name)
 
 
 def report_gradients(

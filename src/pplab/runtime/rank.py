@@ -33,6 +33,8 @@ PHASES = (
     "adding the copies' gradients",
     "reporting",
     "running the model in one process",
+    "clipping gradients",
+    "decoding",
 )
 FIELDS = 4  # of a rank on the board: phase, position in the row, whether it waits, a count of changes
 

@@ -114,6 +114,8 @@ class Run:
     resident_bytes: tuple[int, ...] | None = None
     recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
     recompute_ms: tuple[float, ...] = ()  # per stage: the median time of that
+    gradient_norms: tuple[float, ...] = ()  # of a run that clips: over all parameters, per step, before clipping
+    first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
 
     @property
     def timeline(self) -> Timeline:
@@ -194,6 +196,8 @@ class Run:
             "notes": self.notes,
             "first_loss": self.first_loss,
             "losses": self.losses,
+            "gradient_norms": self.gradient_norms,
+            "first_step": self.first_step,
             "step_times_ms": self.step_times_ms,
             "step_time_ms": self.step_time_ms,
             "peak_in_flight": self.peak_in_flight,
@@ -232,6 +236,8 @@ class Run:
             both = zip(self.allocated_bytes, self.resident_bytes, strict=True)
             shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
             lines.append(f"allocator peak   {shown}")
+        if self.gradient_norms:
+            lines.append(f"gradient norm    {' '.join(f'{norm:.4f}' for norm in self.gradient_norms)}")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -252,6 +258,7 @@ def make_run(
     how: str,
     notes: Sequence[str],
     engine: str = "pplab",
+    first_step: int = 0,
 ) -> Run:
     """Put the ranks' reports together."""
     steps = list(zip(*(report.traces for report in reports), strict=True))
@@ -292,6 +299,8 @@ def make_run(
         resident_bytes=tuple(before for before, _ in allocated) if all(allocated) else None,
         recomputed_of=tuple(recomputed.get(stage, 0) for stage in stages) if again else (),
         recompute_ms=tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
+        gradient_norms=reports[0].gradient_norms,
+        first_step=first_step,
     )
 
 

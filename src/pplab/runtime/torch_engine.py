@@ -18,7 +18,7 @@ from .. import schedule_csv
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
 from ..lower import LoweredRow
 from ..schedule import Schedule
-from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
+from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
 from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
@@ -62,6 +62,7 @@ def train_torch(
     )
     parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, modules, optimizer)
 
     def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
         for module in modules.values():
@@ -78,6 +79,10 @@ def train_torch(
         with spans.named("pp.step"):
             with autocast(device, job.autocast), meter or nullcontext():
                 runner.step(*inputs, **last, **batch.context)
+            if update and job.clip_norm is not None:
+                start = recorder.clock.mark()
+                state.clip()
+                recorder.other("clipping", start, recorder.clock.mark())
             if update and optimizer is not None:
                 start = recorder.clock.mark()
                 with spans.named("pp.optimizer_step"):
@@ -95,6 +100,7 @@ def train_torch(
     gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
+    state.restore_buffers()
     spans = recording.spans
     allocator = Allocator(device, modules.values())
     with recording:
@@ -103,6 +109,7 @@ def train_torch(
         messages.close()
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
     found = {"profile": recording.summary, "allocated": allocator.read()}
+    found |= {"gradient_norms": tuple(state.norms), "saved": state.saved() if job.save else None}
     return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, **found)
 
 

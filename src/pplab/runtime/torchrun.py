@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ..schedule import Schedule
 from .job import RankContext, train_whole
-from .launch import ENGINES, _notes, check_job, choose_transport, report_gradients
+from .launch import ENGINES, _notes, check_job, choose_transport, report_gradients, save_reports
 from .report import Run, make_run
 from .workload import Workload
 
@@ -50,7 +50,7 @@ def train_here(
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
     job = check_job(schedule, workload, num_ranks, engine=engine, **options)
-    schedule = job.schedule
+    schedule, workload = job.schedule, job.workload
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
@@ -68,6 +68,8 @@ def train_here(
         whole = None
         if job.collect_gradients:
             whole = train_whole(context, workload, schedule.num_microbatches, 0, job.autocast)
+        if job.save and rank == 0:
+            save_reports(options["save"], reports, job)
         if rank:
             return None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -86,6 +88,7 @@ def train_here(
             how="measured" if job.pace_s is None else "paced",
             notes=notes,
             engine=engine,
+            first_step=job.first_step,
         )
     finally:
         dist.destroy_process_group()
