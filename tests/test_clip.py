@@ -12,6 +12,7 @@ from torch import nn
 
 import modules
 import pplab as pp
+from pplab import models
 from pplab.runtime import Pool, RankError
 from pplab.runtime.launch import check_job
 
@@ -98,12 +99,28 @@ def test_every_parameter_counts_once():
         def tied(self, num_stages):
             return {"weight": [(0, "weight"), (num_stages - 1, "weight")]}
 
-    for name, ranks in itertools.product(("1F1B", "ZBVZeroBubble", "DualPipe"), (2, 4)):
-        schedule = pp.build(name, num_ranks=ranks, num_microbatches=4 * ranks)
+    for name, ranks, replicas in itertools.product(("1F1B", "ZBVZeroBubble", "DualPipe"), (2, 4), (1, 2)):
+        schedule = pp.replicate(pp.build(name, num_ranks=ranks, num_microbatches=4 * ranks), replicas)
         layers = {stage: nn.Linear(2, 2) for stage in range(schedule.num_stages)}
         for workload, expected in ((object(), 2 * len(layers)), (Tied(), 2 * len(layers) - 1)):
-            own = [p for rank in range(ranks) for p in own_parameters(rank, schedule, workload, layers)]
+            own = [p for rank in range(schedule.num_ranks) for p in own_parameters(rank, schedule, workload, layers)]
             assert len(own) == len(set(own)) == expected
+
+
+def test_replicas_of_a_model_with_tied_weights():
+    gpt = models.gpt(batch_size=8, num_layers=2, width=32, num_heads=2, context=16, tied=True, source="sample")
+    with Pool(4, device="cpu") as pool:
+        schedule = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+        run = pool.train(schedule, gpt, steps=2, replicas=2, optimizer=SGD, clip_norm=0.5)
+    whole = gpt.build_whole()
+    optimizer, norms = SGD(whole.parameters()), []
+    for step in range(2):
+        optimizer.zero_grad()
+        batch = gpt.batch(step)
+        gpt.loss(whole(*batch.inputs), batch.target).backward()
+        norms.append(nn.utils.clip_grad_norm_(whole.parameters(), 0.5).item())
+        optimizer.step()
+    assert run.gradient_norms == pytest.approx(norms, rel=1e-5) and min(norms) > 0.5
 
 
 def test_a_norm_that_is_not_finite_is_an_error_that_says_where():
