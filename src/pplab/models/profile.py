@@ -81,7 +81,7 @@ def profile(
 ) -> Profile:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
-    `threads` and `device` (as `Pool` takes it) must be what a rank of the planned run has. Starts a process, and ends it.
+    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
     """
     if not isinstance(workload, LanguageModel | DistilBert):
         raise ValueError(
