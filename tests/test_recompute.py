@@ -134,7 +134,7 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
     workload = gpt
     if model == "distilbert":
         workload = models.distilbert(batch_size=8, length=16, checkpoint="small", source="sample")
-    found = models.profile(workload, 4, steps=1)
+    found = models.profile(workload, 4, steps=1, device="cpu")
     assert found.names[0] == "embedding" and found.names[-1] == "head" and len(found.names) == 10
     assert all(ms > 0 for ms in found.times_ms) and str(found).count("\n") == 10
     whole = sum(p.numel() * p.element_size() for p in workload.build_whole().parameters())

@@ -72,11 +72,16 @@ class Profile:
 
 
 def profile(
-    workload: LanguageModel | DistilBert, num_microbatches: int = 8, *, steps: int = 5, threads: int = 1
+    workload: LanguageModel | DistilBert,
+    num_microbatches: int = 8,
+    *,
+    steps: int = 5,
+    threads: int = 1,
+    device: str = "auto",
 ) -> Profile:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
-    `threads` must be what a rank of the planned run has. Starts a process, and ends it.
+    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
     """
     if not isinstance(workload, LanguageModel | DistilBert):
         raise ValueError(
@@ -91,7 +96,7 @@ def profile(
         row += [Action(stage, F, m) for stage in range(last + 1)] + [Action(s, B, m) for s in range(last, -1, -1)]
     layerwise = replace(workload, split=(0, *[1] * num_layers, 0))
     schedule = Schedule([row], name="layer by layer")
-    with Pool(1, device="cpu", threads=threads) as pool:
+    with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, steps=steps)
         inputs = pool.train(schedule, layerwise, steps=1, warmup=0, recompute=True).bytes_of
     sizes = [
