@@ -39,7 +39,7 @@ def find() -> str | None:
 
 
 def _starts(path: str) -> bool:
-    """Whether it is more than a file of that name: Ubuntu's chromium-browser may be a stub, libraries may be missing."""
+    """Whether it is more than a file of that name: a stub of the distribution's, or a browser without its libraries."""
     try:
         return subprocess.run([path, "--version"], capture_output=True, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

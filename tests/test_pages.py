@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import browser as chromium
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.find() is None, reason=chromium.HOW)]
+import browser as chromium
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -83,7 +84,10 @@ PALE = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
-    with chromium.launched(chromium.find()) as started:
+    path = chromium.find()
+    if path is None:
+        pytest.skip(chromium.HOW)
+    with chromium.launched(path) as started:
         yield started
 
 
@@ -166,7 +170,9 @@ def test_the_checks_find_what_is_wrong(browser, book):
         for script, found in ((MATHS, 2), (UNDESCRIBED, 2), (PALE, 1)):
             assert len(page.evaluate(script)) == found, script
         assert any("600px" in what for what in page.evaluate(TOO_WIDE))
-        page.evaluate("() => { setTimeout(() => { throw new Error('thrown') }); fetch('https://example.org').catch(() => 0) }")
+        page.evaluate(
+            "() => { setTimeout(() => { throw new Error('thrown') }); fetch('https://example.org').catch(() => 0) }"
+        )
         page.wait_for_timeout(200)
         assert any("thrown" in what for what in visit.wrong) and any("left: https" in what for what in visit.wrong)
 

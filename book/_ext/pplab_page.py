@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from html import escape
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.errors import ConfigError
@@ -71,32 +72,59 @@ def name_logo(app, config) -> None:
 
 
 def describe_page(app, pagename, templatename, context, doctree) -> None:
-    """Add the tags from which search engines and messengers make a preview.
+    """Add the tags from which search engines and messengers make a preview."""
+    if pagename == app.config.root_doc:
+        context["docstitle"] = ""  # the book's title is already the page's
+    title = re.sub(r"<[^>]*>", "", str(context.get("title") or escape(app.config.html_title)))
+    text = description(doctree) if doctree is not None else ""
+    lines = preview(app, pagename, title, text, context["pathto"](CARD, 1))
+    context["metatags"] = context.get("metatags", "") + "\n    " + "\n    ".join(lines) + "\n"
+
+
+def preview(app, pagename: str, title: str, text: str, card: str) -> list[str]:
+    """A preview's tags, for a `title` in HTML, a plain `text` or none, and the picture's address seen from the page.
 
     Addresses are absolute where `html_baseurl` or a GitHub repository is set, otherwise relative to the page.
     """
-    if pagename == app.config.root_doc:
-        context["docstitle"] = ""  # the book's title is already the page's
     base = (app.config.html_baseurl or "").rstrip("/")
-    book = app.config.html_title
-    title = re.sub(r"<[^>]*>", "", str(context.get("title") or book))
-    tags = {"og:type": "article", "og:site_name": escape(book), "og:title": title}
-    if doctree is not None and (text := description(doctree)):
+    tags = {"og:type": "article", "og:site_name": escape(app.config.html_title), "og:title": title}
+    if text:
         tags |= {"description": escape(text), "og:description": escape(text)}
     if base:
         tags["og:url"] = f"{base}/{pagename}.html"
     tags |= {
-        "og:image": f"{base}/{CARD}" if base else raw_address(app, f"book/{CARD}") or context["pathto"](CARD, 1),
+        "og:image": f"{base}/{CARD}" if base else raw_address(app, f"book/{CARD}") or card,
         "og:image:width": CARD_SIZE[0],
         "og:image:height": CARD_SIZE[1],
         "og:image:alt": CARD_ALT,
         "twitter:card": "summary_large_image",
     }
-    lines = (
+    return [
         f'<meta {"property" if name.startswith("og:") else "name"}="{name}" content="{value}"/>'
         for name, value in tags.items()
+    ]
+
+
+def describe_front(app, exception) -> None:
+    """Give the file that leads on to the first page that page's preview: it is the address that people share."""
+    front = Path(app.outdir) / "index.html"
+    if exception or app.builder.name != "html" or app.config.root_doc == "index" or not front.exists():
+        return
+    root = app.config.root_doc
+    title = app.config.html_title
+    lines = preview(app, root, escape(title), description(app.env.get_doctree(root)), CARD)
+    front.write_text(
+        "\n".join(
+            [
+                '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+                f"<title>{escape(title)}</title>",
+                *lines,
+                f'<meta http-equiv="refresh" content="0; url={root}.html"/>\n</head>',
+                f'<body><a href="{root}.html">{escape(title)}</a></body>\n</html>\n',
+            ]
+        ),
+        encoding="utf-8",
     )
-    context["metatags"] = context.get("metatags", "") + "\n    " + "\n    ".join(lines) + "\n"
 
 
 def raw_address(app, path: str) -> str:
@@ -124,5 +152,6 @@ def setup(app) -> dict:
     app.connect("config-inited", name_logo)
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
+    app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it
     app.add_js_file("pplab_page.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}
