@@ -75,7 +75,7 @@ def main() -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        subprocess.run(command, timeout=900, stdout=subprocess.DEVNULL)
+        subprocess.run(command, timeout=300, stdout=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as problem:
         print(problem)
 
