@@ -5,7 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import subprocess
+import sys
 from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -197,3 +200,14 @@ def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bo
         message=per_stage(4),
         links={pair: Link(rng.randint(0, 5), bandwidth()) for pair in rng.sample(pairs, min(2, len(pairs)))},
     )
+
+
+@pytest.fixture(scope="session")
+def book() -> Path:
+    """The folder of the book's pages, built once for all tests that look at them."""
+    root = Path(__file__).parents[1]
+    html = root / "_build" / "html"
+    done = subprocess.run([sys.executable, "tools/build_book.py"], cwd=root, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert f"open {(html / 'index.html').as_uri()}" in done.stdout
+    return html

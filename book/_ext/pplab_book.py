@@ -20,4 +20,5 @@ def _body(script) -> str:
 def setup(app) -> dict:
     """Register the extension."""
     app.connect("html-page-context", drop_thebe, priority=900)
+    app.setup_extension("pplab_page")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,157 @@
+"""What a page says about itself, and where its source lives: tags for previews, launch and edit buttons.
+
+The repository's address is one setting: the environment variable PPLAB_REPOSITORY or, without it, `repository: url` in
+_config.yml. While it is empty, a page has no button that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from html import escape
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.errors import ConfigError
+
+HOSTS = ("github.com", "gitlab.com", "bitbucket.org")  # that the theme can make addresses for
+CARD = "_static/social_card.png"
+CARD_SIZE = (1200, 630)
+CARD_ALT = "The 1F1B schedule on four ranks: forwards in blue, backwards in orange, idle time hatched"
+LONGEST = 200  # characters of a description; previews cut what is longer
+
+
+def link_repository(app, config) -> None:
+    """Turn on the buttons that need the repository's address, where it is set.
+
+    Raises ConfigError for an address that isn't one of a repository.
+    """
+    options = config.html_theme_options
+    address = os.environ.get("PPLAB_REPOSITORY", "").strip() or options.get("repository_url") or ""
+    if not address:
+        return
+    host, owner, name = repository_parts(address)
+    options["repository_url"] = f"https://{host}/{owner}/{name}"
+    # The theme takes main for its edit button and master for its launch buttons when none is set.
+    options["repository_branch"] = options.get("repository_branch") or "main"
+    options.update(use_repository_button=True, use_edit_page_button=True, use_issues_button=host != "bitbucket.org")
+    launch = {"notebook_interface": "jupyterlab", **options.get("launch_buttons", {})}
+    launch["binderhub_url"] = "https://mybinder.org"
+    if host == "github.com":  # Colab opens notebooks from there only
+        launch["colab_url"] = "https://colab.research.google.com"
+    options["launch_buttons"] = launch
+
+
+def repository_parts(address: str) -> tuple[str, str, str]:
+    """Host, owner and name of a repository's address; raises ConfigError for anything else."""
+    found = re.fullmatch(r"(?:https?://)?([\w.-]+)/([\w./-]+)/([\w.-]+?)(?:\.git)?/?", address)
+    if not found or found[1] not in HOSTS:
+        raise ConfigError(
+            f"the repository's address is {address!r}; expected https://HOST/OWNER/NAME with one of the hosts "
+            f"{', '.join(HOSTS)}: set PPLAB_REPOSITORY, or repository: url in _config.yml, or leave both empty"
+        )
+    return found[1], found[2], found[3]
+
+
+def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
+    """Keep the launch buttons on notebooks only, and say on Colab's what a fresh machine there lacks."""
+    buttons = context.get("header_buttons", [])
+    if not str(app.env.doc2path(pagename, base=False)).endswith(".ipynb"):
+        context["header_buttons"] = [button for button in buttons if button.get("label") != "launch-buttons"]
+        return
+    address = app.config.html_theme_options.get("repository_url")
+    for group in buttons:
+        for button in group.get("buttons", []):
+            if button.get("text") == "Colab":
+                button["tooltip"] = f'Open in Colab; first run there: %pip install "pplab[plot,run] @ git+{address}"'
+
+
+def name_logo(app, config) -> None:
+    """The logo's alternative text, which the theme would make of a title that the first page leaves out."""
+    config.html_theme_options.setdefault("logo", {}).setdefault("alt_text", f"{config.html_title} - Home")
+
+
+def describe_page(app, pagename, templatename, context, doctree) -> None:
+    """Add the tags from which search engines and messengers make a preview."""
+    if pagename == app.config.root_doc:
+        context["docstitle"] = ""  # the book's title is already the page's
+    title = re.sub(r"<[^>]*>", "", str(context.get("title") or escape(app.config.html_title)))
+    text = description(doctree) if doctree is not None else ""
+    lines = preview(app, pagename, title, text, context["pathto"](CARD, 1))
+    context["metatags"] = context.get("metatags", "") + "\n    " + "\n    ".join(lines) + "\n"
+
+
+def preview(app, pagename: str, title: str, text: str, card: str) -> list[str]:
+    """A preview's tags, for a `title` in HTML, a plain `text` or none, and the picture's address seen from the page.
+
+    Addresses are absolute where `html_baseurl` or a GitHub repository is set, otherwise relative to the page.
+    """
+    base = (app.config.html_baseurl or "").rstrip("/")
+    tags = {"og:type": "article", "og:site_name": escape(app.config.html_title), "og:title": title}
+    if text:
+        tags |= {"description": escape(text), "og:description": escape(text)}
+    if base:
+        tags["og:url"] = f"{base}/{pagename}.html"
+    tags |= {
+        "og:image": f"{base}/{CARD}" if base else raw_address(app, f"book/{CARD}") or card,
+        "og:image:width": CARD_SIZE[0],
+        "og:image:height": CARD_SIZE[1],
+        "og:image:alt": CARD_ALT,
+        "twitter:card": "summary_large_image",
+    }
+    return [
+        f'<meta {"property" if name.startswith("og:") else "name"}="{name}" content="{value}"/>'
+        for name, value in tags.items()
+    ]
+
+
+def describe_front(app, exception) -> None:
+    """Give the file that leads on to the first page that page's preview: it is the address that people share."""
+    front = Path(app.outdir) / "index.html"
+    if exception or app.builder.name != "html" or app.config.root_doc == "index" or not front.exists():
+        return
+    root = app.config.root_doc
+    title = app.config.html_title
+    lines = preview(app, root, escape(title), description(app.env.get_doctree(root)), CARD)
+    front.write_text(
+        "\n".join(
+            [
+                '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+                f"<title>{escape(title)}</title>",
+                *lines,
+                f'<meta http-equiv="refresh" content="0; url={root}.html"/>\n</head>',
+                f'<body><a href="{root}.html">{escape(title)}</a></body>\n</html>\n',
+            ]
+        ),
+        encoding="utf-8",
+    )
+
+
+def raw_address(app, path: str) -> str:
+    """Where a file of the repository can be fetched, or nothing where that isn't known."""
+    options = app.config.html_theme_options
+    if not (options.get("repository_url") or "").startswith("https://github.com/"):
+        return ""
+    _, owner, name = repository_parts(options["repository_url"])
+    return f"https://raw.githubusercontent.com/{owner}/{name}/{options['repository_branch']}/{path}"
+
+
+def description(doctree: nodes.document) -> str:
+    """The page's question, or else its first paragraph, in at most LONGEST characters."""
+    questions = [box for box in doctree.findall(nodes.container) if "question" in box["classes"]]
+    paragraphs = questions or [p for p in doctree.findall(nodes.paragraph) if not isinstance(p.parent, nodes.list_item)]
+    text = " ".join(paragraphs[0].astext().split()) if paragraphs else ""
+    if len(text) <= LONGEST:
+        return text
+    return text[: LONGEST - 1].rpartition(" ")[0].rstrip(",;:") + "…"
+
+
+def setup(app) -> dict:
+    """Register the extension."""
+    app.connect("config-inited", link_repository)
+    app.connect("config-inited", name_logo)
+    app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
+    app.connect("html-page-context", describe_page)
+    app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it
+    app.add_js_file("pplab_page.js")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

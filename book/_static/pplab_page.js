@@ -1,0 +1,86 @@
+// What the book's pages need beyond the theme's scripts: paper, and search without a server.
+(() => {
+  "use strict";
+
+  // Paper is light, whatever the theme on the screen: charts and code take their colours from the theme's name.
+  const root = document.documentElement;
+  let theme = null; // of the screen, while the page is on paper
+  const toPaper = () => {
+    if (theme !== null) return;
+    theme = root.dataset.theme;
+    root.dataset.theme = "light";
+    document.querySelectorAll(".pplab-figure svg").forEach(drawHatches);
+  };
+  const toScreen = () => {
+    if (theme === null) return;
+    root.dataset.theme = theme;
+    theme = null;
+    for (const [shape, lines] of hatched.splice(0)) {
+      shape.style.fill = lines.dataset.fill;
+      lines.remove();
+    }
+  };
+
+  // In a PDF every area with a pattern becomes a picture, which makes 30 MB of a chapter: there, hatches are drawn as lines.
+  const hatched = []; // [shape, its lines]
+  const drawHatches = (svg) => {
+    for (const shape of svg.querySelectorAll('[style*="url("]')) {
+      const id = /url\(["']?#([^"')]+)/.exec(shape.style.fill);
+      const pattern = id && svg.querySelector(`pattern[id="${id[1]}"] path`);
+      const box = shape.getBBox();
+      if (!pattern || !box.width) continue; // no hatch, or a slider's chart that isn't shown
+      const lines = pattern.cloneNode();
+      lines.setAttribute("d", diagonals(pattern.getAttribute("d"), box));
+      lines.dataset.fill = shape.style.fill;
+      shape.style.fill = "none";
+      shape.after(lines);
+      hatched.push([shape, lines]);
+    }
+  };
+
+  // The pattern's diagonals x + y = c and x - y = c, each at the distance it has there, inside the box.
+  const diagonals = (pattern, { x, y, width, height }) => {
+    const found = new Map([[1, []], [-1, []]]); // sign: every c
+    for (const [, x1, y1, x2, y2] of pattern.matchAll(/M ([-\d.]+) ([-\d.]+)\s*L ([-\d.]+) ([-\d.]+)/g)) {
+      const sign = (x2 - x1) * (y2 - y1) < 0 ? 1 : -1;
+      found.get(sign).push(Number(x1) + sign * y1);
+    }
+    const drawn = [];
+    for (const [sign, at] of found) {
+      if (at.length < 2) continue;
+      at.sort((a, b) => a - b);
+      const step = at[1] - at[0];
+      const [low, high] = sign > 0 ? [x + y, x + y + width + height] : [x - y - height, x + width - y];
+      for (let c = at[0] + Math.ceil((low - at[0]) / step) * step; c < high; c += step) {
+        const from = Math.max(x, sign > 0 ? c - y - height : c + y);
+        const to = Math.min(x + width, sign > 0 ? c - y : c + y + height);
+        drawn.push(`M${from.toFixed(2)} ${(sign * (c - from)).toFixed(2)}L${to.toFixed(2)} ${(sign * (c - to)).toFixed(2)}`);
+      }
+    }
+    return drawn.join("");
+  };
+
+  window.addEventListener("beforeprint", toPaper);
+  window.addEventListener("afterprint", toScreen);
+  window.matchMedia("print").addEventListener("change", (paper) => (paper.matches ? toPaper() : toScreen()));
+
+  // Save a page's source rather than show it, where the browser allows that: not from a page opened as a file.
+  if (location.protocol !== "file:") {
+    window.addEventListener("load", () => {
+      for (const link of document.querySelectorAll("a.btn-download-source-button, a.btn-download-notebook-button")) {
+        link.download = "";
+        link.removeAttribute("target");
+      }
+    });
+  }
+
+  // The chevron that the theme's script adds to a folded box is a drawing next to the button's words.
+  window.addEventListener("load", () => {
+    for (const icon of document.querySelectorAll("svg.tb-icon")) icon.setAttribute("aria-hidden", "true");
+  });
+
+  // The search page fetches each result's page to quote from it, which a browser refuses for pages opened as files.
+  if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+    DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+  }
+})();

@@ -1,0 +1,84 @@
+"""The browser that the page's checks use: Chromium, from the system or from playwright.
+
+`python tests/browser.py` installs one where there is none, and says what it did; it never fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+HOW = "no Chromium found: install one with `python -m playwright install chromium` or `apt-get install chromium`"
+INSTALLERS = (
+    [sys.executable, "-m", "playwright", "install", "chromium"],
+    ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"],
+)
+
+
+def find() -> str | None:
+    """The path of a Chromium that starts, or None."""
+    candidates = [path for name in NAMES if (path := shutil.which(name))]
+    try:
+        from playwright.sync_api import sync_playwright
+
+        with sync_playwright() as playwright:
+            candidates.append(playwright.chromium.executable_path)
+    except ImportError:
+        return None
+    return next((path for path in candidates if Path(path).exists() and _starts(path)), None)
+
+
+def _starts(path: str) -> bool:
+    """Whether it is more than a file of that name: a stub of the distribution's, or a browser without its libraries."""
+    try:
+        return subprocess.run([path, "--version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+@contextmanager
+def launched(path: str) -> Iterator[Browser]:
+    """The browser at `path`, headless."""
+    from playwright.sync_api import sync_playwright
+
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # which root can't have
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=sandbox)
+        yield browser
+        browser.close()
+
+
+def main() -> None:
+    """Install Chromium where it is missing."""
+    for command in INSTALLERS:
+        if found := find():
+            print(f"the page's checks use {found}")
+            return
+        print(f"no Chromium yet: {' '.join(command)}", flush=True)
+        if command[0] == "apt-get":
+            if os.geteuid() or not shutil.which("apt-get"):
+                continue
+            _run(["apt-get", "update", "--quiet"])
+        _run(command)
+    print(f"the page's checks use {path}" if (path := find()) else f"the page's checks will be skipped: {HOW}")
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, timeout=300, stdout=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        print(problem)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Draw the picture that previews of the book's pages show: book/_static/social_card.png, 1200 by 630 pixels.
+
+Run it again when the charts' colours or the book's title change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib import pyplot as plt
+
+import pplab as pp
+
+OUT = Path(__file__).parents[1] / "book" / "_static" / "social_card.png"
+GROUND, TEXT, MUTED = "#14202e", "#f2f5f9", "#b4c0d0"
+
+
+def main() -> None:
+    """Draw and write the card."""
+    matplotlib.use("agg")
+    figure = plt.figure(figsize=(12, 6.3), dpi=100, facecolor=GROUND)
+    figure.text(0.06, 0.83, "Pipeline Parallelism, Measured", color=TEXT, size=40, weight="bold")
+    figure.text(
+        0.06, 0.735, "Schedules built, checked, simulated, run by real processes, measured", color=MUTED, size=19
+    )
+    ax = figure.add_axes((0.115, 0.2, 0.825, 0.42), facecolor=GROUND)
+    timeline = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8), pp.Costs(1, 1, 1))
+    pp.gantt(timeline, ax)
+    ax.set_title(
+        f"1F1B on four ranks: {timeline.bubble_fraction:.0%} of the time paid for is waiting",
+        loc="left",
+        color=TEXT,
+        size=16,
+    )
+    ax.set_xlabel("")
+    ax.get_legend().remove()
+    ax.tick_params(colors=MUTED, labelsize=15)
+    for spine in ax.spines.values():
+        spine.set_color(MUTED)
+    for label in ax.texts:
+        label.set_size(13)
+    figure.text(0.06, 0.06, "pplab", color="#7f93ad", size=26, weight="bold")
+    figure.savefig(OUT, facecolor=GROUND, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
