@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import pplab as pp
 from conftest import assert_explained
@@ -49,7 +51,44 @@ def other(**changes):
     return FakeRun(**{**vars(RUN), **changes})
 
 
+def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):
+    """A stage that computes again, with a fault."""
+    kept = {}
+
+    def forward(m, x):
+        kept[m] = x.detach().requires_grad_(), torch.get_rng_state()
+        with torch.set_grad_enabled(keep):
+            return module(x)
+
+    def backward(m, gradient):
+        x, state = kept.pop(m)
+        now = torch.get_rng_state()
+        if draw_again:
+            torch.set_rng_state(state)
+        output = module(x)
+        if restore:
+            torch.set_rng_state(now)
+        for _ in range(backwards):
+            output.backward(gradient)
+        return x.grad
+
+    return forward, backward
+
+
 WRONG = [
+    (balance.textbook, (30, 0, 1.33), "needs layers that aren't neighbours"),
+    (balance.textbook, (40, 0.25, 1), "the limit for many microbatches"),
+    (balance.textbook, 40, "expected 3 numbers"),
+    (balance.checkpointed, 3, "expected a function of a module"),
+    (balance.checkpointed, lambda module: 3, "your stage raised TypeError"),
+    (balance.checkpointed, partial(recomputing, draw_again=False), "microbatch 0: the input's gradient isn't"),
+    (balance.checkpointed, partial(recomputing, restore=False), "microbatch 2: the output isn't"),
+    (balance.checkpointed, partial(recomputing, keep=True), "with autograd: only the input may be kept"),
+    (
+        balance.checkpointed,
+        partial(recomputing, backwards=0),
+        "microbatch 0: expected the input's gradient, got NoneType",
+    ),
     (balance.beat, 20 / 3, "that is the mean"),
     (balance.beat, 6, "at most 18 of the 20"),
     (balance.beat, 8, "needn't leave equal numbers"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from math import inf
 
+from ..actions import F
 from ..builders import build
 from ..partition import partition
-from .verdict import Verdict, number, right, unanswered, wrong
+from .verdict import Verdict, number, numbers, right, unanswered, wrong
 
 TIMES = (5, 1, 1, 5, 1, 1, 5, 1)  # of exercise 1's layers, for 3 stages
 CAPPED_TIMES = (2, 2, 2, 2, 3, 3, 3, 3, 4, 4)  # of exercise 4's layers, for 4 stages
@@ -154,3 +156,100 @@ def _misfit(counts: object, num_stages: int, num_layers: int, least: int) -> str
 def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
     ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
     return [sum(values[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+
+
+def textbook(answer: object) -> Verdict:
+    """Layers of 10, 10, 10, 10, 20, 20, 20, 20 ms, four contiguous stages: the least beat; 1F1B's bubble fraction at
+    M=8; how many times faster than the equal cut."""
+    if (verdict := unanswered(answer)) is not None:
+        return verdict
+    names = ("beat", "bubble fraction", "times faster")
+    verdict = numbers(answer, (40, 0.4, 1), "the equal cut is one of the best: 40 ms, 240 of 400 ms are work", names)
+    if not isinstance(answer, Sequence) or len(answer) != 3:
+        return verdict
+    if number(answer[0], 30, ""):
+        return wrong("beat: 30 needs layers that aren't neighbours, and then a microbatch passes every rank twice")
+    if verdict.says.startswith("bubble fraction") and number(answer[1], 0.25, ""):
+        return wrong("bubble fraction: 0.25 is the limit for many microbatches; at M = 8 the ramps come on top")
+    return verdict
+
+
+def checkpointed(answer: object) -> Verdict:
+    """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs between them.
+
+    `forward` returns the output, `backward` the input's gradient; the weights' gradients accumulate. The module drops
+    activations out, and both forwards of a microbatch must drop the same ones.
+    """
+    import torch
+
+    if (verdict := unanswered(answer)) is not None:
+        return verdict
+    if not callable(answer):
+        return wrong(f"expected a function of a module, got {answer!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)]
+        plain = torch.nn.Sequential(*layers)
+        module = deepcopy(plain)
+        inputs, gradients = torch.randn(2, 4, 5, 8)
+        expected, _ = _in_1f1b_order(_keeping(plain), inputs, gradients)
+        try:
+            given, saved = _in_1f1b_order(answer(module), inputs, gradients)
+        except Exception as error:  # the reader's code: whatever it raises is the answer to show
+            return wrong(f"your stage raised {type(error).__name__}: {error}")
+    for m, (ours, yours) in enumerate(zip(expected, given, strict=True)):
+        for what, right_one, one in zip(("output", "input's gradient"), ours, yours, strict=True):
+            if not isinstance(one, torch.Tensor) or one.shape != right_one.shape:
+                return wrong(f"microbatch {m}: expected the {what}, got {type(one).__name__}")
+            if not torch.allclose(one, right_one, atol=1e-6):
+                return wrong(
+                    f"microbatch {m}: the {what} isn't that without recomputation; the second forward must draw the "
+                    "first one's random numbers, and leave them where they were"
+                )
+    if saved:
+        return wrong(f"your forward leaves {saved} tensors with autograd: only the input may be kept")
+    for p, one in zip(plain.parameters(), module.parameters(), strict=True):
+        if one.grad is None or not torch.allclose(one.grad, p.grad, atol=1e-5):
+            return wrong("the gradients of the weights aren't the sums over all microbatches")
+    return right("the same outputs and gradients, and one input kept per microbatch in flight: M = 4, two in flight")
+
+
+def _keeping(module):
+    """A stage that keeps its activations."""
+    kept = {}
+
+    def forward(m, x):
+        leaf = x.detach().requires_grad_()
+        kept[m] = leaf, module(leaf)
+        return kept[m][1].detach()
+
+    def backward(m, gradient):
+        leaf, output = kept.pop(m)
+        output.backward(gradient)
+        return leaf.grad
+
+    return forward, backward
+
+
+def _in_1f1b_order(stage, inputs, gradients):
+    """Every microbatch's output and input gradient, in 1F1B's order with two in flight, and how many tensors the
+    forwards saved."""
+    import torch
+
+    forward, backward = stage
+    torch.manual_seed(1)
+    made, saved = {}, 0
+
+    def count(tensor):
+        nonlocal saved
+        saved += 1
+        return tensor
+
+    for action in build("1F1B", num_ranks=2, num_microbatches=len(inputs)).rows[0]:
+        m = action.microbatch
+        if action.kind is F:
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                made[m] = [forward(m, inputs[m].clone())]
+        else:
+            made[m].append(backward(m, gradients[m].clone()))
+    return [made[m] for m in range(len(inputs))], saved
