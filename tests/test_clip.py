@@ -58,6 +58,7 @@ def test_norms_and_losses_are_those_of_one_process(pool, name, limit):
     assert all(norm > 0.05 for norm in norms)
     assert f"gradient norm    {norms[0]:.4f}" in str(run)
     assert run.to_dict()["gradient_norms"] == run.gradient_norms
+    assert pp.where(run.timeline).mean["clipping"] > 0
 
 
 def test_clipping_changes_what_is_learnt(pool):
