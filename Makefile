@@ -43,8 +43,8 @@ notebooks: $(ENVIRONMENT) ## execute the notebooks in place, with outputs as the
 clean: ## remove the book and the caches, keep the environment
 	rm -rf _build .pytest_cache .ruff_cache
 
-# What the notebooks import has changed: execute them again.
-_build/fresh: $(SOURCES) requirements.txt
+# What the notebooks import, or the recordings that pages show, have changed: execute them again.
+_build/fresh: $(SOURCES) $(wildcard results/*.json) requirements.txt
 	@rm -rf _build/.jupyter_cache
 	@mkdir -p _build && touch _build/fresh
 

@@ -1,90 +1,116 @@
-"""`make gpu`: on a machine with CUDA devices, run the GPU tests, measure, and write results/<device>.json.
+"""`make gpu`: check a machine with CUDA devices, measure on it, and write results/<device>.json.
 
-Without a CUDA device it says so and exits with 1. It leaves out nothing without a word: what a machine with fewer GPUs
-than ranks can't show is in the notes of each run.
+    python benchmarks/gpu.py [--device cuda|cpu] [--size full|small] [--only PART ...] [--folder FOLDER]
+
+Every part's results are written as soon as they are there, so a later part that fails loses nothing. Whatever is not
+run is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries
+the command itself: it measures nothing about a GPU, and its file says so.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import re
-import subprocess
 import sys
-from functools import partial
+import time
+import traceback
 from pathlib import Path
 
+import gpu_box
 import torch
+from gpu_parts import PARTS
+from gpu_setting import ROOT, SIZES, Part, Setting
 
-import pplab as pp
-from pplab import models
-from pplab.runtime import Pool
-from pplab.runtime.report import versions
-
-ROOT = Path(__file__).parents[1]
-GPT = {"num_layers": 12, "width": 768, "num_heads": 12, "context": 512, "batch_size": 32}
+from pplab import results
 
 
-def main() -> int:
+def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:
+    """Run the parts and write the file after each; returns what the file holds."""
+    box = gpu_box.facts(setting.device)
+    print(gpu_box.show(box), flush=True)
+    data = {
+        "form": results.FORM,
+        "device": box["devices"][0]["name"],
+        "kind": setting.device,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "versions": box["versions"],
+        "box": box,
+        "not_run": [],
+        "parts": [],
+    }
+    for name, run in PARTS.items():
+        part = Part(name, data["not_run"])
+        started = time.monotonic()
+        if only and name not in only:
+            part.leave_out("all of it", f"only {', '.join(only)} was asked for")
+        else:
+            print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
+            try:
+                run(setting, part)
+            except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
+                part.errors.append("".join(traceback.format_exception(error))[-4000:])
+                print(f"FAILED: {name}: {error}", flush=True)
+        data["parts"].append(part.to_dict(time.monotonic() - started))
+        write(path, data)
+    return data
+
+
+def write(path: Path, data: dict) -> None:
+    """Write the file at once or not at all: a line for every entry and every row."""
+    plain = json.loads(json.dumps(data))
+    if wrong := results.problems(plain):
+        raise AssertionError(f"what was measured is no recording: {wrong}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(_lines(plain) + "\n")
+    unfinished.replace(path)
+
+
+def _lines(value: object, depth: int = 4) -> str:
+    """JSON with lists and objects opened up to a depth, and what is deeper on one line."""
+    if not depth or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(_lines(each, depth - 1) for each in value) + "\n]"
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(each, depth - 1)}" for key, each in value.items()) + "\n}"
+
+
+def file_name(device: str) -> str:
+    """`nvidia-h200.json` for a device's name."""
+    return re.sub("[^A-Za-z0-9]+", "-", device).strip("-").lower() + ".json"
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Check, measure, write; returns the exit status."""
-    if not torch.cuda.is_available():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--size", choices=tuple(SIZES), default="full")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=(), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--folder", type=Path, help="where the file goes: results, or of a trial _build/results")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         print(
             "make gpu needs a CUDA device, and torch finds none here "
             f"(torch {torch.__version__}, built for CUDA {torch.version.cuda})",
             file=sys.stderr,
         )
         return 1
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(f"== {len(names)} x {names[0]}, torch {torch.__version__}")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_gpu.py", "-p", "no:cacheprovider"]
-    print(f"== {' '.join(command[1:])}", flush=True)
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    print(done.stdout)
-    closing = done.stdout.strip().splitlines()[-1].strip("= ")
-    result = {
-        "device": names,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {**versions(), "cuda": torch.version.cuda, "nccl": nccl_version()},
-        "command": "make gpu",
-        "checks": {"command": " ".join(command[1:]), "closing_line": closing, "passed": done.returncode == 0},
-        "runs": measure(len(names)),
-    }
-    (ROOT / "results").mkdir(exist_ok=True)
-    path = ROOT / "results" / f"{re.sub('[^A-Za-z0-9]+', '-', names[0]).strip('-').lower()}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"== wrote {path.relative_to(ROOT)}")
-    return done.returncode
-
-
-def measure(num_gpus: int) -> list[dict]:
-    """Step times, memory and gradients of every schedule, on the ranks that the machine has GPUs for, and on four."""
-    runs = []
-    workloads = [models.gpt(source="sample", **GPT), models.distilbert(batch_size=64, length=128, source="sample")]
-    for num_ranks in sorted({2, 4, min(num_gpus, 6)} - {1}):
-        with Pool(num_ranks, device="cuda") as pool:
-            print(f"== {pool}", *pool.notes, sep="\n   ", flush=True)
-            for workload in workloads:
-                for builder in pp.builders.ALL:
-                    try:
-                        schedule = builder(num_ranks, 8)
-                    except ValueError as error:
-                        print(f"not run: {error}", flush=True)
-                        continue
-                    optimizer = partial(torch.optim.AdamW, lr=1e-4)
-                    run = pool.train(schedule, workload, steps=10, check_gradients=True, optimizer=optimizer)
-                    print(run, flush=True)
-                    data = run.to_dict()
-                    data["timelines"] = [run.timeline.to_dict()]
-                    runs.append(data)
-    return runs
-
-
-def nccl_version() -> str:
-    """NCCL's version, or that there is none."""
-    try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except (AttributeError, RuntimeError):
-        return "none"
+    num_devices = torch.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
+    setting = Setting(options.device, num_devices, SIZES[options.size])
+    name = torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
+    folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
+    path = folder / file_name(name)
+    words = sys.argv[1:] if arguments is None else arguments
+    data = measure(setting, path, " ".join(["python benchmarks/gpu.py", *words]), tuple(options.only))
+    failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
+    print(
+        f"== wrote {path}", f"{len(data['not_run'])} things were not run, each listed there with its reason", sep="\n"
+    )
+    print(f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -191,3 +191,20 @@ class Sleeps(nn.Module):
         if self.only_call in (None, self.calls):
             time.sleep(self.seconds)
         return self.linear(x)
+
+
+def environment(context, *names: str) -> list[str]:
+    """The rank's environment variables of these names."""
+    return [os.environ.get(name, "") for name in names]
+
+
+class Hungry(nn.Module):
+    """Asks for more memory than any device has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 6) to nothing."""
+        return self.linear(x) + torch.empty(2**48, device=x.device).sum()

@@ -137,3 +137,15 @@ def test_it_runs_as_a_module_and_reads_standard_input():
         [sys.executable, "-m", "pplab", "validate", "-"], input="0F0,0B0\n1F0,1B0\n", text=True, capture_output=True
     )
     assert (done.returncode, done.stdout[:11]) == (0, "ok: stdin: ")
+
+
+@pytest.mark.slow
+def test_train_explains_and_records(tmp_path, capsys):
+    trace, folder = tmp_path / "step.json", tmp_path / "traces"
+    arguments = "train --schedule 1F1B --ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample --explain"
+    assert main([*shlex.split(arguments), "--perfetto", str(trace), "--profile", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "jitter" in said and "peak memory" in said
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"0F0", "thread_name", "rank 1: bubble so far (ms)"} <= names

@@ -103,7 +103,7 @@ def test_nothing_is_multiplied_twice(make):
     for split in ((), {0}):
         stage = Stage(workload.build_stage(0, 2), 0, 2, workload.loss, 1.0, split)
         (out,) = stage.forward(0, (), batch)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
             if split:
                 stage.backward_input(0, (torch.ones_like(out),))
                 stage.backward_weight(0)

@@ -77,6 +77,8 @@ def doubled(group_size):
 
 
 WRONG = [
+    (interleaved.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
+    (interleaved.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it; the number is larger"),
     (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it; the number is smaller"),
     (interleaved.where_is, (8, 0, 12), "messages: 12 isn't it"),
     (interleaved.where_is, 8, "expected 3 numbers"),

@@ -34,6 +34,9 @@ AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in zero_bubble.L
 LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
 
 WRONG = [
+    (zero_bubble.small_weights, 0.035, "takes every W to fill a gap"),
+    (zero_bubble.small_weights, 0.179487, "that is 1F1B's"),
+    (zero_bubble.small_weights, 11.9 / 73.6, "that is the ratio"),
     (zero_bubble.products, (6, 6), "have no weights"),
     (zero_bubble.products, (4, 4), "attention multiplies too"),
     (zero_bubble.products, (4, 8), "the other way round"),

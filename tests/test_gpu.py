@@ -1,8 +1,13 @@
-"""The runtime on CUDA: the same numbers as one process, whether every rank has a GPU or they share one. `make gpu`."""
+"""The runtime on CUDA: the same numbers as one process, whether every rank has a GPU or they share one. `make gpu`.
+
+PPLAB_TEST_DEVICE=cpu runs the same tests on the CPU, where they show that the tests themselves work.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
 
 import pytest
@@ -14,37 +19,72 @@ import pplab as pp
 from conftest import built
 from pplab import models
 from pplab.runtime import Pool, RankError
+from pplab.runtime.launch import choose_transport
+from pplab.runtime.mps import choose_share
+
+DEVICE = os.environ.get("PPLAB_TEST_DEVICE", "cuda")
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+POOLS = [(1, "turns"), (2, "turns"), (4, "turns"), (2, "mps"), (4, "mps")]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(scope="module", params=POOLS, ids=lambda pool: "-".join(map(str, pool)))
 def pool(request):
-    with Pool(request.param, device="cuda", timeout_s=120) as pool:
+    num_ranks, share = request.param
+    devices, _ = choose_transport(num_ranks, DEVICE, "auto")
+    try:
+        choose_share(share, devices)
+    except ValueError as error:
+        pytest.skip(str(error))
+    with Pool(num_ranks, device=DEVICE, share=share, timeout_s=120) as pool:
         yield pool
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
-def test_every_schedule_equals_one_process(pool, name):
+def test_every_schedule_equals_one_process(pool, name, autocast):
     gpt = models.gpt(batch_size=8, num_layers=8, width=64, num_heads=2, context=32, source="sample")
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1)
     for num_microbatches in (1, 4, 8):
         s = built(pp.builders.find(name), pool.num_ranks, num_microbatches)
         if s is None:
             continue
-        run = pool.train(s, gpt, steps=2, check_gradients=True, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
+        run = pool.train(s, gpt, steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
         assert run.gradients.equal, run
         assert run.peak_in_flight == s.peak_in_flight
         assert run.peak_bytes == run.predicted_peak_bytes
+        assert_allocated(run)
+
+
+def assert_allocated(run) -> None:
+    """On a GPU the allocator had handed out at least the weights and what the forwards held, at the worst moment."""
+    if DEVICE == "cpu":
+        assert run.allocated_bytes is None and run.resident_bytes is None
+        return
+    for peak, resident, held in zip(run.allocated_bytes, run.resident_bytes, run.peak_bytes, strict=True):
+        assert resident > 0 and peak - resident >= held, run
 
 
 def test_distilbert_equals_one_process(pool):
     workload = models.distilbert(batch_size=8, length=48, checkpoint="small", source="sample")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
     assert pool.train(s, workload, steps=1, check_gradients=True).gradients.equal
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble"])
+def test_both_halves_of_a_split_backward_make_the_whole(pool, name):
+    """At a size where a multiprocessor has something to do, with every kind of stage, several steps long."""
+    gpt = models.gpt(batch_size=8, num_layers=8, width=128, num_heads=4, context=64, source="sample")
+    s = pp.build(name, num_ranks=pool.num_ranks, num_microbatches=4)
+    adam = functools.partial(torch.optim.AdamW, lr=1e-3)
+    run = pool.train(s, gpt, steps=4, check_gradients=True, optimizer=adam)
+    assert run.gradients.equal, run
+    whole = pool.train(pp.build("GPipe", num_ranks=pool.num_ranks, num_microbatches=4), gpt, steps=4, optimizer=adam)
+    assert run.losses == pytest.approx(whole.losses, rel=1e-4)
 
 
 def test_the_timeline_is_one_of_the_device(pool):
@@ -59,16 +99,57 @@ def test_the_timeline_is_one_of_the_device(pool):
             assert span.end > at[pp.parse(f"{stage - 1}F{m}")].end
 
 
+def test_a_paced_run_keeps_its_schedule_on_a_shared_device(pool):
+    """Work on the device, stretched: the order and the waits are the schedule's even where processes take turns."""
+    gpt = models.gpt(batch_size=4, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    if pool.transport == "nccl" or pool.num_ranks == 1:
+        pytest.skip(f"{pool!r}: nothing is shared")
+    pace = pp.Costs(40, 40, 40, unit="ms")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    run = pool.train(s, gpt, steps=2, pace=pace, check_gradients=True)
+    assert run.gradients.equal
+    assert 1 <= run.timeline.makespan / pp.simulate(s, pace).makespan < 1.3
+
+
 def test_whether_gpus_are_shared_is_said(pool):
+    if DEVICE == "cpu":
+        assert pool.transport == "shared" and not any("GPU" in note for note in pool.notes)
+        return
     shared = torch.cuda.device_count() < pool.num_ranks
     assert (pool.transport == "shared") == shared
     assert any("share" in note for note in pool.notes) == shared
 
 
+def test_every_rank_is_a_client_of_mps(pool):
+    if pool.share != "mps":
+        pytest.skip(f"{pool!r} takes no MPS")
+    pool.run(modules.chatter)
+    assert not any("as its clients" in note for note in pool.notes), pool.notes
+
+
 def test_a_failure_ends_all_ranks():
-    with Pool(2, device="cuda") as pool:
+    with Pool(2, device=DEVICE) as pool:
         started = time.monotonic()
         with pytest.raises(RankError, match="ArithmeticError: the third forward fails"):
             s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
             pool.train(s, modules.workload(nn.Linear(6, 6), modules.RaisesInForward()))
         assert time.monotonic() - started < 60 and pool.pids == ()
+
+
+def test_memory_that_is_not_there_names_the_action():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    with Pool(2, device=DEVICE) as pool:
+        with pytest.raises(RankError, match="rank 1 failed at 1F0: .*allocate"):
+            pool.train(s, modules.workload(nn.Linear(6, 6), modules.Hungry()))
+        assert pool.pids == ()
+        assert pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), check_gradients=True).gradients.equal
+
+
+def test_a_killed_rank_is_named_and_the_pool_starts_again(tmp_path):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    with Pool(2, device=DEVICE) as pool:
+        pool.run(modules.chatter)
+        os.kill(pool.pids[1], signal.SIGKILL)
+        with pytest.raises(RankError, match=r"rank 1 was killed \(SIGKILL\)"):
+            pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)))
+        assert pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), check_gradients=True).gradients.equal

@@ -19,7 +19,11 @@ EXERCISES = {
     "05_interleaved": "interleaved",
     "06_zero_bubble": "zero_bubble",
     "07_dualpipev": "dualpipe",
+    "08_torch": "torch_pipelining",
     "09_measuring": "measuring",
+    "10_balance": "balance",
+    "11_communication": "communication",
+    "12_for_real": "for_real",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

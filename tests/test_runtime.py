@@ -338,7 +338,7 @@ def test_a_gpu_that_is_not_there_is_said():
             {"engine": "torch"},
             "bidirectional, which torch's runtime doesn't know",
         ),
-        (["0F0 0B0", "1F0 1B0"], {"engine": "torch", "pace": pp.Costs(unit="ms")}, "can't be paced"),
+        (["0F0 0B0", "1F0 1B0"], {"engine": "torch", "pace": pp.Costs(latency=1, unit="ms")}, "can't be delayed"),
         (["0F0 0B0", "1F0 1B0"], {"autocast": "bf16"}, "autocast must be torch.bfloat16"),
         (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], {}, "a batch of 8 doesn't divide into 3"),
         (["0F0 2F0 2B0 0B0", "1F0 1B0"], {}, "the schedule has 3 stages, and 2 modules were given"),

@@ -146,3 +146,33 @@ def test_paces_that_cannot_be_kept_are_refused():
             pool.train(s, workload, pace=pp.Costs(bandwidth=1, unit="ms"))
         with pytest.raises(ValueError, match='needs transport="shared", and this pool has gloo'):
             pool.train(s, workload, pace=pp.Costs(latency=1, unit="ms"))
+
+
+def test_gaps_divide_the_same_idle_time(rng, tmp_path):
+    for _ in range(20):
+        s = random_schedule(rng, overlap_share=0.3, bidirectional=rng.random() < 0.3)
+        found = pp.where(pp.simulate(s, random_costs(rng, s.num_stages, s.num_ranks)))
+        for row, gaps in zip(found.by_rank, found.gaps, strict=True):
+            for part in IDLE_PARTS:
+                assert sum(gap.parts[part] for gap in gaps) == pytest.approx(row[part], abs=1e-9)
+            for gap in gaps:
+                assert sum(gap.parts.values()) == pytest.approx(gap.end - gap.start, abs=1e-9)
+    found.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    idle = [event for event in events if event.get("cat") == "idle"]
+    assert {event["name"] for event in idle} <= set(IDLE_PARTS) and {event["pid"] for event in idle} == {1}
+    last = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
+    assert len(last) == len(IDLE_PARTS) * s.num_ranks
+    for rank, row in enumerate(found.by_rank):
+        for part in IDLE_PARTS:
+            assert last[f"rank {rank}: {part} so far"][part] == pytest.approx(row[part], abs=1e-9)
+
+
+def test_other_work_is_not_idle_time():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+    t = pp.simulate(s)
+    others = tuple(pp.Span(rank, "optimizer", t.makespan, t.makespan + 2) for rank in range(2))
+    found = pp.where(pp.Timeline(s, t.starts, t.ends, "ms", "measured", others))
+    for row, gaps in zip(found.by_rank, found.gaps, strict=True):
+        assert row["optimizer"] == 2
+        assert sum(sum(gap.parts.values()) for gap in gaps) == found.step_time - sum(t.busy) / 2 - 2

@@ -11,6 +11,9 @@ from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lower import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
+from .partition import partition
+from .queues import simulate_lowered
+from .replicate import replicate
 from .schedule import Schedule
 from .simulate import simulate
 from .sweep import sweep
@@ -21,7 +24,19 @@ from .where import calibrate, where
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
-_LAZY_MODULES = ("builders", "data", "formulas", "metrics", "models", "plot", "runtime")
+_LAZY["messages"] = "plot_messages"
+_LAZY_MODULES = (
+    "builders",
+    "data",
+    "formulas",
+    "layout",
+    "metrics",
+    "models",
+    "plot",
+    "profiles",
+    "results",
+    "runtime",
+)
 
 
 def __getattr__(name: str):

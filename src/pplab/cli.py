@@ -18,7 +18,7 @@ from .schedule import Schedule
 from .simulate import simulate
 from .timeline import Timeline
 from .validate import validate
-from .where import calibrate, where
+from .where import Where, calibrate, where
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,25 +103,32 @@ def _train(options: argparse.Namespace) -> int:
         "optimizer": partial(torch.optim.AdamW, lr=options.learning_rate),
         "autocast": torch.bfloat16 if options.bf16 else None,
         "engine": options.engine,
+        "profile": options.profile,
+        "replicas": options.replicas,
+        "clip_norm": options.clip_norm,
+        "resume": options.resume,
+        "save": options.save,
     }
     if is_torchrun():
         run = train_here(schedule, workload, device=options.device, **details)
         if run is None:
             return 0
     else:
-        check_job(schedule, workload, schedule.num_ranks, **details)
-        with Pool(schedule.num_ranks, device=options.device) as pool:
-            print(
-                f"starting {schedule.num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr
-            )
+        num_ranks = schedule.num_ranks * positive_int("replicas", options.replicas)
+        check_job(schedule, workload, num_ranks, **details)
+        with Pool(num_ranks, device=options.device) as pool:
+            print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
             run = pool.train(schedule, workload, **details)
-    _write(options, run.timeline)
+    explained = where(run.timeline)
+    _write(options, explained if options.explain else run.timeline)
     if options.json:
-        _write_json(options.json, {**run.to_dict(), "where": where(run.timeline).to_dict()})
+        _write_json(options.json, {**run.to_dict(), "where": explained.to_dict()})
     if options.json != "-":
         print(run)
         if options.explain:
-            print(where(run.timeline))
+            print(explained)
+        if run.profile:
+            print(run.profile)
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 
@@ -186,7 +193,8 @@ def _schedule(options: argparse.Namespace, costs: Costs | None = None) -> Schedu
     return builders.build(options.schedule, num_ranks=options.ranks, num_microbatches=options.microbatches, **extra)
 
 
-def _write(options: argparse.Namespace, timeline: Timeline) -> None:
+def _write(options: argparse.Namespace, found: Timeline | Where) -> None:
+    timeline = found if isinstance(found, Timeline) else found.timeline
     if options.png:
         import matplotlib
 
@@ -195,7 +203,7 @@ def _write(options: argparse.Namespace, timeline: Timeline) -> None:
 
         gantt(timeline).figure.savefig(options.png, dpi=150, bbox_inches="tight")
     if options.perfetto:
-        timeline.to_perfetto(options.perfetto)
+        found.to_perfetto(options.perfetto)
 
 
 def _write_json(path: str, data: dict) -> None:
@@ -274,8 +282,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_workload(training)
     training.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
     training.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
-    training.add_argument("--explain", action="store_true", help="say where the time of the median step went")
+    training.add_argument(
+        "--explain",
+        action="store_true",
+        help="say where the median step's time went, also in a --perfetto trace",
+    )
+    training.add_argument("--profile", metavar="DIR", help="record torch.profiler traces of all ranks, and sum them up")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
+    training.add_argument("--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks (default 1)")
+    training.add_argument("--clip-norm", type=float, metavar="X", help="the most that all gradients' norm may be")
+    training.add_argument("--save", metavar="FILE", help="write a checkpoint after the last step")
+    training.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, of any number of ranks")
     training.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of AdamW (default 0.001)")
     training.add_argument(
         "--check-gradients", action="store_true", help="compare with one process; exit 1 if they differ"

@@ -127,3 +127,18 @@ def v_min_makespan(P, M):
 def v_half_makespan(P, M):
     """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, P >= 2 and M >= P."""
     return 6 * M + (7 * P - 4) // 2 if P % 2 == 0 else 6 * M + 7 * (P - 1) // 2
+
+
+def message_time(size, latency, bandwidth):
+    """A message of `size`: what it takes whatever its size, and what its size takes (the alpha-beta model)."""
+    return latency + size / bandwidth
+
+
+def ring_all_reduce_time(n, size, latency, bandwidth):
+    """All of n ranks get the sum of their `size`: a reduce-scatter and an all-gather, n-1 messages of size/n each."""
+    return 2 * ring_gather_time(n, size, latency, bandwidth)
+
+
+def ring_gather_time(n, size, latency, bandwidth):
+    """An all-gather, or a reduce-scatter, of what is `size` in all: n-1 messages of size/n around the ring."""
+    return (n - 1) * message_time(size / n, latency, bandwidth)

@@ -164,9 +164,8 @@ def table(timelines: Iterable[Timeline]) -> Table:
 
 def _balance(timeline: Timeline) -> tuple[str, ...]:
     schedule = timeline.schedule
-    copies = schedule.copies
-    per_rank = schedule.num_stages * copies // schedule.num_ranks
-    peaks = ", ".join(f"{peak * copies / per_rank:g}" for peak in timeline.peak_in_flight)
+    per_replica = schedule.num_ranks // len(schedule.replicas)
+    peaks = ", ".join(f"{peak * per_replica / schedule.num_stages:g}" for peak in timeline.peak_in_flight)
     return (
         schedule.name,
         f"{timeline.makespan:g}{timeline.unit and ' ' + timeline.unit}",
@@ -175,7 +174,7 @@ def _balance(timeline: Timeline) -> tuple[str, ...]:
         f"{timeline.span_bubble_fraction:.4f}",
         peaks,
         str(num_messages(schedule)),
-        str(copies),
+        str(schedule.copies),
     )
 
 

@@ -10,12 +10,15 @@ from .actions import B, F, I, Kind, W
 FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#c4502e", W: "#a9dbc0"}
 IDLE = "#8a8f98"
 OTHER = "#7a5c99"  # optimizer, barriers: what isn't an action of the schedule
+MESSAGE = {"send": "#3f8f4a", "receive": "#e3a3c3"}  # of a rank's queue, under its actions
 NAME: dict[Kind, str] = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"}
 PART: dict[str, str] = {  # of a step, in drawings of where its time went
     **{NAME[kind]: fill for kind, fill in FILL.items()},
     "overlap": "#1b4f72",
     "optimizer": OTHER,
     "gradients of both copies": "#b39ddb",
+    "gradients of all copies": "#b39ddb",
+    "clipping": "#5f6b7a",
     "bubble": "#d0d3d8",
     "imbalance": "#e3c4a8",
     "communication": "#9fc9d9",

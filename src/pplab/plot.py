@@ -11,7 +11,7 @@ import html
 import io
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import palette
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .layout import Plan
+
 _ROW = 0.36  # inches per rank
 _WIDTH = 7.4  # inches
 _BAR = 0.84  # of a row
 _HATCH = {"fill": "\\\\\\\\", "inner": "xxxx", "drain": "////"}
 _LABEL_SIZE = 8
+_AXES = {"tp": ("tensor", "#2f6db5"), "pp": ("pipeline", "#f0a13a"), "dp": ("data", "#4f9d78")}
 
 
 def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
@@ -73,7 +76,7 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
         squeeze=False,
         layout="constrained",
     )
-    until = max(t.makespan for t in timelines)
+    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         _chart(ax, timeline, until, path)
@@ -139,6 +142,61 @@ def stacked(found: Where, ax: Axes | None = None) -> Axes:
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
     _finish_parts(ax, found, _ranks(found.timeline), "where each rank's time went", max(ends) / found.step_time)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=_LABEL_SIZE)
+    return ax
+
+
+def ranks(plan: Plan, ranks_per_node: int, ax: Axes | None = None) -> Axes:
+    """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and, per axis, what the
+    busiest rank sends in a step. Raises ValueError for more than 32 ranks, which nobody could read."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    layout = plan.layout
+    if layout.num_ranks > 32:
+        raise ValueError(f"at most 32 ranks can be drawn so that they can be read, got {layout.num_ranks}")
+    places = [layout.place(rank) for rank in range(layout.num_ranks)]
+    spots = [
+        (p["pp"] * (layout.tp + 1.5) + p["tp"], -(p["dp"] * (0.35 * layout.tp + 0.9) - 0.35 * p["tp"])) for p in places
+    ]
+    if ax is None:
+        height = max(y for _, y in spots) - min(y for _, y in spots)
+        ax = plt.subplots(figsize=(_WIDTH, 0.85 * height + 1.6), layout="constrained")[1]
+    said = []
+    for axis, (name, colour) in _AXES.items():
+        groups = [group for group in layout.groups(axis) if len(group) > 1]
+        sent = plan.sent_bytes[axis] / 1e6
+        label = f"{name}: {sent:.0f} MB" if sent < 1e3 else f"{name}: {sent / 1e3:.1f} GB"
+        for number, group in enumerate(groups):
+            xs, ys = zip(*(spots[rank] for rank in group), strict=True)
+            ax.plot(xs, ys, color=colour, lw=2.2, zorder=1, label=label if number == 0 else None)
+        if groups:
+            said.append(label)
+    for rank, (x, y) in enumerate(spots):
+        ax.text(
+            x,
+            y,
+            str(rank),
+            ha="center",
+            va="center_baseline",
+            fontsize=_LABEL_SIZE,
+            color="#111111",
+            zorder=3,
+            bbox={"boxstyle": "circle,pad=0.35", "facecolor": "#e3e6ea", "edgecolor": palette.IDLE},
+        )
+    for first in range(0, layout.num_ranks, ranks_per_node):
+        xs, ys = zip(*spots[first : first + ranks_per_node], strict=True)
+        corner = (min(xs) - 0.45, min(ys) - 0.35)
+        size = (max(xs) - min(xs) + 0.9, max(ys) - min(ys) + 0.7)
+        ax.add_patch(Rectangle(corner, *size, facecolor="none", edgecolor=palette.IDLE, ls="--", lw=1))
+        ax.text(corner[0], corner[1] + size[1] + 0.05, f"node {first // ranks_per_node}", fontsize=_LABEL_SIZE)
+    ax.margins(0.06, 0.12)
+    ax.axis("off")
+    ax.set_title("who sends to whom, and how much the busiest rank sends in a step", fontsize=10, loc="left")
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False, fontsize=_LABEL_SIZE)
+    ax.set_label(
+        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as tensor x pipeline x data = "
+        f"{layout.tp} x {layout.pp} x {layout.dp}. The busiest rank sends per step: {', '.join(said)}"
+    )
     return ax
 
 
@@ -322,3 +380,40 @@ def _legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
         handlelength=1.2,
         columnspacing=1.2,
     )
+
+
+def bars(
+    rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes | None = None, *, title: str, unit: str, mark: str = ""
+) -> Axes:
+    """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
+
+    Kinds have one colour in all rows. `mark` names a line at the mean of the rows' sums; without it there is none.
+    """
+    if ax is None:
+        ax = _new_axes(len(rows))
+    sums = [total(amount for _, amount in row) for row in rows.values()]
+    kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
+    fills = dict(zip(kinds, (*palette.FILL.values(), palette.OTHER, palette.IDLE), strict=False))
+    for place, row in enumerate(rows.values()):
+        start = 0.0
+        for kind, amount in row:
+            ax.barh(place, amount, left=start, height=_BAR, color=fills[kind], edgecolor="white", lw=0.6)
+            start += amount
+        ax.text(start, place, f" {start:.3g}", va="center", fontsize=_LABEL_SIZE)
+    mean = total(sums) / len(sums)
+    if mark:
+        ax.axvline(mean, color="black", lw=1, ls="--")
+        ax.text(mean, -0.55, f"{mark} {mean:.3g}", ha="center", va="bottom", fontsize=_LABEL_SIZE)
+    _dress(ax, list(rows), title, "", 1.1 * max(sums))
+    ax.set_title(title, fontsize=10, loc="left", pad=14 if mark else 6)
+    ax.set_xlabel(unit)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    if len(kinds) > 1:
+        from matplotlib.patches import Patch
+
+        handles = [Patch(facecolor=fills[kind], label=kind) for kind in kinds]
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+        ax.legend(handles=handles, fontsize=_LABEL_SIZE, **beside)
+    said = ", ".join(f"{name} {amount:.3g}" for name, amount in zip(rows, sums, strict=True))
+    ax.set_label(f"{title}: {said} {unit}{mark and f'; {mark} {mean:.3g}'}")
+    return ax

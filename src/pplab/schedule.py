@@ -48,8 +48,27 @@ class Schedule:
 
     @property
     def copies(self) -> int:
-        """Copies of the model's parameters: 2 when the schedule is bidirectional."""
-        return 1 if all(isinstance(place, int) for place in self.placement) else 2
+        """Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is bidirectional."""
+        return max(len(place) if isinstance(place, tuple) else 1 for place in self.placement)
+
+    @cached_property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism.
+
+        >>> Schedule([["0F0", "0B0"], ["0F1", "0B1"]]).replicas
+        ((0,), (1,))
+        """
+        if self.copies == 1:
+            return (tuple(range(self.num_ranks)),)
+        found: list[tuple[list[int], set[int]]] = []  # ranks, and the microbatches that they work on
+        for rank in range(self.num_ranks):
+            first, end = self.columns.bounds[rank : rank + 2]
+            ranks, microbatches = [rank], set(self.columns.microbatches[first:end])
+            for other in [other for other in found if not other[1].isdisjoint(microbatches)]:
+                found.remove(other)
+                ranks, microbatches = other[0] + ranks, other[1] | microbatches
+            found.append((ranks, microbatches))
+        return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in found))
 
     @property
     def num_ranks(self) -> int:
@@ -70,7 +89,7 @@ class Schedule:
     def placement(self) -> tuple[int | tuple[int, ...], ...]:
         """Which rank holds each stage: `placement[stage]` is a rank.
 
-        A bidirectional schedule keeps two copies of every stage: there it is the pair of their ranks.
+        A bidirectional schedule keeps two copies of every stage, replicas one each: there it is all their ranks.
         """
         holders: dict[int, list[int]] = defaultdict(list)
         for rank in range(self.num_ranks):

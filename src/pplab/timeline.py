@@ -155,12 +155,12 @@ def _action_or_label(text: str) -> Action | Overlap | str:
         return text
 
 
-_MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
+MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
 def chrome_events(timeline: Timeline) -> list[dict]:
     """The timeline in Chrome's trace event format, times in microseconds."""
-    scale = _MICROSECONDS.get(timeline.unit, 1e3)
+    scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
     events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
     events += [

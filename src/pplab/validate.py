@@ -58,7 +58,7 @@ def _check_kinds(schedule: Schedule) -> None:
 
 
 def _check_placement(schedule: Schedule) -> None:
-    """Every stage on one rank, or every stage on two mirrored ranks (bidirectional)."""
+    """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
     placement = schedule.placement
     for stage, place in enumerate(placement):
         if place == ():
@@ -69,8 +69,7 @@ def _check_placement(schedule: Schedule) -> None:
     for rank in range(schedule.num_ranks):
         if not schedule.rows[rank]:
             raise ScheduleError(f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank)
-    mirrored = {(r, schedule.num_ranks - 1 - r) for r in range(schedule.num_ranks // 2)}
-    if all(place in mirrored for place in placement) or all(type(place) is int for place in placement):
+    if all(type(place) is int for place in placement) or all(_is_placed(placement, r) for r in schedule.replicas):
         return
     stage, ranks = next((s, p) for s, p in enumerate(placement) if type(p) is tuple)
     held = {r: sum(a.stage == stage for item in schedule.rows[r] for a in parts(item)) for r in ranks}
@@ -79,10 +78,17 @@ def _check_placement(schedule: Schedule) -> None:
     raise ScheduleError(
         f"rank {rank} runs {action}, but stage {stage} lives on rank {home}",
         f"move {action} to rank {home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on "
-        "two ranks, r and P-1-r)",
+        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
         rank,
         action,
     )
+
+
+def _is_placed(placement: Sequence[int | tuple[int, ...]], ranks: tuple[int, ...]) -> bool:
+    """Whether these ranks, a replica, hold every stage once, or every stage twice on mirrored ranks."""
+    held = {tuple(r for r in (place if type(place) is tuple else (place,)) if r in ranks) for place in placement}
+    mirrored = {(ranks[i], ranks[-1 - i]) for i in range(len(ranks) // 2)}
+    return held <= mirrored or all(len(place) < 2 for place in held)
 
 
 def _check_actions(schedule: Schedule) -> None:

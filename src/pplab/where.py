@@ -10,32 +10,50 @@ was measured, and what it adds to a rank's idle time is the part's:
     5. the measured step itself                                        what is left: jitter
 
 A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
+
+Every machine idles before an action or after the last one, so each measured gap between actions has its parts, too.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
 
 from .actions import B, F, I, Kind, Overlap, W
 from .costs import Costs, Link
 from .deps import incoming
 from .palette import NAME
 from .simulate import simulate
-from .timeline import Timeline, total
+from .timeline import MICROSECONDS, Timeline, chrome_events, total
 
 IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
 
 
+class Gap(NamedTuple):
+    """What a rank did between two actions that wasn't work, before the first, or after the last: its parts add up to
+    the gap's idle time. A part can be negative, where a less ideal machine starts the next action earlier."""
+
+    start: float
+    end: float
+    parts: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Where:
-    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to `step_time`."""
+    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to `step_time`.
+
+    `gaps[rank]` divides the same idle time by when it was: before each action, and after the last.
+    """
 
     timeline: Timeline
     step_time: float
     by_rank: tuple[Mapping[str, float], ...]
+    gaps: tuple[tuple[Gap, ...], ...] = field(repr=False, default=())
 
     @property
     def mean(self) -> dict[str, float]:
@@ -53,6 +71,28 @@ class Where:
             "mean": self.mean,
             "by_rank": list(self.by_rank),
         }
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write the timeline as Chrome trace JSON with more tracks per rank: one of the gaps, named by their largest
+        part, and for every part a counter of how much of it there has been so far."""
+        scale = MICROSECONDS.get(self.timeline.unit, 1e3)
+        events = chrome_events(self.timeline)
+        for rank, gaps in enumerate(self.gaps):
+            track = {"pid": 1, "tid": rank}
+            events.append({"ph": "M", **track, "name": "thread_name", "args": {"name": f"rank {rank}: why idle"}})
+            so_far = dict.fromkeys(IDLE_PARTS, 0.0)
+            for start, end, parts in gaps:
+                if end > start:
+                    largest = max(parts, key=parts.__getitem__)
+                    slot = {"ts": start * scale, "dur": (end - start) * scale}
+                    events.append({"ph": "X", "cat": "idle", "name": largest, **track, **slot, "args": parts})
+                for part, value in parts.items():
+                    so_far[part] += value
+                    name = f"rank {rank}: {part} so far{self.timeline.unit and f' ({self.timeline.unit})'}"
+                    counted = {"ts": end * scale, "args": {part: so_far[part]}}
+                    events.append({"ph": "C", "pid": 1, "name": name, **counted})
+        events.append({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "where the time went"}})
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def __str__(self) -> str:
         unit = self.timeline.unit
@@ -79,17 +119,48 @@ def where(timeline: Timeline) -> Where:
     schedule = timeline.schedule
     step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
     on_mean, on_stages, with_links, with_overhead = _machines(timeline)
-    levels = [simulate(schedule, costs).idle for costs in (on_mean, on_stages, with_links)]
-    work = simulate(schedule, on_stages).busy  # lateness is no work
-    last = simulate(schedule, with_overhead).makespan
-    levels.append([last - busy for busy in work])
+    replays = [simulate(schedule, costs) for costs in (on_mean, on_stages, with_links, with_overhead)]
+    levels = [replay.idle for replay in replays[:3]]
+    work = replays[1].busy  # lateness is no work
+    levels.append([replays[3].makespan - busy for busy in work])
     by_rank = []
     for rank in range(schedule.num_ranks):
         did = _did(timeline, rank)
         idle = [*(level[rank] for level in levels), step_time - total(did.values())]
         added = [idle[0], *(after - before for before, after in pairwise(idle))]
         by_rank.append({**did, **dict(zip(IDLE_PARTS, added, strict=True))})
-    return Where(timeline, step_time, tuple(by_rank))
+    gaps = (_gaps(timeline, rank, step_time, replays) for rank in range(schedule.num_ranks))
+    return Where(timeline, step_time, tuple(by_rank), tuple(map(tuple, gaps)))
+
+
+def _gaps(timeline: Timeline, rank: int, step_time: float, replays: Sequence[Timeline]) -> list[Gap]:
+    """A rank's idle time before each of its actions and after the last, divided into parts."""
+    lasts = [span.end - span.start for span in replays[1].spans_of(rank)]
+    idle = [_idle_before(replay, rank, replay.makespan, lasts) for replay in replays[1:]]
+    idle.insert(0, _idle_before(replays[0], rank, replays[0].makespan, None))
+    spans = timeline.spans_of(rank)
+    starts, ends = [*(s.start for s in spans), step_time], [0.0, *(s.end for s in spans)]
+    measured = [start - end for start, end in zip(starts, ends, strict=True)]
+    for other in timeline.others:  # work beside the schedule isn't idle time
+        if other.rank == rank and isinstance(other.action, str):
+            at = next(i for i, start in enumerate(starts) if other.start < start or i == len(spans))
+            measured[at] -= other.end - other.start
+    levels = zip(*idle, measured, strict=True)
+    added = [[first, *(after - before for before, after in pairwise((first, *rest)))] for first, *rest in levels]
+    return [
+        Gap(end, start, dict(zip(IDLE_PARTS, values, strict=True)))
+        for end, start, values in zip(ends, starts, added, strict=True)
+    ]
+
+
+def _idle_before(replay: Timeline, rank: int, makespan: float, lasts: Sequence[float] | None) -> list[float]:
+    """Idle time before each action and after the last. What an action lasts beyond `lasts` is lateness before it."""
+    idle, free = [], 0.0
+    for position, (_, _, start, end) in enumerate(replay.spans_of(rank)):
+        late = 0.0 if lasts is None else end - start - lasts[position]
+        idle.append(start - free + late)
+        free = end
+    return [*idle, makespan - free]
 
 
 def calibrate(timeline: Timeline) -> Costs:

@@ -11,7 +11,7 @@ from ..costs import Costs
 from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulate import simulate
-from .verdict import Verdict, number, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F2,1F1,1B0,1B1,1F3,1B3
@@ -121,3 +121,10 @@ def makespan(answer: Callable[[int, int, float, float], float] | object) -> Verd
         if given != expected:
             return wrong(f"makespan({P}, {M}, {F}, {B}) gives {given}; the simulation takes {expected}")
     return right("equal to the simulation at 24 sizes")
+
+
+def tokens_per_second(answer: object) -> Verdict:
+    """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
+    step = 71 * 0.030
+    names = ("step", "efficiency", "tokens per second")
+    return numbers(answer, (step, 64 / 71, 64 * 4 * 2048 / step), "71 slots of 30 ms, 64 of them work", names)

@@ -116,3 +116,14 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
     if schedule.placement != (loop := (*range(num_ranks), *range(num_ranks))):
         return f"stages 0, 1, ... must lie on ranks {', '.join(map(str, loop))}"
     return None
+
+
+def one_denominator(answer: object) -> Verdict:
+    """P=8, M=48: the bubble fractions of GPipe and of V=2, and the M at which GPipe has the latter."""
+    if (verdict := unanswered(answer)) is not None:
+        return verdict
+    names = ("GPipe's fraction", "the interleaved fraction", "microbatches for GPipe")
+    verdict = numbers(answer, (7 / 55, 7 / 103, 96), "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time", names)
+    if not verdict and "interleaved" in verdict.says and number(tuple(answer)[1], 7 / 96, ""):
+        return wrong("the interleaved fraction: 7/96 is the ratio, idle over ideal; a fraction is idle over total")
+    return verdict

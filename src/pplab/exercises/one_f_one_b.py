@@ -79,3 +79,11 @@ def slow_rank(answer: object) -> Verdict:
         simulate(build("GPipe", num_ranks=4, num_microbatches=16), Costs(*slow)).makespan: "that is GPipe's",
     }
     return number(answer, expected, "the slow rank works 16 x 6; what stands around it is ramps", traps=traps)
+
+
+def megabytes(answer: object) -> Verdict:
+    """P=4, M=16, 32 MB a microbatch and stage: rank 0's peak under GPipe, under 1F1B, and all ranks' under 1F1B."""
+    names = ("rank 0 under GPipe", "rank 0 under 1F1B", "all ranks under 1F1B")
+    peaks = one_f_one_b_peak_in_flight(4, 16)
+    why = "GPipe holds all M, 1F1B P-s on rank s: 4 + 3 + 2 + 1 = 10 together, where GPipe holds 64"
+    return numbers(answer, (16 * 32, peaks[0] * 32, sum(peaks) * 32), why, names)

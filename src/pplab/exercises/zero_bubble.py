@@ -196,3 +196,18 @@ def table_5(answer: object) -> Verdict:
 
 def _added(peaks: tuple[int, ...]) -> str:
     return f"{' + '.join(map(str, peaks))} = {sum(peaks)}"
+
+
+def small_weights(answer: object) -> Verdict:
+    """P=8, M=32, F=I=1, W=0.3: ZB-H1's bubble fraction."""
+    costs = Costs(1, 1, 0.3)
+    fused, split = (simulate(build(n, num_ranks=8, num_microbatches=32), costs) for n in ("1F1B", "ZB-H1"))
+    traps = {
+        0.035: "that takes every W to fill a gap; most of them run in the steady state, where there is none",
+        fused.bubble_fraction: "that is 1F1B's",
+        split.bubble_ratio: "that is the ratio, idle over ideal; the fraction is idle over total",
+    }
+    why = (
+        "13.9 %: a rank idles 11.9, 1F1B's 16.1 less twice seven W's: seven no longer delay the tail, and seven fill it"
+    )
+    return number(answer, split.bubble_fraction, why, traps=traps, tolerance=5e-3)

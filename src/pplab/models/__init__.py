@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import unknown
 from .distilbert import DistilBert, distilbert
 from .gpt import GPT, GPTConfig, LanguageModel, gpt
+from .profile import Profile, profile
 from .split import layer_ranges, split
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
@@ -17,4 +18,16 @@ def workload(name: str, **options: object) -> LanguageModel | DistilBert:
     return WORKLOADS[name](**options)
 
 
-__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "distilbert", "gpt", "layer_ranges", "split", "workload"]
+__all__ = [
+    "GPT",
+    "DistilBert",
+    "GPTConfig",
+    "LanguageModel",
+    "Profile",
+    "distilbert",
+    "gpt",
+    "layer_ranges",
+    "profile",
+    "split",
+    "workload",
+]

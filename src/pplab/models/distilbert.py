@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,10 +20,10 @@ class DistilBertStage(nn.Module):
     """A part of a DistilBertForSequenceClassification: some of its layers, with the embeddings if they are the first,
     the classifier if the last. Parameters are shared with the model and keep its names."""
 
-    def __init__(self, model: nn.Module, layers: range):
+    def __init__(self, model: nn.Module, layers: range, is_first: bool, is_last: bool):
         super().__init__()
         self.config = model.config
-        self.is_first, self.is_last = layers.start == 0, layers.stop == len(model.distilbert.transformer.layer)
+        self.is_first, self.is_last = is_first, is_last
         self.distilbert = nn.Module()
         self.distilbert.transformer = nn.Module()
         self.distilbert.transformer.layer = nn.ModuleDict(
@@ -67,24 +68,26 @@ class DistilBert:
     attention: str = "sdpa"
     seed: int = 0
     notes: tuple[str, ...] = ()
+    split: tuple[int, ...] | None = None  # layers of each stage; evenly when None
 
     @property
     def name(self) -> str:
         """The model's size in words."""
         size = "DistilBERT" if self.checkpoint else "small DistilBERT"
-        return f"{size} with {self.num_layers} layers, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
+        cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
+        return f"{size} with {self.num_layers} layers{cut}, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers."""
+        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
         from .split import check_layers
 
-        check_layers(self.num_layers, num_stages)
+        check_layers(self.num_layers, num_stages, self.split)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with the weights that the whole model has there."""
         from .split import split
 
-        return split(self.build_whole(), num_stages)[stage]
+        return split(self.build_whole(), num_stages, self.split)[stage]
 
     def build_whole(self) -> nn.Module:
         """transformers' model; the same weights at every call, a new classifier's included."""
@@ -112,12 +115,19 @@ class DistilBert:
 
 
 def distilbert(
-    *, batch_size: int = 32, length: int = 64, checkpoint: str = "auto", source: str = "auto", seed: int = 0
+    *,
+    batch_size: int = 32,
+    length: int = 64,
+    checkpoint: str = "auto",
+    source: str = "auto",
+    seed: int = 0,
+    split: Sequence[int] | None = None,
 ) -> DistilBert:
     """DistilBERT on reviews of `length` tokens.
 
     `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached; "small"; or a name on
     the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.data.reviews`.
+    `split`: how many layers each stage gets; evenly when left out.
     """
     from .. import data
 
@@ -146,6 +156,7 @@ def distilbert(
         num_layers,
         seed=seed,
         notes=(f"reviews: {found.source}", f"model: {said}"),
+        split=None if split is None else tuple(split),
     )
 
 

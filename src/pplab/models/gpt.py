@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ class GPTConfig:
     context: int = 128  # T, the longest sequence
     vocabulary: int = 256  # bytes
     seed: int = 0
+    tied: bool = False  # the head's weight is the token embedding's
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "context", "vocabulary"):
@@ -87,6 +89,9 @@ class GPT(nn.Module):
         self.embedding: nn.Module | None = Embedding(config)
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in range(config.num_layers)})
         self.head: nn.Module | None = Head(config)
+        if config.tied:
+            nn.init.normal_(self.embedding.token.weight, std=config.width**-0.5)  # for scores of about 1
+            self.head.scores.weight = self.embedding.token.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, T) or an earlier part's (B, T, C) to scores (B, T, vocabulary) or (B, T, C)."""
@@ -96,14 +101,15 @@ class GPT(nn.Module):
             x = block(x)
         return x if self.head is None else self.head(x)
 
-    def part(self, layers: range) -> GPT:
-        """The stage with these layers. It shares the model's parameters and keeps their names."""
+    def part(self, layers: range, is_first: bool, is_last: bool) -> GPT:
+        """The stage with these layers, with the embedding if first and the head if last. It shares the model's
+        parameters and keeps their names."""
         stage = GPT.__new__(GPT)
         nn.Module.__init__(stage)
         stage.config = self.config
-        stage.embedding = self.embedding if layers.start == 0 else None
+        stage.embedding = self.embedding if is_first else None
         stage.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in layers})
-        stage.head = self.head if layers.stop == self.config.num_layers else None
+        stage.head = self.head if is_last else None
         return stage
 
 
@@ -115,24 +121,39 @@ class LanguageModel:
     batch_size: int
     tokens: Tensor = field(repr=False)  # (rows, T + 1)
     notes: tuple[str, ...] = ()
+    split: tuple[int, ...] | None = None  # layers of each stage; evenly when None
 
     @property
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
-        return f"GPT with {c.num_layers} layers of width {c.width}, batch {self.batch_size} x {c.context} bytes"
+        cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
+        sizes = f"{c.num_layers} layers of width {c.width}{cut}, batch {self.batch_size} x {c.context} bytes"
+        return f"GPT with {sizes}{', tied' * c.tied}"
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks, without embedding and head."""
+        return self.config.num_layers
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers."""
+        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
         from .split import check_layers
 
-        check_layers(self.config.num_layers, num_stages)
+        check_layers(self.config.num_layers, num_stages, self.split)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with the weights that the whole model would have there."""
         from .split import split
 
-        return split(self.build_whole(), num_stages)[stage]
+        return split(self.build_whole(), num_stages, self.split)[stage]
+
+    def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
+        """The weights that several stages keep, by name: their places as (stage, name there)."""
+        if not self.config.tied or num_stages == 1:
+            return {}
+        name = "embedding.token.weight"
+        return {name: ((0, name), (num_stages - 1, "head.scores.weight"))}
 
     def build_whole(self) -> GPT:
         """The whole model; the same weights at every call."""
@@ -151,8 +172,14 @@ class LanguageModel:
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def gpt(*, batch_size: int = 32, source: str = "auto", **sizes: int) -> LanguageModel:
-    """A GPT that learns to continue reviews. `sizes` are GPTConfig's; `source` is that of `pplab.data.reviews`."""
+def gpt(
+    *, batch_size: int = 32, source: str = "auto", split: Sequence[int] | None = None, **sizes: int
+) -> LanguageModel:
+    """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's weight with the
+    embedding); `source` is that of `pplab.data.reviews`.
+
+    `split`: how many layers each stage gets; evenly when left out. The first and the last may have none.
+    """
     from ..data import reviews
 
     config = GPTConfig(**sizes)
@@ -161,4 +188,7 @@ def gpt(*, batch_size: int = 32, source: str = "auto", **sizes: int) -> Language
     width = config.context + 1
     rows = len(text) // width
     tokens = torch.frombuffer(bytearray(text[: rows * width]), dtype=torch.uint8).view(rows, width)
-    return LanguageModel(config, positive_int("batch_size", batch_size), tokens, (f"text: {found.source}",))
+    notes = (f"text: {found.source}",)
+    return LanguageModel(
+        config, positive_int("batch_size", batch_size), tokens, notes, None if split is None else tuple(split)
+    )

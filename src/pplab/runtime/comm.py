@@ -4,6 +4,12 @@ Receives are posted ahead, sends are waited for late. A channel carries its mess
 receiver posts its receives in that same order (`lower` sees to it): so a transport that keeps order, like NCCL, can't
 deadlock either. Shapes and dtypes are agreed once per stage through the pool's store, and checked at every send:
 gloo would accept a message that is too short without a word.
+
+On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside the compute stream.
+torch orders them by events: a send or a receive starts after what the compute stream was given before it, and `wait`
+lets the compute stream, not the host, wait for the end. A tensor stays referenced here until then (`sending` until the
+work has completed on the GPU, or `flush` has made the compute stream wait for it; a posted receive's buffers until they
+are taken), so the allocator, which reuses memory in the compute stream's order, can't give it away too early.
 """
 
 from __future__ import annotations

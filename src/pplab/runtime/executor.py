@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 
-from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
+from ..actions import COMPUTE, INPUT_GRADIENT, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
 from ..deps import incoming, outgoing
 from .comm import Comm
+from .recording import NoSpans
 from .stage import Stage
 from .trace import Meter, Recorder
 from .workload import Batch
@@ -31,23 +33,32 @@ class Executor:
     watch: Callable[[int, bool], None]  # told the place in the row, and whether it waits there
     pace_s: Mapping[str, Sequence[float]] | None = None  # seconds that a kind lasts at least, per stage
     overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
+    spans: NoSpans = field(default_factory=NoSpans)  # what a profiler sees
+    done: Callable[[Action | Overlap], None] | None = None  # told of every item that has run, when its sends are gone
     peak_in_flight: int = 0
     # Where a meter ran: by how much an F or I of a stage changes what is held, and how far above the start it rises.
     bytes_of: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
+    recomputed_bytes: dict[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
 
     def run(self, microbatches: Sequence[Batch], meter: Meter | None = None) -> None:
         """Run the row once; a meter counts the bytes that forwards keep."""
         self.local: dict[Action, tuple[Tensor, ...]] = {}  # for another stage on this rank
         self.outbox: dict[Action, tuple[Tensor, ...]] = {}  # for the sends that come next
         self.meter = meter
+        last = None
         for position, item in enumerate(self.row):
             self.watch(position, False)
             if isinstance(item, Overlap) or item.kind in COMPUTE:
                 self._compute(position, item, microbatches)
+                last = item
             elif item.kind in (RECV_F, RECV_B):
                 self.comm.post(item)
             else:
-                self.comm.send(item, self.outbox.pop(item))
+                with self.spans.named("pp.send"):
+                    self.comm.send(item, self.outbox.pop(item))
+            if self.done is not None and last is not None and not self.outbox:
+                self.done(last)
+                last = None
         assert not self.local and not self.outbox, "everything made in a step is used in it"
 
     def _compute(self, position: int, item: Action | Overlap, microbatches: Sequence[Batch]) -> None:
@@ -55,10 +66,11 @@ class Executor:
         halves = parts(item)
         run = [partial(self._run, action, self._fetch(position, action), microbatches) for action in halves]
         start = self.recorder.clock.mark()
-        if len(run) > 1 and self.overlap is not None:
-            made = self.overlap(*run)
-        else:
-            made = [each() for each in run]
+        with self.spans.action(item):
+            if len(run) > 1 and self.overlap is not None:
+                made = self.overlap(*run)
+            else:
+                made = [each() for each in run]
         self.recorder.action(item, start, self.recorder.clock.mark())
         for action, tensors in zip(halves, made, strict=True):
             self._keep(action, tensors)
@@ -78,6 +90,8 @@ class Executor:
 
     def _apply(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         stage = self.stages[action.stage]
+        if stage.recompute and action.kind in INPUT_GRADIENT:
+            self._recompute(stage, action, batch)
         match action.kind:
             case Kind.F if self.meter is None:
                 return stage.forward(action.microbatch, received, batch)
@@ -92,6 +106,15 @@ class Executor:
                 stage.backward_weight(action.microbatch)
                 return ()
 
+    def _recompute(self, stage: Stage, action: Action, batch: Batch) -> None:
+        """Run a forward again: part of its backward, timed and counted by itself as well."""
+        start, held = self.recorder.clock.mark(), self.meter.held if self.meter else 0
+        with self.meter or nullcontext():
+            stage.again(action.microbatch, batch)
+        self.recorder.again(action.stage, start, self.recorder.clock.mark())
+        if self.meter:
+            self.recomputed_bytes.setdefault(action.stage, self.meter.held - held)
+
     def _fetch(self, position: int, action: Action) -> tuple[Tensor, ...]:
         """What `action` needs of another stage: from this rank, or received (and then the wait is recorded)."""
         receive = incoming(action, self.num_stages)
@@ -101,7 +124,8 @@ class Executor:
             return self.local.pop(receive)
         self.watch(position, True)
         start = self.recorder.clock.mark()
-        tensors = self.comm.receive(receive)
+        with self.spans.named("pp.receive"):
+            tensors = self.comm.receive(receive)
         self.recorder.other(receive, start, self.recorder.clock.mark())
         self.watch(position, False)
         return tensors

@@ -15,12 +15,17 @@ from torch import nn
 from ..actions import I, Kind, parts
 from ..deps import outgoing
 from ..lower import lower
+from ..profiles import RankProfile
 from ..schedule import Schedule
+from .checkpoint import Checkpoint, Saved, collect, names_in_whole
+from .clip import clip_gradients, own_parameters, own_stages
 from .comm import Comm
 from .executor import Executor
+from .recording import Recording
+from .reduction import Places, Reducer
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import Meter, StepTrace, recorder_for
+from .trace import Allocator, Meter, StepTrace, recorder_for
 from .workload import Workload, loss_scale
 
 
@@ -61,6 +66,17 @@ class Job:
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
     delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
+    profile: str | None = None  # the folder for traces of the measured steps
+    reduction: str = "end"  # when gradients of weights that are kept in several places are added up
+    recompute: frozenset[int] = frozenset()  # the stages that compute their activations again
+    clip_norm: float | None = None  # the most that the norm of all gradients may be
+    resume: Checkpoint | None = None  # where the workload goes on from
+    save: bool = False  # whether to report weights and the optimizer's state
+
+    @property
+    def first_step(self) -> int:
+        """How many steps were done before this run."""
+        return self.resume.step if self.resume else 0
 
     @property
     def loss_scale(self) -> float:
@@ -80,6 +96,11 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     first_loss: float
     unsplit: frozenset[str] = frozenset()  # kinds of layers whose weights' gradients a split backward can't put off
+    profile: RankProfile | None = None
+    allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
+    recomputed_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
+    gradient_norms: tuple[float, ...] = ()  # of all ranks, per measured step, before clipping
+    saved: Saved | None = None
 
 
 def train(context: RankContext, job: Job) -> RankReport:
@@ -95,7 +116,9 @@ def train(context: RankContext, job: Job) -> RankReport:
     for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
         split[action.stage].add(action.microbatch)
     stages = {
-        index: Stage(module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast)
+        index: Stage(
+            module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast, index in job.recompute
+        )
         for index, module in stage_modules(context, job).items()
     }
     home = schedule.home()
@@ -105,7 +128,10 @@ def train(context: RankContext, job: Job) -> RankReport:
     ends = (rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
     comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
     comm.warm_up(pairs)
-    copies = _Copies(context, schedule, stages, staged)
+    tied = tied_weights(workload, num_stages)
+    backend = "nccl" if context.transport == "nccl" else "gloo"
+    wire = torch.device("cpu") if staged else device
+    copies = Reducer(rank, schedule, stages, tied, backend, wire, job.reduction)
     recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
@@ -119,10 +145,14 @@ def train(context: RankContext, job: Job) -> RankReport:
         watch,
         job.pace_s,
         getattr(workload, "overlap", None),
+        done=copies.done if copies else None,
     )
     modules = [stage.module for stage in stages.values()]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, {index: stage.module for index, stage in stages.items()}, optimizer)
+
+    recording = Recording(job.profile, rank, schedule.rows[rank], device, modules)
 
     def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float]:
         nonlocal meter
@@ -135,27 +165,41 @@ def train(context: RankContext, job: Job) -> RankReport:
         context.watch("at the barrier", 0, True)
         dist.barrier()
         recorder.begin()
-        executor.run(microbatches, meter if count else None)
-        comm.flush()
-        if copies:
-            context.watch("adding the copies' gradients", 0, True)
-            start = recorder.clock.mark()
-            copies.add_gradients()
-            recorder.other("gradients of both copies", start, recorder.clock.mark())
-        if update and optimizer is not None:
-            context.watch("in the optimizer", 0, False)
-            start = recorder.clock.mark()
-            optimizer.step()
-            recorder.other("optimizer", start, recorder.clock.mark())
+        copies.begin()
+        with executor.spans.named("pp.step"):
+            executor.run(microbatches, meter if count else None)
+            comm.flush()
+            if copies:
+                context.watch("adding the copies' gradients", 0, True)
+                start = recorder.clock.mark()
+                copies.finish()
+                recorder.other(copies.label, start, recorder.clock.mark())
+            if update and job.clip_norm is not None:
+                context.watch("clipping gradients", 0, True)
+                start = recorder.clock.mark()
+                state.clip()
+                recorder.other("clipping", start, recorder.clock.mark())
+            if update and optimizer is not None:
+                context.watch("in the optimizer", 0, False)
+                start = recorder.clock.mark()
+                with executor.spans.named("pp.optimizer_step"):
+                    optimizer.step()
+                recorder.other("optimizer", start, recorder.clock.mark())
         return recorder.finish(), _loss(stages) * job.loss_scale
 
     meter: Meter | None = None
     _, first_loss = run_pass(0, count=True)
     gradients = collect_gradients(modules) if job.collect_gradients else {}
+    also = {local: name for name, places in tied.items() for _, local in places}
+    gradients = {also.get(name, name): gradient for name, gradient in gradients.items()}
     for _ in range(job.warmup):
         run_pass(0)
+    state.restore_buffers()
     executor.peak_in_flight = 0
-    measured = [run_pass(step, update=True) for step in range(job.steps)]
+    executor.spans = recording.spans
+    allocator = Allocator(device, modules)
+    with recording:
+        measured = [run_pass(step, update=True) for step in range(job.steps)]
     context.watch("reporting", 0, False)
     return RankReport(
         [trace for trace, _ in measured],
@@ -166,6 +210,11 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        profile=recording.summary,
+        allocated=allocator.read(),
+        recomputed_bytes=executor.recomputed_bytes,
+        gradient_norms=tuple(state.norms),
+        saved=state.saved() if job.save else None,
     )
 
 
@@ -176,6 +225,46 @@ def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
         index: job.workload.build_stage(index, schedule.num_stages).to(context.device)
         for index in schedule.stages_of(context.rank)
     }
+
+
+def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
+    """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
+    return workload.tied(num_stages) if hasattr(workload, "tied") else {}
+
+
+class State:
+    """What a rank carries from step to step: weights, buffers, its optimizer's state. Restored when the job resumes."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        job: Job,
+        modules: Mapping[int, nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+    ):
+        self.context, self.job, self.modules, self.optimizer = context, job, modules, optimizer
+        self.names = names_in_whole(job.workload, modules, job.schedule.num_stages)
+        self.norms: list[float] = []  # of the gradients, before clipping
+        self._buffers = [(b, b.clone()) for module in modules.values() for b in module.buffers()]
+        if job.resume is not None and optimizer is not None:
+            job.resume.load_optimizer(optimizer, self.names)
+
+    def restore_buffers(self) -> None:
+        """Undo what passes that don't count as steps did to running averages."""
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+    def clip(self) -> None:
+        """Clip the gradients by the norm over all ranks."""
+        context, job = self.context, self.job
+        own = own_parameters(context.rank, job.schedule, job.workload, self.modules)
+        norm = clip_gradients(list(self.names), own, job.clip_norm, context.rank, context.num_ranks)
+        self.norms.append(norm)
+
+    def saved(self) -> Saved:
+        """What this rank saves of the stages that it answers for."""
+        own = own_stages(self.context.rank, self.job.schedule)
+        return collect((self.modules[stage] for stage in own), self.optimizer, self.names)
 
 
 @dataclass(frozen=True)
@@ -225,34 +314,6 @@ def channels_of(schedule: Schedule, home: Mapping[tuple[int, int], int]) -> list
         if (message := outgoing(action, schedule.num_stages))
     }
     return sorted((source, target) for source, target in pairs if source != target)
-
-
-class _Copies:
-    """The stages that a bidirectional schedule keeps on two ranks: both need the sum of their gradients."""
-
-    def __init__(self, context: RankContext, schedule: Schedule, stages: Mapping[int, Stage], staged: bool):
-        self.wire = torch.device("cpu") if staged else context.device
-        self.stages: list[tuple[Stage, dist.ProcessGroup]] = []
-        if schedule.copies == 1:
-            return
-        mirrored = sorted(set(schedule.placement))
-        backend = "nccl" if context.transport == "nccl" else "gloo"
-        groups = {pair: dist.new_group(list(pair), backend=backend) for pair in mirrored}  # by all ranks in one order
-        self.stages = [(stage, groups[schedule.placement[index]]) for index, stage in sorted(stages.items())]
-
-    def __bool__(self) -> bool:
-        return bool(self.stages)
-
-    def add_gradients(self) -> None:
-        """Give both copies of every stage the sum of their gradients."""
-        for stage, group in self.stages:
-            parameters = [p for p in stage.module.parameters() if p.requires_grad]
-            for p in parameters:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            flat = torch.cat([p.grad.flatten() for p in parameters]).to(self.wire)
-            dist.all_reduce(flat, group=group)
-            for p, of_p in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                p.grad.copy_(of_p.view_as(p))
 
 
 def _loss(stages: Mapping[int, Stage]) -> float:

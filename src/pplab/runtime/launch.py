@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -10,24 +11,29 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from ..actions import parts
+from ..actions import Kind, parts
 from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
 from ..lower import LoweredRow, lower
+from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
-from .job import Job, RankReport, WholeReport, train, train_whole
+from .checkpoint import Checkpoint, Resumed, check_place, write
+from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
+from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
+from .reduction import REDUCTIONS
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
 from .torch_engine import train_torch
 from .workload import Workload, check_divides
@@ -62,7 +68,8 @@ class Pool:
     `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
     `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
     rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
-    an error.
+    an error. `share` says how ranks share a GPU: "turns", or "mps" (NVIDIA's MPS, started and ended with the ranks:
+    kernels of all ranks run side by side, each rank's on its part of the multiprocessors; see `pplab.runtime.mps`).
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
     end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
@@ -77,12 +84,14 @@ class Pool:
         threads: int | None = None,
         timeout_s: float = 120.0,
         start_method: str = "forkserver",
+        share: str = "turns",
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
-        self.notes = tuple(_notes(self.devices, cores))
+        self.share, self._percentage = share, choose_share(share, self.devices)
+        self.notes = tuple(_notes(self.devices, cores, self._percentage))
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
         self.timeout_s = timeout_s
@@ -103,6 +112,13 @@ class Pool:
         pace: Costs | None = None,
         autocast: torch.dtype | None = None,
         engine: str = "pplab",
+        profile: str | Path | None = None,
+        replicas: int = 1,
+        reduction: str = "end",
+        recompute: bool | Iterable[int] = False,
+        clip_norm: float | None = None,
+        resume: str | os.PathLike | None = None,
+        save: str | os.PathLike | None = None,
     ) -> Run:
         """Run `steps` measured steps of `workload` under `schedule`, after `warmup` steps that change no weight.
 
@@ -111,7 +127,19 @@ class Pool:
         `pace` stretches every action to the given durations (with a unit of time) and delays messages by its latency,
         so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
         such as `torch.bfloat16`.
-        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare.
+        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; it takes a pace without latency.
+        `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
+        on), and the Run's `profile` sums them up. Recording slows every operation.
+        `replicas` runs `pplab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several
+        ranks keep are added up once a rank has run its row (`reduction="end"`), or stage by stage as soon as it has run
+        a stage's last backward (`"drain"`).
+        `recompute` names the stages that keep only what they receive and run their forward again in the backward; all,
+        if True.
+        `clip_norm` scales the gradients of a step so that their norm, over all ranks, is at most that; the norms before
+        it are the Run's `gradient_norms`.
+        `save` names a file for weights and the optimizer's state after the last step; `resume` goes on from such a
+        file, with the next batch, under this or another schedule and number of ranks. Both may be the same file: it is
+        replaced as a whole. On several hosts all must see it.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -126,11 +154,21 @@ class Pool:
             pace=pace,
             autocast=autocast,
             engine=engine,
+            profile=profile,
+            replicas=replicas,
+            reduction=reduction,
+            recompute=recompute,
+            clip_norm=clip_norm,
+            resume=resume,
+            save=save,
         )
+        schedule, workload = job.schedule, job.workload
         if job.delays_s and self.transport != "shared":
             raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
         rows = lower(schedule, ahead=1)
         reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        if save is not None:
+            save_reports(save, reports, job)
         gradients = None
         if check_gradients:
             whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
@@ -143,8 +181,9 @@ class Pool:
             device=", ".join(dict.fromkeys(self.devices)),
             transport=self.transport,
             how="measured" if pace is None else "paced",
-            notes=(*workload.notes, *self.notes),
+            notes=(*workload.notes, *_paced_notes(self.devices, self.notes, pace)),
             engine=engine,
+            first_step=job.first_step,
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -213,8 +252,11 @@ class _Ranks:
         self.processes = []
         self._stores = [store]  # in a list, so that ending the ranks closes its port, whoever still holds this object
         self.folder = tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=_shared_memory())
-        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder)
+        self._mps: list[Mps] = []
+        self._lent = (self.processes, self.pipes, self.logs, self.lifeline, self._stores, self.folder, self._mps)
         self._finalizer = weakref.finalize(self, _end, *self._lent, 0.0)
+        if pool._percentage is not None:
+            self._mps.append(Mps(Path(self.folder), pool._percentage))
         for rank in range(pool.num_ranks):
             near, far = context.Pipe()
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
@@ -227,6 +269,7 @@ class _Ranks:
                 store.port,
                 self.folder,
                 pool.timeout_s,
+                self._mps[0].environment if self._mps else {},
             )
             process = context.Process(
                 target=rank_main,
@@ -242,6 +285,8 @@ class _Ranks:
         far_lifeline.close()
         try:
             self._collect(_whereabouts)
+            if self._mps:
+                pool.notes = (*pool.notes[:1], *_mps_notes(self._mps[0].num_clients(), pool.num_ranks))
         except BaseException:
             self.end(0)
             raise
@@ -386,7 +431,7 @@ def _shared_memory() -> str | None:
 
 
 def _end(
-    processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, folder: str, grace_s: float
+    processes: list, pipes: list, logs: list, lifeline: Connection, stores: list, folder: str, mps: list, grace_s: float
 ) -> None:
     if grace_s:
         for pipe in pipes:
@@ -405,6 +450,8 @@ def _end(
         process.close()
     for resource in (*pipes, *logs, lifeline):
         resource.close()
+    for each in mps:  # after its clients
+        each.close()
     stores.clear()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -421,16 +468,38 @@ def check_job(
     pace: Costs | None = None,
     autocast: torch.dtype | None = None,
     engine: str = "pplab",
+    profile: str | Path | None = None,
+    replicas: int = 1,
+    reduction: str = "end",
+    recompute: bool | Iterable[int] = False,
+    clip_norm: float | None = None,
+    resume: str | os.PathLike | None = None,
+    save: str | os.PathLike | None = None,
 ) -> Job:
     """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
     validate(schedule)
+    ranks, microbatches = schedule.num_ranks, schedule.num_microbatches
+    schedule = replicate(schedule, replicas)
     if schedule.num_ranks != num_ranks:
+        times = f" times {replicas} replicas" if replicas > 1 else ""
         raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
-            f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+            f"{schedule.name} is for {ranks} ranks{times} and there are {num_ranks}: "
+            f"start {schedule.num_ranks} ranks, or build the schedule for "
+            + (f"{num_ranks // replicas}" if num_ranks % replicas == 0 else "another number")
         )
     workload.check(schedule.num_stages)
+    if replicas > 1 and workload.batch_size % schedule.num_microbatches:
+        raise ValueError(
+            f"a batch of {workload.batch_size} doesn't divide into {replicas} replicas of {microbatches} equal "
+            f"microbatches: make it a multiple of {schedule.num_microbatches}"
+        )
     check_divides(workload.batch_size, schedule.num_microbatches)
+    if reduction not in REDUCTIONS:
+        raise unknown("reduction", reduction, REDUCTIONS)
+    if engine == "torch" and len(schedule.replicas) > 1:
+        raise ValueError('replicas need engine="pplab": with torch\'s runtime, reduce gradients yourself (DDP, FSDP)')
+    if engine == "torch" and tied_weights(workload, schedule.num_stages):
+        raise ValueError("tied weights need engine=\"pplab\": torch's runtime doesn't add up their gradients")
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
     paces = _pace_s(pace, schedule)
@@ -438,21 +507,91 @@ def check_job(
         raise unknown("engine", engine, ENGINES)
     if engine == "torch" and schedule.copies > 1:
         raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: take engine=\"pplab\"")
-    if engine == "torch" and pace is not None:
-        raise ValueError("pace needs engine=\"pplab\": torch's runtime can't be paced")
+    if engine == "torch":
+        _check_order_of_losses(schedule)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < math.inf):
+        raise ValueError(f"clip_norm must be a number of more than 0, or None, got {clip_norm!r}")
+    again = _stages_that_recompute(recompute, schedule.num_stages)
+    if engine == "torch" and again:
+        raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
     steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    return Job(schedule, workload, steps, warmup, optimizer, check_gradients, paces, autocast, delays)
+    if engine == "torch" and delays:
+        raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
+    if save is not None:
+        check_place(save)
+    checkpoint = None
+    if resume is not None:
+        checkpoint = Checkpoint.open(resume)
+        checkpoint.check_fits(workload)
+        workload = Resumed(workload, checkpoint)
+    if profile is not None:
+        Path(profile).mkdir(parents=True, exist_ok=True)
+        profile = str(Path(profile).resolve())
+    return Job(
+        schedule,
+        workload,
+        steps,
+        warmup,
+        optimizer,
+        check_gradients,
+        paces,
+        autocast,
+        delays,
+        profile=profile,
+        reduction=reduction,
+        recompute=again,
+        clip_norm=clip_norm,
+        resume=checkpoint,
+        save=save is not None,
+    )
+
+
+def _stages_that_recompute(recompute: bool | Iterable[int], num_stages: int) -> frozenset[int]:
+    if isinstance(recompute, bool):
+        return frozenset(range(num_stages) if recompute else ())
+    stages = list(recompute) if isinstance(recompute, Iterable) else [recompute]
+    if not isinstance(recompute, Iterable) or any(type(s) is not int or not 0 <= s < num_stages for s in stages):
+        raise ValueError(
+            f"recompute must be True, False or some of the stages 0 to {num_stages - 1}, such as [0], got {recompute!r}"
+        )
+    return frozenset(stages)
+
+
+def _check_order_of_losses(schedule: Schedule) -> None:
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    last = schedule.num_stages - 1
+    halves = (a for row in schedule.rows for item in row for a in parts(item))
+    order = [a.microbatch for a in halves if a.stage == last and a.kind is Kind.F]
+    if order != sorted(order):
+        raise ValueError(
+            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or take "
+            'engine="pplab"'
+        )
+
+
+def save_reports(path: str | os.PathLike, reports: Sequence[RankReport], job: Job) -> None:
+    """Write what all ranks collected as one checkpoint."""
+    write(path, [report.saved for report in reports], job.first_step + job.steps, job.workload.name)
 
 
 def report_gradients(
     reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
 ) -> GradientReport:
-    """Compare what all ranks collected with one process."""
-    merged = {name: g for report in reports for name, g in report.gradients.items()}
+    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
+    merged: dict[str, np.ndarray] = {}
+    for name, gradient in (item for report in reports for item in report.gradients.items()):
+        one = whole.gradients.get(name)
+        if name not in merged or (one is not None and _apart(gradient, one) > _apart(merged[name], one)):
+            merged[name] = gradient
     first_loss = sum(report.first_loss for report in reports)
     return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -479,7 +618,7 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
 
 
-def _notes(devices: Sequence[str], cores: int) -> list[str]:
+def _notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:
     """What this machine can't show, in so many words."""
     num_ranks, places = len(devices), len(set(devices))
     if devices[0] == "cpu":
@@ -491,9 +630,42 @@ def _notes(devices: Sequence[str], cores: int) -> list[str]:
         ]
     if places == num_ranks:
         return []
+    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
+    if percentage is not None:
+        return [
+            f"{shared} by MPS, each with at most {percentage} % of the multiprocessors: losses, gradients and memory "
+            "are valid; times and bubble are those of GPUs that small only as far as the ranks don't slow each other "
+            "down by the memory, the caches and the clock that they share"
+        ]
     return [
-        f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}, where processes take turns: losses, "
-        "gradients and memory are valid, the times and the bubble are not the schedule's"
+        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
+        "not the schedule's"
+    ]
+
+
+def _mps_notes(num_clients: int, num_ranks: int) -> list[str]:
+    """That MPS didn't take all ranks: CUDA then goes on without it and without a word."""
+    if num_clients >= num_ranks:
+        return []
+    return [
+        f"MPS lists {num_clients} of {num_ranks} ranks as its clients: the others take turns, so the times and the "
+        "bubble are not the schedule's"
+    ]
+
+
+def _paced_notes(devices: Sequence[str], notes: Sequence[str], pace: Costs | None) -> Sequence[str]:
+    """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
+    if pace is None or not notes:
+        return notes
+    if devices[0] == "cpu":
+        return [
+            f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+            "action kept to its time; the durations say nothing about the machine"
+        ]
+    return [
+        *notes,
+        "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
+        "are the schedule's where every action kept to its time; the durations say nothing about the GPU",
     ]
 
 

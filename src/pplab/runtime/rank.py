@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +33,8 @@ PHASES = (
     "adding the copies' gradients",
     "reporting",
     "running the model in one process",
+    "clipping gradients",
+    "decoding",
 )
 FIELDS = 4  # of a rank on the board: phase, position in the row, whether it waits, a count of changes
 
@@ -49,6 +51,7 @@ class Settings:
     port: int  # of the store that the pool hosts
     folder: str  # for what the ranks share
     timeout_s: float
+    environment: Mapping[str, str] = field(default_factory=dict)  # set before CUDA starts
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,14 @@ def unpack(payload: bytes) -> object:
 
 
 def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankContext:
+    os.environ.update(settings.environment)
     torch.set_num_threads(settings.threads)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a pool's ranks are all on this host
     device = torch.device(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.empty(1, device=device)  # a GPU that can't be used fails now, not in the first run
     store = dist.TCPStore("127.0.0.1", settings.port, is_master=False, timeout=timedelta(seconds=settings.timeout_s))
     dist.init_process_group(
         "gloo",

@@ -8,12 +8,14 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 import torch
 
 from ..actions import B, F, I, Kind, Overlap, W
 from ..costs import Costs, Memory
+from ..profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .job import RankReport, StepTrace
@@ -105,6 +107,15 @@ class Run:
     gradients: GradientReport | None
     versions: dict[str, str]
     engine: str = "pplab"  # or "torch"
+    profile: Profile | None = field(default=None, repr=False)  # of the ranks' traces, where they were recorded
+    # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
+    # was there before them (the weights); None on the CPU.
+    allocated_bytes: tuple[int, ...] | None = None
+    resident_bytes: tuple[int, ...] | None = None
+    recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
+    recompute_ms: tuple[float, ...] = ()  # per stage: the median time of that
+    gradient_norms: tuple[float, ...] = ()  # of a run that clips: over all parameters, per step, before clipping
+    first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
 
     @property
     def timeline(self) -> Timeline:
@@ -124,7 +135,8 @@ class Run:
     @property
     def memory(self) -> Memory:
         """What this run's stages hold for a microbatch, in bytes, without parameters."""
-        return Memory(self.bytes_of, self.kept_of, while_input_gradient=self.extra_of, unit="bytes")
+        again = self.recomputed_of or 0
+        return Memory(self.bytes_of, self.kept_of, again, while_input_gradient=self.extra_of, unit="bytes")
 
     @property
     def predicted_peak_bytes(self) -> tuple[int, ...]:
@@ -136,7 +148,7 @@ class Run:
         """The median durations of this run's actions, per stage, in ms; of overlaps, the median of all.
 
         Where no backward is split, a full backward counts as input gradient. Where a stage has none alone, it is the
-        sum of its halves.
+        sum of its halves. Running a forward again is `recompute`, not part of the gradients' times.
         """
         times: dict[tuple[int, Kind] | type, list[float]] = defaultdict(list)
         for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
@@ -144,6 +156,10 @@ class Run:
             times[key].append(end - start)
         median = {key: statistics.median(found) for key, found in times.items()}
         stages = range(self.schedule.num_stages)
+        again = self.recompute_ms or (0,) * len(stages)
+        for s, kind in product(stages, (B, I)):
+            if (s, kind) in median:
+                median[s, kind] = max(0, median[s, kind] - again[s])
         inputs = [median.get((s, I), median.get((s, B))) for s in stages]
         weights = [median.get((s, W), 0) for s in stages]
         halves = [i + w for i, w in zip(inputs, weights, strict=True)]
@@ -152,6 +168,7 @@ class Run:
             inputs,
             weights,
             backward=[median.get((s, B), halves[s]) for s in stages] if any(weights) else None,
+            recompute=again if any(again) else 0,
             overlap=median.get(Overlap, "sum"),
             unit="ms",
         )
@@ -179,16 +196,23 @@ class Run:
             "notes": self.notes,
             "first_loss": self.first_loss,
             "losses": self.losses,
+            "gradient_norms": self.gradient_norms,
+            "first_step": self.first_step,
             "step_times_ms": self.step_times_ms,
             "step_time_ms": self.step_time_ms,
             "peak_in_flight": self.peak_in_flight,
             "peak_bytes": self.peak_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "resident_bytes": self.resident_bytes,
             "bytes_of": self.bytes_of,
             "kept_of": self.kept_of,
             "extra_of": self.extra_of,
+            "recomputed_of": self.recomputed_of,
+            "recompute_ms": self.recompute_ms,
             "gradients": gradients,
             "versions": self.versions,
+            "profile": self.profile and self.profile.to_dict(),
             "timelines": [timeline.to_dict() for timeline in self.timelines],
         }
 
@@ -208,6 +232,12 @@ class Run:
         ]
         if self.engine == "pplab":
             lines.insert(-1, f"peak in flight   {', '.join(map(str, self.peak_in_flight))} forwards")
+        if self.allocated_bytes:
+            both = zip(self.allocated_bytes, self.resident_bytes, strict=True)
+            shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
+            lines.append(f"allocator peak   {shown}")
+        if self.gradient_norms:
+            lines.append(f"gradient norm    {' '.join(f'{norm:.4f}' for norm in self.gradient_norms)}")
         if self.gradients:
             lines.append(f"gradients        {self.gradients}")
         for note in self.notes:
@@ -228,6 +258,7 @@ def make_run(
     how: str,
     notes: Sequence[str],
     engine: str = "pplab",
+    first_step: int = 0,
 ) -> Run:
     """Put the ranks' reports together."""
     steps = list(zip(*(report.traces for report in reports), strict=True))
@@ -237,6 +268,13 @@ def make_run(
     if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
         notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
+    allocated = [report.allocated for report in reports]
+    recomputed = {stage: size for report in reports for stage, size in report.recomputed_bytes.items()}
+    again: dict[int, list[float]] = defaultdict(list)
+    for stage, start, end in (each for traces in steps for trace in traces for each in trace.again):
+        again[stage].append((end - start) / 1e6)
+    if again:
+        notes = (*notes, f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
     return Run(
         schedule,
         workload.name,
@@ -252,11 +290,23 @@ def make_run(
         tuple(report.peak_bytes for report in reports),
         tuple(bytes_of),
         tuple(held + change for held, (change, _) in zip(bytes_of, of_input, strict=True)),
-        tuple(rise for _, rise in of_input),
+        tuple(max(0, rise - recomputed.get(stage, 0)) for stage, (_, rise) in enumerate(of_input)),
         gradients,
         versions(),
         engine,
+        profile=_profile(schedule, reports, engine),
+        allocated_bytes=tuple(peak for _, peak in allocated) if all(allocated) else None,
+        resident_bytes=tuple(before for before, _ in allocated) if all(allocated) else None,
+        recomputed_of=tuple(recomputed.get(stage, 0) for stage in stages) if again else (),
+        recompute_ms=tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
+        gradient_norms=reports[0].gradient_norms,
+        first_step=first_step,
     )
+
+
+def _profile(schedule: Schedule, reports: Sequence[RankReport], engine: str) -> Profile | None:
+    found = tuple(report.profile for report in reports if report.profile is not None)
+    return Profile(f"{schedule.name}{' by torch' * (engine == 'torch')}", found) if found else None
 
 
 def readable_bytes(count: float) -> str:

@@ -4,6 +4,9 @@ A message is copied into a free slot, then its number goes down the channel's pi
 the slot free. A channel starts without slots and makes one whenever none is free: as many as messages were ever under
 way at once, so that no schedule can run out of them. A rank that waits sleeps in the pipe, and a rank whose peer has
 died reads its end.
+
+Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU into the slot, up
+from it to the receiver's. Both copies wait for the GPU, so they are part of the times that a shared GPU shows.
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that wants a gradient; its
 backward starts from the gradient that the next stage sent, and leaves the gradient to send back in that leaf.
+
+A stage that recomputes runs its forward without autograd, keeps what it received, and runs the forward again, with the
+random numbers of the first time, when the backward is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -27,12 +30,14 @@ class _Held:
     roots: tuple[GradientEdge, ...]
     differentiable: tuple[bool, ...]  # of the floating-point outputs, which ones a gradient flows into
     counted: object = None  # what a meter gave for the leaves
+    random: Sequence[Tensor] = ()  # where the random numbers stood, if the forward drew some and will run again
 
 
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
 
     `split`: the microbatches whose backward comes in two halves, I and W. `autocast`: the dtype to compute in.
+    `recompute`: keep only what is received, and call `again` before every backward.
     """
 
     def __init__(
@@ -44,9 +49,10 @@ class Stage:
         loss_scale: float,
         split: Collection[int] = (),
         autocast: torch.dtype | None = None,
+        recompute: bool = False,
     ):
         self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        self.is_first, self.is_last, self.recompute = index == 0, index == num_stages - 1, recompute
         self.held: dict[int, _Held] = {}
         self.split, self.deferred = split, Deferred(module) if split else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
@@ -65,20 +71,42 @@ class Stage:
         instead. The last stage computes the loss and returns nothing. A meter also counts the
         received tensors for as long as they are held.
         """
-        if self.deferred:
-            self.deferred.active = microbatch in self.split
         leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-        with autocast(batch.target.device, self.autocast):
-            outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
-            if self.is_last:
-                outputs = (self.loss(outputs[0], batch.target),)
+        before = _random_state(batch.target.device) if self.recompute else []
+        with torch.no_grad() if self.recompute else nullcontext():
+            outputs = self._run(microbatch, leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
-        roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
-        differentiable = tuple(x.requires_grad for x in outputs if x.is_floating_point())
         counted = meter and [meter.hold(x) for x in leaves]
-        self.held[microbatch] = _Held(leaves, roots, differentiable, counted)
+        if before and all(map(torch.equal, before, _random_state(batch.target.device))):
+            before = []  # it drew no random numbers: nothing to keep
+        self.held[microbatch] = _Held(leaves, *_roots(outputs), counted, before)
         return () if self.is_last else tuple(x.detach() for x in outputs)
+
+    def _run(self, microbatch: int, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """The module's outputs for a microbatch, or its loss."""
+        if self.deferred:
+            self.deferred.active = microbatch in self.split
+        with autocast(batch.target.device, self.autocast):
+            outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
+            return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
+
+    def again(self, microbatch: int, batch: Batch) -> None:
+        """Run a forward again for the backward that comes next, as it ran the first time.
+
+        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run twice.
+        """
+        held, device = self.held[microbatch], batch.target.device
+        now = _random_state(device) if held.random else ()
+        buffers = [(b, b.clone()) for b in self.module.buffers()]
+        _set_random_state(device, held.random)
+        try:
+            held.roots, held.differentiable = _roots(self._run(microbatch, held.leaves, batch))
+        finally:
+            _set_random_state(device, now)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
 
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Accumulate the gradients of the weights; returns those of what was received.
@@ -111,6 +139,22 @@ class Stage:
     def in_flight(self) -> int:
         """Forwards whose backward, or weight gradient, is still to come."""
         return len(self.held) + len(self.due)
+
+
+def _roots(outputs: tuple[Tensor, ...]) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
+    """Where gradients enter the graph, and which of the floating-point outputs they are for."""
+    roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
+    return roots, tuple(x.requires_grad for x in outputs if x.is_floating_point())
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    """Where the random numbers of the host, and of a GPU that computes, stand."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
+    for value, put in zip(state, (torch.set_rng_state, lambda x: torch.cuda.set_rng_state(x, device)), strict=False):
+        put(value)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:

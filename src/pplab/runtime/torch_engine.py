@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 
-from ..actions import Action, B, F, I, W, parts
+from .. import schedule_csv
+from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
+from ..lower import LoweredRow
 from ..schedule import Schedule
-from .job import Job, RankContext, RankReport, collect_gradients, stage_modules
+from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
+from .recording import NoSpans, Recording
 from .stage import autocast
-from .trace import Meter, StepTrace, recorder_for
+from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -26,10 +34,15 @@ CLASSES = {
 }
 
 
-def train_torch(context: RankContext, job: Job) -> RankReport:
+def train_torch(
+    context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
+) -> RankReport:
     """Run the job's steps with `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
 
-    Times are those of its calls into the stages, without the waits between them. Bytes are what autograd saves.
+    Times are those of its calls into the stages, without the waits between them; a paced call lasts at least its pace.
+    Bytes are what autograd saves. `rows` are the schedule's rows with sends and receives of your own, which torch's
+    interpreter then runs as they stand. `one_queue` lets a rank's messages pass one after the other, in the order in
+    which torch posts them, as on a GPU's stream, and records when each did.
     """
     schedule, workload, device = job.schedule, job.workload, context.device
     if device.type == "cuda" and context.transport != "nccl":
@@ -40,9 +53,16 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     recorder = recorder_for(device)
     times: dict[Action, tuple[object, object]] = {}
     modules = stage_modules(context, job)
-    runner = _runner(schedule, job, modules, device, recorder.clock.mark, times)
+    row = [action for item in schedule.rows[context.rank] for action in parts(item)]  # torch runs halves in turn
+    recording = Recording(job.profile, context.rank, row, device, modules.values())
+    spans = NoSpans()
+    messages = _Messages(recorder) if one_queue else None
+    runner = _runner(
+        schedule, job, modules, device, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
+    )
     parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+    state = State(context, job, modules, optimizer)
 
     def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
         for module in modules.values():
@@ -56,12 +76,18 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         times.clear()
         recorder.begin()
         context.watch("step", 0, False)
-        with autocast(device, job.autocast), meter or nullcontext():
-            runner.step(*inputs, **last, **batch.context)
-        if update and optimizer is not None:
-            start = recorder.clock.mark()
-            optimizer.step()
-            recorder.other("optimizer", start, recorder.clock.mark())
+        with spans.named("pp.step"):
+            with autocast(device, job.autocast), meter or nullcontext():
+                runner.step(*inputs, **last, **batch.context)
+            if update and job.clip_norm is not None:
+                start = recorder.clock.mark()
+                state.clip()
+                recorder.other("clipping", start, recorder.clock.mark())
+            if update and optimizer is not None:
+                start = recorder.clock.mark()
+                with spans.named("pp.optimizer_step"):
+                    optimizer.step()
+                recorder.other("optimizer", start, recorder.clock.mark())
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]
             recorder.action(item, halves[0][0], halves[-1][1])
@@ -74,12 +100,30 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
     for _ in range(job.warmup):
         run_pass(0)
-    measured = [run_pass(step, update=True) for step in range(job.steps)]
+    state.restore_buffers()
+    spans = recording.spans
+    allocator = Allocator(device, modules.values())
+    with recording:
+        measured = [run_pass(step, update=True) for step in range(job.steps)]
+    if messages:
+        messages.close()
     traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss)
+    found = {"profile": recording.summary, "allocated": allocator.read()}
+    found |= {"gradient_norms": tuple(state.norms), "saved": state.saved() if job.save else None}
+    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, **found)
 
 
-def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, mark, times: dict):
+def _runner(
+    schedule: Schedule,
+    job: Job,
+    modules: dict,
+    device: torch.device,
+    mark: Callable[[], object],
+    times: dict,
+    span: Callable[[Action], AbstractContextManager],
+    rows: Sequence[LoweredRow] | None,
+    messages: _Messages | None,
+):
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -96,22 +140,102 @@ def _runner(schedule: Schedule, job: Job, modules: dict, device: torch.device, m
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
             return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
 
+        def _get_init_p2p_neighbors_ops(self):
+            """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
+            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
         def _time(self, kind, chunk, call, *args, **kwargs):
-            start = mark()
-            made = call(chunk, *args, **kwargs)
-            times[Action(self.stage_index, kind, chunk)] = (start, mark())
+            action = Action(self.stage_index, kind, chunk)
+            start, begun = mark(), time.perf_counter()
+            with span(action):
+                made = call(chunk, *args, **kwargs)
+                if job.pace_s is not None:
+                    time.sleep(max(0.0, begun + job.pace_s[kind][self.stage_index] - time.perf_counter()))
+            times[action] = (start, mark())
             return made
+
+        def get_fwd_recv_ops(self, chunk):
+            return self._queued(RECV_F, chunk, super().get_fwd_recv_ops(chunk))
+
+        def get_fwd_send_ops(self, chunk):
+            return self._queued(SEND_F, chunk, super().get_fwd_send_ops(chunk))
+
+        def get_bwd_recv_ops(self, chunk):
+            return self._queued(RECV_B, chunk, super().get_bwd_recv_ops(chunk))
+
+        def get_bwd_send_ops(self, chunk):
+            return self._queued(SEND_B, chunk, super().get_bwd_send_ops(chunk))
+
+        def _queued(self, kind, chunk, ops):
+            if messages:
+                for op in ops:
+                    op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
+            return ops
 
     group = dist.new_group(backend="nccl") if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in modules.items()]
     options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
     name = CLASSES.get(schedule.name)
-    if name is None:
+    if name is None or rows is not None:
         runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "schedule.csv")
-            path.write_text(schedule.to_csv())
-            runner._load_csv(str(path))
+            if rows is None:
+                path.write_text(schedule.to_csv())
+                runner._load_csv(str(path))
+            else:
+                path.write_text(schedule_csv.write(_with_reductions(rows)))
+                runner._load_csv(str(path), format="compute_comms")
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
     return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+
+
+def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:
+    """The rows with `REDUCE_GRAD` of every stage at their ends, where torch divides gradients by the microbatches."""
+    stages = [dict.fromkeys(a.stage for item in row for a in parts(item) if a.kind in (F, B, I, W)) for row in rows]
+    return [[*row, *(f"{stage}REDUCE_GRAD" for stage in own)] for row, own in zip(rows, stages, strict=True)]
+
+
+class _Messages:
+    """A rank's sends and receives, one after the other: each begins when the one before it has passed."""
+
+    def __init__(self, recorder: Recorder):
+        self._recorder, self._posted = recorder, SimpleQueue()
+        threading.Thread(target=self._pass, daemon=True).start()
+
+    def post(self, action: Action, op: Callable, tensor: torch.Tensor, **options: object) -> _Message:
+        """Take the place of `isend` or `irecv`, which will be called when the message's turn has come."""
+        if "group_src" in options and action.kind in (SEND_F, SEND_B):  # torch takes what isn't its isend for a receive
+            options["group_dst"] = options.pop("group_src")
+        message = _Message()
+        self._posted.put((message, action, partial(op, tensor, **options)))
+        return message
+
+    def close(self) -> None:
+        """End the thread."""
+        self._posted.put(None)
+
+    def _pass(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            message, action, start = posted
+            begun = self._recorder.clock.mark()
+            try:
+                start().wait()
+                self._recorder.other(action, begun, self._recorder.clock.mark())
+            except Exception as error:  # whoever waits for the message raises it
+                message.error = error
+            message.passed.set()
+
+
+class _Message:
+    """What torch waits for in place of gloo's work."""
+
+    def __init__(self):
+        self.passed, self.error = threading.Event(), None
+
+    def wait(self) -> None:
+        """Wait until the message has passed. Raises what sending or receiving raised."""
+        self.passed.wait()
+        if self.error is not None:
+            raise self.error

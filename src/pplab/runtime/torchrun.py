@@ -1,4 +1,18 @@
-"""The same training run under `torchrun`, on one host or several: every process is a rank."""
+"""The same training run under `torchrun`, on one host or several: every process is a rank.
+
+On one host:
+
+    torchrun --standalone --nproc-per-node 4 -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
+
+On two hosts with two ranks each, on both of them the same command, where HOST is the first one's name or address:
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id run1 --rdzv-endpoint HOST:29500 \\
+        -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
+
+Hosts with several networks may need to be told which one: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.
+Ranks in one host share no memory here as a pool's do: tensors cross by NCCL where every rank of every host has a GPU of
+its own, and by gloo, through the host's memory, otherwise.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +24,7 @@ import torch.distributed as dist
 
 from ..schedule import Schedule
 from .job import RankContext, train_whole
-from .launch import ENGINES, check_job, choose_transport, report_gradients
+from .launch import ENGINES, _notes, check_job, choose_transport, report_gradients, save_reports
 from .report import Run, make_run
 from .workload import Workload
 
@@ -36,12 +50,17 @@ def train_here(
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
     job = check_job(schedule, workload, num_ranks, engine=engine, **options)
+    schedule, workload = job.schedule, job.workload
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
         torch.cuda.set_device(place)
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     try:
+        found: list = [None] * num_ranks
+        dist.all_gather_object(found, transport)
+        if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
+            transport = "gloo"
         store = dist.distributed_c10d._get_default_store()
         context = RankContext(rank, num_ranks, place, transport, store, watch=lambda phase, position, waits: None)
         reports: list = [None] * num_ranks
@@ -49,9 +68,12 @@ def train_here(
         whole = None
         if job.collect_gradients:
             whole = train_whole(context, workload, schedule.num_microbatches, 0, job.autocast)
+        if job.save and rank == 0:
+            save_reports(options["save"], reports, job)
         if rank:
             return None
-        notes = list(workload.notes)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        notes = [*workload.notes, *_notes(devices, cores)]
         if local_ranks < num_ranks:
             notes.append(
                 "ranks on several hosts: each host's clock is its own, so times of different hosts don't align"
@@ -66,6 +88,7 @@ def train_here(
             how="measured" if job.pace_s is None else "paced",
             notes=notes,
             engine=engine,
+            first_step=job.first_step,
         )
     finally:
         dist.destroy_process_group()

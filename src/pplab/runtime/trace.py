@@ -1,7 +1,7 @@
 """What a rank did and when, and what it held: recorded while it runs, read afterwards.
 
 Times of all ranks of one host are on one clock: `time.perf_counter_ns` reads the host's monotonic clock. On a GPU the
-marks are CUDA events, placed on that clock by one pair of readings per step.
+marks are CUDA events, placed on that clock by the closest of some pairs of readings per step.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..actions import Action, Overlap
+
+_TIES = 5  # pairs of readings that tie a GPU's time to the host's
 
 
 class HostClock:
@@ -32,11 +34,21 @@ class HostClock:
 class CudaClock:
     """Marks are events on the compute stream: when the device got there, not when it was asked to."""
 
+    error_ns = 0  # how far off the host's clock this step's marks can be
+
     def start(self) -> None:
-        """Begin a step: tie the stream's time to the host's."""
+        """Begin a step: tie the stream's time to the host's. The event happened between the two readings around it;
+        the closest pair of some says best when."""
         torch.cuda.synchronize()
-        self._zero_ns = time.perf_counter_ns()
-        self._zero = self.mark()
+        readings = [self._reading() for _ in range(_TIES)]
+        self._zero, before, after = min(readings, key=lambda reading: reading[2] - reading[1])
+        self._zero_ns, self.error_ns = (before + after) // 2, (after - before + 1) // 2
+
+    def _reading(self) -> tuple[torch.cuda.Event, int, int]:
+        before = time.perf_counter_ns()
+        event = self.mark()
+        event.synchronize()
+        return event, before, time.perf_counter_ns()
 
     def mark(self) -> torch.cuda.Event:
         """The moment at which the stream gets here."""
@@ -58,6 +70,7 @@ class StepTrace:
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
+    again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
 
 
 @dataclass
@@ -67,10 +80,11 @@ class Recorder:
     clock: HostClock | CudaClock
     _actions: list = field(default_factory=list)
     _others: list = field(default_factory=list)
+    _again: list = field(default_factory=list)
 
     def begin(self) -> None:
         """Start a step."""
-        self._actions, self._others = [], []
+        self._actions, self._others, self._again = [], [], []
         self.clock.start()
         self._start = self.clock.mark()
 
@@ -82,20 +96,47 @@ class Recorder:
         """Something beside the schedule: waiting for a receive, the optimizer."""
         self._others.append((what, start, end))
 
+    def again(self, stage: int, start: object, end: object) -> None:
+        """A forward ran again, inside a backward."""
+        self._again.append((stage, start, end))
+
     def finish(self) -> StepTrace:
         """End the step and read the clock's marks."""
         end = self.clock.mark()
-        flat = [m for _, a, b in (*self._actions, *self._others) for m in (a, b)]
+        flat = [m for _, a, b in (*self._actions, *self._others, *self._again) for m in (a, b)]
         *times, first, last = self.clock.resolve([*flat, self._start, end])
         spans = iter(zip(times[::2], times[1::2], strict=True))
         actions = [(item, *next(spans)) for item, _, _ in self._actions]
         others = [(what, *next(spans)) for what, _, _ in self._others]
-        return StepTrace(actions, others, first, last)
+        again = [(stage, *next(spans)) for stage, _, _ in self._again]
+        return StepTrace(actions, others, first, last, again)
 
 
 def recorder_for(device: torch.device) -> Recorder:
     """A recorder with the clock of the device."""
     return Recorder(CudaClock() if device.type == "cuda" else HostClock())
+
+
+class Allocator:
+    """The CUDA allocator's count of a rank from here on, with the gradients dropped first.
+
+    Unlike a `Meter` it counts all: weights, gradients, the optimizer's state, workspaces. Each process has its own, so
+    it is valid on a shared GPU, too. The CPU's allocator keeps no such count.
+    """
+
+    def __init__(self, device: torch.device, modules: Iterable[nn.Module]):
+        self._device = device if device.type == "cuda" else None
+        if self._device is None:
+            return
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def read(self) -> tuple[int, int] | None:
+        """Bytes at the start and at the worst moment since; None on the CPU."""
+        return None if self._device is None else (self._before, torch.cuda.max_memory_allocated(self._device))
 
 
 class Meter:

@@ -1,0 +1,132 @@
+"""What kind of machine this is, for `make gpu`: devices, driver, CUDA, NCCL, versions, MPS. It only looks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import shutil
+import subprocess
+
+import torch
+import torch.distributed as dist
+
+from pplab.runtime.mps import CONTROL
+from pplab.runtime.report import versions
+
+SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # from, and to where there is an end
+
+
+def facts(device: str) -> dict:
+    """The machine's facts as plain JSON values; None where one can't be had."""
+    cuda = device == "cuda"
+    count = torch.cuda.device_count() if cuda else 0
+    queried = _query("driver_version,compute_mode,mig.mode.current") if cuda else []
+    return {
+        "devices": [_gpu(i) for i in range(count)] if cuda else [{"name": f"CPU ({platform.machine()})"}],
+        "versions": {
+            **versions(),
+            "transformers": _version("transformers"),
+            "cuda": torch.version.cuda,
+            "nccl": nccl_version() if cuda else None,
+        },
+        "driver": queried[0][0] if queried else None,
+        "compute_mode": [row[1] for row in queried],
+        "mig": [row[2] for row in queried],
+        "peer_access": [
+            [i == j or torch.cuda.can_device_access_peer(i, j) for j in range(count)] for i in range(count)
+        ],
+        "nccl_ranks": count if cuda and dist.is_nccl_available() else 0,  # NCCL takes one rank per GPU
+        "mps": {"control": shutil.which(CONTROL) is not None, "running": cuda and _mps_answers()},
+    }
+
+
+def problems(found: dict) -> list[str]:
+    """What about these facts a reader of the results should know."""
+    said = []
+    for name, (least, most) in SUPPORTED.items():
+        version = found["versions"].get(name)
+        if version is None:
+            said.append(f"{name} is not installed")
+        elif _numbers(version) < least or (most and _numbers(version) > most):
+            upto = f" to {'.'.join(map(str, most))}" if most else " on"
+            said.append(f"{name} is {version}, and pplab is tested with {'.'.join(map(str, least))}{upto}")
+    if any(mode == "Exclusive_Process" for mode in found["compute_mode"]):
+        said.append("the compute mode is Exclusive_Process: ranks can share a GPU by MPS only")
+    if any(mode == "Prohibited" for mode in found["compute_mode"]):
+        said.append("the compute mode of a GPU is Prohibited: nothing can run on it")
+    if found["mps"]["running"]:
+        said.append("an MPS daemon runs on this machine already: ranks that share a GPU don't take turns, but use it")
+    if found["devices"] and "memory_bytes" in found["devices"][0] and not found["nccl_ranks"]:
+        said.append("this torch has no NCCL: tensors cross through the host's memory")
+    pairs = [(i, j) for i, row in enumerate(found["peer_access"]) for j, there in enumerate(row) if not there]
+    if pairs:
+        said.append(f"without peer access: {', '.join(f'{i} to {j}' for i, j in pairs)}")
+    return said
+
+
+def show(found: dict) -> str:
+    """The facts as lines."""
+    lines = []
+    for number, device in enumerate(found["devices"]):
+        memory = f", {device['memory_bytes'] / 2**30:.1f} GiB" if "memory_bytes" in device else ""
+        more = f", compute capability {device['compute_capability']}" if memory else ""
+        lines.append(f"device {number}: {device['name']}{memory}{more}")
+    lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    lines.append(f"driver {found['driver']}; compute mode {', '.join(found['compute_mode']) or None}")
+    lines.append(f"NCCL can serve {found['nccl_ranks']} ranks; MPS control program: {found['mps']['control']}")
+    return "\n".join(lines)
+
+
+def nccl_version() -> str | None:
+    """NCCL's version; None when there is none."""
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _gpu(index: int) -> dict:
+    found = torch.cuda.get_device_properties(index)
+    return {
+        "name": found.name,
+        "memory_bytes": found.total_memory,
+        "compute_capability": f"{found.major}.{found.minor}",
+        "multiprocessors": found.multi_processor_count,
+    }
+
+
+def _reaches(source: int, target: int) -> bool:
+    return source == target or torch.cuda.can_device_access_peer(source, target)
+
+
+def _query(fields: str) -> list[list[str]]:
+    """What nvidia-smi says, a row per GPU; nothing where it isn't there."""
+    try:
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+
+
+def _mps_answers() -> bool:
+    """Whether an MPS daemon answers in this environment."""
+    try:
+        done = subprocess.run([CONTROL], input="get_server_list\n", text=True, capture_output=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """Major and minor number."""
+    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
+    return int(major), int(minor)

@@ -1,0 +1,271 @@
+"""The parts of `make gpu`: each takes the setting, and adds what it measured, and what it left out, to its `Part`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import gpu_box
+import torch
+from gpu_setting import ROOT, Part, Setting, Size
+
+import pplab as pp
+from pplab import models
+from pplab.runtime import Pool
+from pplab.runtime.probe import multiply_times
+from pplab.runtime.torch_engine import CLASSES
+from pplab.runtime.versus import HEADINGS, versus
+
+
+def check(setting: Setting, part: Part) -> None:
+    """What kind of machine this is. Its facts are the file's `box`."""
+    part.ran = True
+    part.more["problems"] = gpu_box.problems(gpu_box.facts(setting.device))
+    for problem in part.more["problems"]:
+        print(f"note: {problem}", flush=True)
+
+
+def run_tests(setting: Setting, part: Part) -> None:
+    """tests/test_gpu.py, each test's outcome, with the skipped ones among what wasn't run."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = ["-m", "pytest", "tests/test_gpu.py", "-q", "-p", "no:cacheprovider", *setting.size.tests]
+        part.more["command"] = f"PPLAB_TEST_DEVICE={setting.device} python {' '.join(command)}"
+        print(f"== {part.more['command']}", flush=True)
+        done = subprocess.run(
+            [sys.executable, *command, "--junitxml", str(report)],
+            cwd=ROOT,
+            env={**os.environ, "PPLAB_TEST_DEVICE": setting.device},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        print(done.stdout, flush=True)
+        part.ran = True
+        part.more["closing_line"] = (done.stdout.strip().splitlines() or [""])[-1].strip("= ")
+        if not report.exists():
+            part.errors.append(f"pytest made no report (exit status {done.returncode}): {done.stdout[-2000:]}")
+            return
+        for case in ElementTree.parse(report).iter("testcase"):
+            _add_case(part, case)
+    if done.returncode and not part.errors:
+        part.errors.append(f"pytest ended with {done.returncode}: {part.more['closing_line']}")
+
+
+def _add_case(part: Part, case: ElementTree.Element) -> None:
+    """One test's outcome."""
+    name, outcome = case.get("name"), "passed"
+    for tag in ("failure", "error", "skipped"):
+        found = case.find(tag)
+        if found is not None:
+            outcome = "skipped" if tag == "skipped" else "failed"
+            message = found.get("message") or (found.text or "")[-500:]
+            if tag == "skipped":
+                part.leave_out(name, message)
+            else:
+                part.errors.append(f"{name}: {message[:2000]}")
+    part.rows.append({"test": name, "outcome": outcome, "seconds": float(case.get("time", 0))})
+
+
+def train(setting: Setting, part: Part) -> None:
+    """Every schedule on a GPT: gradients, memory and times, in both precisions and every way to share the devices."""
+    size = setting.size
+    workload = models.gpt(source="sample", **size.gpt)
+    optimizer = partial(torch.optim.AdamW, lr=1e-4)
+    for num_ranks in size.ranks:
+        for sharing in setting.sharings(num_ranks, part):
+            with setting.pool(num_ranks, sharing) as pool:
+                print(f"== {pool}", *pool.notes, sep="\n   ", flush=True)
+                for name in size.schedules:
+                    try:
+                        schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
+                    except ValueError as error:
+                        part.leave_out(f"{name} on {num_ranks} ranks", str(error))
+                        continue
+                    for dtype in (None, torch.bfloat16):
+                        options = {"check_gradients": True, "optimizer": optimizer, "autocast": dtype}
+                        run = partial(_run, pool, schedule, workload, sharing, steps=size.steps, **options)
+                        part.attempt(f"{name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
+
+
+def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, **options: object) -> dict:
+    """One training run as a row: what it measured, its median timeline, and its prediction from its own durations."""
+    run = pool.train(schedule, workload, **options)
+    print(run, flush=True)
+    row = {**run.to_dict(), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
+    if run.gradients is not None and not run.gradients.equal:
+        row["wrong"].append(f"gradients differ from one process: {run.gradients}")
+    if run.engine == "pplab" and run.peak_bytes != run.predicted_peak_bytes:
+        row["wrong"].append(f"held {run.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
+    del row["versions"]  # the file's
+    row["timelines"] = [run.timeline.to_dict()]
+    row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}
+    row["compute_share"] = sum(run.timeline.busy) / (schedule.num_ranks * run.step_time_ms)
+    if run.engine == "pplab":
+        predicted = pp.simulate(schedule, run.costs)
+        row["predicted"] = {"makespan_ms": predicted.makespan, "bubble_fraction": predicted.bubble_fraction}
+        row["where"] = pp.where(run.timeline).mean
+    return row
+
+
+def slow_down(setting: Setting, part: Part) -> None:
+    """How far ranks that compute at once slow each other down: 1 where each has a device, or a part of one, to itself;
+    the number of ranks where they take turns."""
+    for num_ranks in setting.size.ranks:
+        for sharing in setting.sharings(num_ranks, part):
+            with setting.pool(num_ranks, sharing) as pool:
+                measure = partial(_slow_down, pool, sharing, setting.size)
+                if row := part.attempt(f"{num_ranks} ranks, {sharing}", measure):
+                    print(
+                        f"{num_ranks} ranks, {sharing}: all at once take {row['ratio']:.2f} times one alone", flush=True
+                    )
+
+
+def _slow_down(pool: Pool, sharing: str, size: Size) -> dict:
+    ratios = []
+    for _ in range(size.rounds):
+        alone, together = (
+            statistics.median(pool.run(multiply_times, ranks, size.product)[0])
+            for ranks in ((0,), tuple(range(pool.num_ranks)))
+        )
+        ratios.append(together / alone)
+    notes = list(pool.notes)
+    return {
+        "num_ranks": pool.num_ranks,
+        "sharing": sharing,
+        "product": size.product,
+        "alone_ms": alone,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "notes": notes,
+    }
+
+
+def paced(setting: Setting, part: Part) -> None:
+    """On a shared device: every action computes there and is stretched to a time that all can keep, so that the
+    schedule is seen in real time."""
+    size = setting.size
+    workload = models.gpt(source="sample", **size.gpt)
+    for num_ranks in size.ranks:
+        if setting.device == "cuda" and num_ranks <= setting.num_devices:
+            part.leave_out(f"{num_ranks} ranks", "every rank has a GPU: its own times are the schedule's")
+            continue
+        with setting.pool(num_ranks, "turns") as pool:
+            for name in size.schedules:
+                try:
+                    schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
+                except ValueError as error:
+                    part.leave_out(f"{name} on {num_ranks} ranks", str(error))
+                    continue
+                part.attempt(f"{name}, {num_ranks} ranks", partial(_paced, pool, schedule, workload, size))
+
+
+def _paced(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> dict:
+    free = pool.train(schedule, workload, steps=size.steps)
+    longest = max(span.end - span.start for span in free.timeline.spans)
+    pace = pp.Costs(*[1.5 * longest] * 3, unit="ms")  # with the others taking turns, and some room
+    run = pool.train(schedule, workload, steps=size.steps, pace=pace)
+    predicted = pp.simulate(schedule, pace)
+    print(run, flush=True)
+    return {
+        "schedule": schedule.name,
+        "num_ranks": schedule.num_ranks,
+        "num_microbatches": schedule.num_microbatches,
+        "workload": run.workload,
+        "pace_ms": 1.5 * longest,
+        "makespan_ms": run.timeline.makespan,
+        "predicted_makespan_ms": predicted.makespan,
+        "bubble_fraction": run.timeline.bubble_fraction,
+        "predicted_bubble_fraction": predicted.bubble_fraction,
+        "timelines": [run.timeline.to_dict()],
+        "notes": list(run.notes),
+    }
+
+
+def against_torch(setting: Setting, part: Part) -> None:
+    """pplab's runtime and PyTorch's in turn, where every rank has a device."""
+    size = setting.size
+    workload = models.gpt(source="sample", **size.gpt)
+    for num_ranks in size.ranks:
+        if setting.device == "cuda" and num_ranks > setting.num_devices:
+            part.leave_out(f"{num_ranks} ranks", "PyTorch's runtime can't send between ranks that share a GPU")
+            continue
+        with setting.pool(num_ranks, "a GPU each") as pool:
+            print(HEADINGS, flush=True)
+            for name in CLASSES:
+                if name not in size.schedules:
+                    part.leave_out(f"{name} on {num_ranks} ranks", "not among this size's schedules")
+                    continue
+                schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
+                measure = partial(_versus, pool, schedule, workload, size)
+                part.attempt(f"{name}, {num_ranks} ranks", measure)
+
+
+def _versus(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> dict:
+    found = versus(pool, schedule, workload, rounds=size.rounds, steps=size.steps)
+    print(found, flush=True)
+    return found.to_dict()
+
+
+def profile(setting: Setting, part: Part) -> None:
+    """Three ranks, eight microbatches, DistilBERT at its real size: naive, GPipe and 1F1B, by pplab and by PyTorch."""
+    size = setting.size
+    num_ranks = 3
+    for sharing in setting.sharings(num_ranks, part):
+        with tempfile.TemporaryDirectory() as folder, setting.pool(num_ranks, sharing) as pool:
+            workload = real_distilbert(Path(folder), **size.profile)
+            for name, engine in (
+                ("naive", "pplab"),
+                ("GPipe", "pplab"),
+                ("1F1B", "pplab"),
+                ("GPipe", "torch"),
+                ("1F1B", "torch"),
+            ):
+                if engine == "torch" and sharing in ("turns", "mps"):
+                    part.leave_out(
+                        f"{name} by torch, {sharing}", "PyTorch's runtime can't send between ranks that share a GPU"
+                    )
+                    continue
+                schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=8)
+                options = {"steps": size.steps, "engine": engine, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
+                run = partial(_run, pool, schedule, workload, sharing, **options)
+                part.attempt(f"{name} by {engine}, {sharing}", run)
+
+
+def real_distilbert(folder: Path, *, checkpoint: str, **options: object) -> object:
+    """The hub's DistilBERT where it can be reached; otherwise one of the same size with random weights, in `folder`."""
+    workload = models.distilbert(checkpoint=checkpoint, **options)
+    if checkpoint != "auto" or workload.checkpoint is not None:
+        return workload
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    from pplab.data import small_tokenizer
+
+    torch.manual_seed(0)
+    DistilBertForSequenceClassification(DistilBertConfig(num_labels=5)).save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    workload = models.distilbert(checkpoint=str(folder), **options)
+    return replace(workload, notes=(workload.notes[0], "model: DistilBERT's real size with random weights"))
+
+
+def _dtype(dtype: torch.dtype | None) -> str:
+    return "fp32" if dtype is None else "bf16"
+
+
+PARTS: dict[str, Callable[[Setting, Part], None]] = {
+    "check": check,
+    "tests": run_tests,
+    "slow_down": slow_down,
+    "runs": train,
+    "paced": paced,
+    "versus": against_torch,
+    "profile": profile,
+}

@@ -1,0 +1,119 @@
+"""How much `make gpu` measures, how ranks can have a machine's devices, and what a part has measured so far."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pplab as pp
+from pplab.runtime import Pool
+from pplab.runtime.mps import choose_share
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    gpt: dict
+    ranks: tuple[int, ...]
+    schedules: tuple[str, ...]
+    num_microbatches: int = 8
+    steps: int = 5
+    rounds: int = 5
+    product: int = 4096  # rows and columns of the matrices that say how far ranks slow each other down
+    tests: tuple[str, ...] = ()  # more arguments for pytest
+    profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
+    timeout_s: float = 300.0
+
+
+SIZES = {
+    "full": Size(
+        gpt={"num_layers": 12, "width": 768, "num_heads": 12, "context": 512, "batch_size": 32},
+        ranks=(2, 4),
+        schedules=tuple(builder.name for builder in pp.builders.ALL),
+        profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
+    ),
+    "small": Size(
+        gpt={"num_layers": 4, "width": 16, "num_heads": 2, "context": 8, "batch_size": 4},
+        ranks=(2,),
+        schedules=("1F1B", "ZB-H1"),
+        num_microbatches=4,
+        steps=1,
+        rounds=1,
+        product=64,
+        tests=("-k", "2-turns-ZB-H1-fp32 or test_whether"),
+        profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
+        timeout_s=60.0,
+    ),
+}
+
+
+class Part:
+    """What one part has measured so far."""
+
+    def __init__(self, name: str, left_out: list[dict]):
+        self.name, self.rows, self.errors, self._left_out = name, [], [], left_out
+        self.more: dict = {}  # of the part as a whole
+        self.ran = False
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Say that something isn't run, on the screen and in the file."""
+        print(f"not run: {self.name}: {what}: {why}", flush=True)
+        self._left_out.append({"what": f"{self.name}: {what}", "why": why})
+
+    def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
+        """Add a row; when it fails say so, and let the part go on."""
+        self.ran = True
+        try:
+            row = measure()
+        except Exception as error:
+            print(f"FAILED: {self.name}: {what}: {error}", flush=True)
+            self.errors.append(f"{what}: {''.join(traceback.format_exception(error))[-4000:]}")
+            return None
+        self.rows.append(row)
+        for wrong in row.get("wrong", ()):
+            print(f"FAILED: {self.name}: {what}: {wrong}", flush=True)
+            self.errors.append(f"{what}: {wrong}")
+        return row
+
+    def to_dict(self, seconds: float) -> dict:
+        """The part as the file has it."""
+        state = "failed" if self.errors else "done" if self.ran else "not run"
+        data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more, "rows": self.rows}
+        return {**data, "error": "\n".join(self.errors)} if self.errors else data
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where the parts run: the kind of device, how many there are, and how much to measure."""
+
+    device: str
+    num_devices: int  # GPUs, or on the CPU as many as ranks
+    size: Size
+
+    def sharings(self, num_ranks: int, part: Part) -> Iterator[str]:
+        """How `num_ranks` ranks can have the devices: the ways that this machine lacks are left out with a reason."""
+        what = f"{num_ranks} ranks"
+        if self.device == "cpu":
+            part.leave_out(f"{what} on GPUs", "this is a trial of the command on the CPU")
+            yield "cores"
+        elif num_ranks <= self.num_devices:
+            part.leave_out(f"{what} on a shared GPU", "every rank has a GPU; CUDA_VISIBLE_DEVICES=0 leaves one to all")
+            yield "a GPU each"
+        else:
+            part.leave_out(f"{what} with a GPU each", f"the machine has {self.num_devices}")
+            yield "turns"
+            try:
+                choose_share("mps", [f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
+                yield "mps"
+            except ValueError as error:
+                part.leave_out(f"{what} sharing by MPS", str(error))
+
+    def pool(self, num_ranks: int, sharing: str) -> Pool:
+        """A pool whose ranks have the devices in this way."""
+        share = "mps" if sharing == "mps" else "turns"
+        return Pool(num_ranks, device=self.device, share=share, timeout_s=self.size.timeout_s)

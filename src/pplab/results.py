@@ -1,0 +1,239 @@
+"""Measurements that are kept in `results/`: what they must hold, and tables of them. Plain Python.
+
+`make gpu` writes one file per kind of device. A file says what was measured, with which versions, when and by which
+command, and what was not run and why.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .metrics import Table
+
+FORM = 1  # changes when a reader of older files would misread newer ones
+NONE = "no GPU run is recorded yet; `make gpu` on a GPU box records one"
+
+STATES = ("done", "failed", "not run")
+_FIELDS = {
+    "form": int,
+    "device": str,
+    "kind": str,  # "cuda", or "cpu" for a trial of the command without a GPU
+    "date": str,  # ISO, with the zone
+    "command": str,
+    "versions": dict,
+    "box": dict,
+    "parts": list,
+    "not_run": list,
+}
+_RUN_FIELDS = {
+    "schedule": str,
+    "num_ranks": int,
+    "num_microbatches": int,
+    "workload": str,
+    "dtype": str,
+    "sharing": str,  # "a GPU each", "turns", "mps", or "cores" on the CPU
+    "step_time_ms": (int, float),
+    "peak_bytes": list,
+    "predicted_peak_bytes": list,
+    "gradients": dict,
+    "notes": list,
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One file of measurements."""
+
+    path: Path
+    data: Mapping
+
+    @property
+    def title(self) -> str:
+        """Device and day."""
+        return f"{self.data['device']}, {self.data['date'][:10]}"
+
+    def rows(self, part: str) -> list[dict]:
+        """What a part measured; nothing where it was not run."""
+        return [row for found in self.data["parts"] if found["name"] == part for row in found["rows"]]
+
+    @property
+    def not_run(self) -> list[tuple[str, str]]:
+        """What was left out, and why."""
+        return [(each["what"], each["why"]) for each in self.data["not_run"]]
+
+
+class Results(Table):
+    """A table of measurements, which says so when there are none."""
+
+    def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
+        super().__init__(tuple(row) for row in rows)
+        self.columns, self.caption = tuple(columns), caption
+
+    def __str__(self) -> str:
+        return f"{self.caption}\n{super().__str__()}".strip() if self else NONE
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
+        return f"<p>{html.escape(self.caption)}</p>{super()._repr_html_()}"
+
+
+def find_folder() -> Path | None:
+    """The nearest folder `results` with recordings, from here upward, or that of the package's own repository."""
+    here = Path.cwd()
+    for place in (here, *here.parents, Path(__file__).parents[2]):
+        folder = place / "results"
+        if (place / "pyproject.toml").is_file() and any(folder.glob("*.json")):
+            return folder
+    return None
+
+
+def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
+    """All recordings in a folder, by device; of the repository's `results` when none is named.
+
+    A file that isn't of this form is refused with ValueError, which says what is wrong with it.
+    """
+    found = find_folder() if folder is None else Path(folder)
+    recordings = []
+    for path in sorted(found.glob("*.json")) if found else ():
+        try:
+            data = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not JSON ({error}): record it again with `make gpu`, or remove it") from None
+        if wrong := problems(data):
+            raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
+        recordings.append(Recording(path, data))
+    return tuple(recordings)
+
+
+def problems(data: object) -> list[str]:
+    """What keeps a value from being a recording, in words; nothing when it is one."""
+    if not isinstance(data, dict):
+        return [f"expected an object, got {type(data).__name__}"]
+    found = _lacks("the recording", data, _FIELDS)
+    if found:
+        return found
+    if data["form"] != FORM:
+        return [f"its form is {data['form']}, and this pplab reads form {FORM}"]
+    for each in data["not_run"]:
+        found += _lacks("an entry of not_run", each, {"what": str, "why": str})
+    for part in data["parts"]:
+        found += _lacks("a part", part, {"name": str, "state": str, "seconds": (int, float), "rows": list})
+        if not found and part["state"] not in STATES:
+            found.append(f"part {part['name']} has the state {part['state']!r}, not one of {', '.join(STATES)}")
+        if not found and part["state"] == "failed" and not part.get("error"):
+            found.append(f"part {part['name']} failed without an error")
+        if not found and part["name"] == "runs":
+            for row in part["rows"]:
+                found += _lacks("a run", row, _RUN_FIELDS)
+    return found
+
+
+def runs(folder: Path | str | None = None) -> Results:
+    """Every recorded training run: device, date, how the ranks shared the devices, step time, equality, memory."""
+    return Results(
+        (
+            "device, date",
+            "ranks",
+            "sharing",
+            "workload",
+            "dtype",
+            "schedule",
+            "step ms",
+            "gradients",
+            "held (predicted)",
+            "allocator",
+        ),
+        (
+            (
+                recording.title,
+                str(row["num_ranks"]),
+                row["sharing"],
+                row["workload"],
+                row["dtype"],
+                row["schedule"],
+                f"{row['step_time_ms']:.1f}",
+                "equal" if row["gradients"]["equal"] else "NOT equal",
+                f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
+                _mega(row.get("allocated_bytes")),
+            )
+            for recording in load(folder)
+            for row in recording.rows("runs")
+        ),
+        "Memory is the fullest rank's, in MB. Step times are the schedule's only where every rank has a GPU.",
+    )
+
+
+def versus(folder: Path | str | None = None) -> Results:
+    """pplab's runtime against PyTorch's, in turn on the same stages."""
+    return Results(
+        ("device, date", "ranks", "workload", "schedule", "pplab ms", "torch ms", "ratio", "of rounds"),
+        (
+            (
+                recording.title,
+                str(row["num_ranks"]),
+                row["workload"],
+                row["schedule"],
+                f"{row['pplab_ms']:.1f}",
+                f"{row['torch_ms']:.1f}",
+                f"{row['ratio']:.2f}",
+                f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f}",
+            )
+            for recording in load(folder)
+            for row in recording.rows("versus")
+        ),
+        "Below 1, pplab is faster.",
+    )
+
+
+def profile(folder: Path | str | None = None) -> Results:
+    """Source 000's profile: naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch."""
+    return Results(
+        ("device, date", "sharing", "workload", "schedule", "runtime", "step ms", "compute", "communication", "held"),
+        (
+            (
+                recording.title,
+                row["sharing"],
+                row["workload"],
+                row["schedule"],
+                row["engine"],
+                f"{row['step_time_ms']:.1f}",
+                f"{row['compute_share']:.1%}",
+                f"{row['where']['communication'] / row['step_time_ms']:.1%}" if "where" in row else "-",
+                _mega(row["peak_bytes"]),
+            )
+            for recording in load(folder)
+            for row in recording.rows("profile")
+        ),
+        "Compute is the ranks' mean share of a step; held is the fullest rank's, in MB. PyTorch's waits are unknown.",
+    )
+
+
+def not_run(folder: Path | str | None = None) -> Results:
+    """What the recorded runs left out, and why."""
+    return Results(
+        ("device, date", "not run", "because"),
+        ((recording.title, what, why) for recording in load(folder) for what, why in recording.not_run),
+        "What was left out.",
+    )
+
+
+def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:
+    if not isinstance(data, dict):
+        return [f"{what} is {type(data).__name__}, not an object"]
+    return [
+        f"{what} has {'no ' + name if name not in data else f'{name} of type {type(data[name]).__name__}'}"
+        for name, kind in fields.items()
+        if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool)
+    ]
+
+
+def _mega(counts: Iterable[float] | None) -> str:
+    """The largest of some byte counts in MB."""
+    return f"{max(counts) / 1e6:.1f}" if counts else "-"
