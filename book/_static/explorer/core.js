@@ -1004,11 +1004,202 @@ var pplab = (() => {
     return row.concat(waiting); // 8
   }
 
+  // search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
+
+  // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
+  // ranks one array of P times 3M of them.
+  const FORWARD = 0, INPUT = 1, WEIGHT = 2, NOTHING = -1, KINDS = [F, I, W];
+
+  const zb1P = (P, M, options) => searched(P, M, options, P);
+
+  const zb2P = (P, M, options) => searched(P, M, options, 2 * P);
+
+  function searched(P, M, { costs: given = costs(), limit: most = null }, mostByDefault) {
+    const limit = positiveInt("limit", most === null ? mostByDefault : most);
+    given.check(P);
+    const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
+    let best = null, least = [Infinity, Infinity];
+    const offer = (kinds) => {
+      const found = measured(kinds);
+      if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
+      [best, least] = [kinds.slice(), found];
+    };
+    if (limit >= P) offer(kindsOf(zbH1(P, M)));
+    if (limit >= 2 * P - 1) offer(kindsOf(zbH2(P, M)));
+    for (const policies of policiesOf(P, M)) offer(growth(policies));
+    return range(P).map((rank) => {
+      const done = [0, 0, 0];
+      return Array.from(best.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => action(rank, KINDS[kind], done[kind]++));
+    });
+  }
+
+  const kindsOf = (rows) => Uint8Array.from(rows.flat(), ({ kind }) => KINDS.indexOf(kind));
+
+  /**
+   * What ranks prefer while their rows grow. `warmup`: forwards before the first input gradient, at most; `delay`:
+   * weight gradients that wait before one is run after an input gradient, gap or no gap; `alternates`: when both could
+   * run, a forward after an input gradient, else always the input gradient; `leastGap`: the shortest gap that a weight
+   * gradient fills, as a share of its duration; `isEager`: whether it fills a gap whose end isn't known yet.
+   */
+  function* policiesOf(P, M) {
+    const warmups = [(r) => P - r, (r) => 2 * (P - r) - 1, (r) => 2 * (P - r)].map((of) => range(P).map(of));
+    for (const warmup of warmups) {
+      for (const step of [0, 1, 2, 3, 4, M]) {
+        const delay = range(P).map((rank) => step * rank);
+        for (const alternates of [false, true]) {
+          for (const leastGap of [0, 0.25, 0.5, 1]) {
+            for (const isEager of [false, true]) yield { warmup, delay, alternates, leastGap, isEager };
+          }
+        }
+      }
+    }
+  }
+
+  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
+  function growthOf(P, M, costs, limit) {
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
+    const done = KINDS.map(() => new Int32Array(P));
+    const [forwards, inputs, weights] = done;
+    const last = new Uint8Array(P); // the latest F or I of each rank
+    const free = new Float64Array(P);
+    const arrivals = [0, 1].map(() => new Float64Array(P * M)); // when a forward's input, an input gradient's is there
+    const arrived = [0, 1].map(() => new Int32Array(P));
+    const events = queue();
+
+    /** What the rank runs now, when its next forward and input gradient could run at the times given. */
+    function chosen({ delay, alternates, leastGap, isEager }, rank, now, forward, backward, isFull) {
+      const due = inputs[rank] - weights[rank];
+      let kind = forward <= now ? FORWARD : NOTHING;
+      if (backward <= now && !(kind === FORWARD && alternates && last[rank] === INPUT)) kind = INPUT;
+      if (kind !== NOTHING) {
+        const afterInput = length[rank] > 0 && row[rank * 3 * M + length[rank] - 1] === INPUT;
+        return due > delay[rank] && afterInput ? WEIGHT : kind;
+      }
+      if (!due) return NOTHING;
+      const wait = Math.min(forward, backward) - now;
+      if (wait === Infinity) return isEager || isFull || inputs[rank] === M ? WEIGHT : NOTHING;
+      return wait >= leastGap * durations[WEIGHT][rank] ? WEIGHT : NOTHING;
+    }
+
+    return (policies) => {
+      for (const each of [length, ...done, free, ...arrived]) each.fill(0);
+      last.fill(WEIGHT);
+      arrivals[FORWARD].fill(0, 0, M);
+      arrived[FORWARD][0] = M;
+      for (let rank = 0; rank < P; rank++) events.push(0, rank);
+      while (events.size()) {
+        const now = events.time(), rank = events.pop();
+        if (now < free[rank]) continue;
+        const f = forwards[rank], i = inputs[rank];
+        const isFull = f - weights[rank] + 1 > limit;
+        const isHeldBack = isFull || (i === 0 && f >= policies.warmup[rank]);
+        const forward = !isHeldBack && f < arrived[FORWARD][rank] ? arrivals[FORWARD][rank * M + f] : Infinity;
+        const backward = i < arrived[INPUT][rank] ? arrivals[INPUT][rank * M + i] : Infinity;
+        const kind = chosen(policies, rank, now, forward, backward, isFull);
+        if (kind === NOTHING) {
+          const next = Math.min(forward, backward);
+          if (next < Infinity) events.push(next, rank);
+          continue;
+        }
+        row[rank * 3 * M + length[rank]++] = kind;
+        done[kind][rank] += 1;
+        const end = (free[rank] = now + durations[kind][rank]);
+        events.push(end, rank);
+        if (kind === WEIGHT) continue;
+        last[rank] = kind;
+        const to = kind === FORWARD ? rank + 1 : rank - 1;
+        if (to === P) arrivals[INPUT][rank * M + arrived[INPUT][rank]++] = end;
+        else if (to >= 0) {
+          const arrival = (arrivals[kind][to * M + arrived[kind][to]++] = end + costs.latency);
+          events.push(Math.max(arrival, free[to]), to);
+        }
+      }
+      return row;
+    };
+  }
+
+  /** (time, rank) in order, the earliest first and of equal times the lowest rank: a binary heap. */
+  function queue() {
+    const times = [], ranks = [];
+    const comesFirst = (a, b) => times[a] < times[b] || (times[a] === times[b] && ranks[a] < ranks[b]);
+    const swap = (a, b) => {
+      [times[a], times[b]] = [times[b], times[a]];
+      [ranks[a], ranks[b]] = [ranks[b], ranks[a]];
+    };
+    return {
+      size: () => times.length,
+      time: () => times[0],
+      push(time, rank) {
+        let i = times.length;
+        times.push(time);
+        ranks.push(rank);
+        for (let parent; i > 0 && comesFirst(i, (parent = (i - 1) >> 1)); i = parent) swap(i, parent);
+      },
+      pop() {
+        const rank = ranks[0], lastTime = times.pop(), lastRank = ranks.pop();
+        if (!times.length) return rank;
+        [times[0], ranks[0]] = [lastTime, lastRank];
+        for (let i = 0, child; (child = 2 * i + 1) < times.length; i = child) {
+          if (child + 1 < times.length && comesFirst(child + 1, child)) child += 1;
+          if (!comesFirst(child, i)) break;
+          swap(i, child);
+        }
+        return rank;
+      },
+    };
+  }
+
+  /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
+  function measureOf(P, M, costs) {
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const ends = [0, 1].map(() => new Float64Array(P * M)), ended = [0, 1].map(() => new Int32Array(P));
+    const position = new Int32Array(P), clock = new Float64Array(P), first = new Float64Array(P), busy = new Float64Array(P);
+    return (kinds) => {
+      for (const each of [position, clock, busy, ...ended]) each.fill(0);
+      for (let left = P * 3 * M; left > 0; ) {
+        const before = left;
+        for (let rank = 0; rank < P; rank++) {
+          let now = clock[rank], i = position[rank];
+          for (; i < 3 * M; i++) {
+            const kind = kinds[rank * 3 * M + i];
+            if (kind !== WEIGHT) {
+              const m = ended[kind][rank], source = kind === FORWARD ? rank - 1 : rank + 1;
+              if (source >= 0 && source < P) {
+                if (ended[kind][source] <= m) break;
+                const arrival = ends[kind][source * M + m] + costs.latency;
+                if (arrival > now) now = arrival;
+              }
+            }
+            if (i === 0) first[rank] = now;
+            const end = now + durations[kind][rank];
+            busy[rank] += end - now;
+            now = end;
+            if (kind !== WEIGHT) ends[kind][rank * M + ended[kind][rank]++] = end;
+          }
+          left -= i - position[rank];
+          clock[rank] = now;
+          position[rank] = i;
+        }
+        if (left === before) return [Infinity, Infinity]; // ranks wait in a circle: no candidate
+      }
+      let longest = 0, makespan = 0;
+      for (let rank = 0; rank < P; rank++) {
+        if (clock[rank] - first[rank] > clock[longest] - first[longest]) longest = rank;
+        makespan = Math.max(makespan, clock[rank]);
+      }
+      const span = clock[longest] - first[longest];
+      return [span > 0 ? 1 - busy[longest] / span : 0, makespan]; // 0: costs of nothing at all
+    };
+  }
+
   // ---- builders/__init__.py: the registry --------------------------------------------------------------------------
 
   const ANY = "any number of ranks and microbatches";
   const ZB = "Qi et al. 2023, arXiv:2401.10241", CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362";
   const LOOP_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on";
+
+  const SEARCH_RULES = `${ANY}; one stage per rank; seconds for some thousand actions`;
 
   const builders = [
     { name: "naive", rows: naive, rules: ANY, source: "what splitting a model over devices does by itself" },
@@ -1037,6 +1228,8 @@ var pplab = (() => {
     },
     { name: "ZB-H1", rows: zbH1, rules: ANY, source: ZB },
     { name: "ZB-H2", rows: zbH2, rules: `${ANY}; pays off from M = 2P-1 on`, source: ZB },
+    { name: "ZB-1P", rows: zb1P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
+    { name: "ZB-2P", rows: zb2P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
     {
       name: "InterleavedZeroBubble",
       rows: interleavedZeroBubble,
