@@ -4,7 +4,7 @@
 // compare it with the package. Every sum and maximum is taken in the package's order: figures are equal, not close.
 // Sections carry the name of the Python module that they follow. P, M, V: ranks, microbatches, stages per rank.
 
-var pplab = (() => {
+var pplab = (function make() {
   "use strict";
 
   // ---- errors.py -------------------------------------------------------------------------------------------------
@@ -1305,6 +1305,7 @@ var pplab = (() => {
   }
 
   return {
+    make, // its source is what a worker starts from: pages opened from a file can load no script there
     ScheduleError,
     schedules,
     costs,
