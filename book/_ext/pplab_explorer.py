@@ -46,6 +46,10 @@ def _per(text: str) -> str:
     return directives.choice(text, ("rank", "stage", "batch"))
 
 
+def _overlap(text: str) -> str:
+    return directives.choice(text, ("sum", "max"))
+
+
 SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and what it is when left out, as explorer.js
     "schedule": (directives.unchanged_required, "1F1B"),
     "compare": (directives.unchanged_required, ""),
@@ -56,6 +60,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "backward-input": (_duration, 1),
     "backward-weight": (_duration, 1),
     "latency": (_duration, 0),
+    "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
     "per": (_per, "rank"),  # what the durations are for: a microbatch on a rank, on a stage, or the batch on a rank
     "until": (_duration, 0),  # where the time axis ends, at least
     "path": (_flag, False),
@@ -144,7 +149,7 @@ def timelines(state: dict[str, object]) -> list:
 
     slices = state["microbatches"] if state["per"] == "batch" else 1
     durations = (state[name] / slices for name in ("forward", "backward-input", "backward-weight"))
-    costs = pp.Costs(*durations, latency=state["latency"])
+    costs = pp.Costs(*durations, latency=state["latency"], overlap=state["overlap"])
     found = []
     for name in filter(None, (state["schedule"], state["compare"])):
         builder = pp.builders.find(name)

@@ -10,10 +10,11 @@
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
-    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0,
+    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum",
     per: "rank", until: 0, path: false, memory: true, zoom: 1,
   };
   const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
+  const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
   const PER = {
     rank: "a microbatch through a rank's layers",
     stage: "a microbatch through one stage",
@@ -47,7 +48,7 @@
   function costsOf(state, stages) {
     const slices = state.per === "batch" ? state.microbatches : 1;
     const [forward, backwardInput, backwardWeight] = ["forward", "backward-input", "backward-weight"].map((name) => state[name] / slices);
-    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency });
+    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap: state.overlap });
     return state.per === "stage" ? whole : whole.finer(stages);
   }
 
@@ -155,6 +156,7 @@
     { name: "backward-input", label: "input gradient I", kind: "duration" },
     { name: "backward-weight", label: "weight gradient W", kind: "duration" },
     { name: "latency", label: "latency", kind: "duration" },
+    { name: "overlap", label: "a pair F & B takes", kind: "choice", choices: OVERLAP },
     { name: "per", label: "F, I, W are for", kind: "choice", choices: PER },
     { name: "until", label: "time axis at least", kind: "duration" },
     { name: "zoom", label: "zoom", kind: "choice", choices: { 1: "1 ×", 2: "2 ×", 4: "4 ×", 8: "8 ×" } },
@@ -291,15 +293,17 @@
       const began = performance.now();
       asked = 0;
       try {
-        const schedules = names().map((name) => {
+        const schedules = [];
+        for (const name of names()) {
           const options = optionsOf(state, name);
-          if (!builderOf(name)?.searched || options.numRanks < 1) return pplab.build(name, options);
-          return search(name, options, costsOf(state, 1), request);
-        });
-        if (schedules.includes(null)) {
-          root.dataset.busy = "true";
-          says.textContent = "Searching for the schedule …";
-          return;
+          const isSearched = builderOf(name)?.searched && options.numRanks >= 1 && options.numMicrobatches >= 1;
+          const schedule = isSearched ? search(name, options, costsOf(state, 1), request) : pplab.build(name, options);
+          if (!schedule) { // one search after the other: `request` comes back here
+            root.dataset.busy = "true";
+            says.textContent = "Searching for the schedule …";
+            return;
+          }
+          schedules.push(schedule);
         }
         timelines = schedules.map((schedule) => timelineOf(state, schedule));
       } catch (problem) {
