@@ -1026,7 +1026,7 @@ var pplab = (function make() {
     };
     if (limit >= P) offer(kindsOf(zbH1(P, M)));
     if (limit >= 2 * P - 1) offer(kindsOf(zbH2(P, M)));
-    for (const policies of policiesOf(P, M)) offer(growth(policies));
+    for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
     return range(P).map((rank) => {
       const done = [0, 0, 0];
       return Array.from(best.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => action(rank, KINDS[kind], done[kind]++));
@@ -1041,11 +1041,17 @@ var pplab = (function make() {
    * run, a forward after an input gradient, else always the input gradient; `leastGap`: the shortest gap that a weight
    * gradient fills, as a share of its duration; `isEager`: whether it fills a gap whose end isn't known yet.
    */
-  function* policiesOf(P, M) {
-    const warmups = [(r) => P - r, (r) => 2 * (P - r) - 1, (r) => 2 * (P - r)].map((of) => range(P).map(of));
-    for (const warmup of warmups) {
+  function* policiesOf(P, M, limit) {
+    const seen = new Set(); // where a number no longer limits anything, policies are the same
+    const most = Math.min(M, limit);
+    const warmups = [(r) => P - r, (r) => 2 * (P - r) - 1, (r) => 2 * (P - r)];
+    for (const warmupOf of warmups) {
+      const warmup = range(P).map((rank) => Math.min(warmupOf(rank), most));
       for (const step of [0, 1, 2, 3, 4, M]) {
-        const delay = range(P).map((rank) => step * rank);
+        const delay = range(P).map((rank) => Math.min(step * rank, most));
+        const name = `${warmup};${delay}`;
+        if (seen.has(name)) continue;
+        seen.add(name);
         for (const alternates of [false, true]) {
           for (const leastGap of [0, 0.25, 0.5, 1]) {
             for (const isEager of [false, true]) yield { warmup, delay, alternates, leastGap, isEager };
