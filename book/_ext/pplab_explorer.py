@@ -67,7 +67,13 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "memory": (_flag, True),
     "zoom": (directives.positive_int, 1),
 }
-FIRST = ("schedule", "compare", "ranks", "microbatches", "stages-per-rank")  # controls an embedded explorer shows at once
+FIRST = (
+    "schedule",
+    "compare",
+    "ranks",
+    "microbatches",
+    "stages-per-rank",
+)  # controls an embedded explorer shows at once
 
 
 class view(nodes.General, nodes.Element):

@@ -96,9 +96,9 @@ var pplabChart = (() => {
 
   /**
    * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
-   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least.
+   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark.
    */
-  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true }) {
+  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null }) {
     const end = Math.max(until, ...timelines.map((t) => t.makespan));
     const id = `pplab-${++drawings}`;
     const inner = plotWidth(timelines, end, width - LABELS - RIGHT) * zoom;
@@ -108,18 +108,20 @@ var pplabChart = (() => {
     const charts = timelines.map((timeline, index) => {
       const top = y + TITLE;
       y = top + timeline.schedule.numRanks * row + BETWEEN;
-      return { timeline, index, top, row, idle: pplab.idle(timeline), bottom: y - BETWEEN };
+      return { timeline, index, top, row, idle: idleOf(timeline), bottom: y - BETWEEN };
     });
     const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight) * fullStages(t)));
     const height = y - BETWEEN + AXIS;
     const drawing = { charts, scale, row, x: (time) => time * scale, host };
     const body = charts.map((chart) => drawIdle(drawing, chart, id) + drawBars(drawing, chart, end) +
       (memory ? drawMemory(drawing, chart, most) : "") + (path ? drawPath(drawing, chart) : ""));
-    const alt = escaped(timelines.map(describe).join(". "));
+    const alt = escaped(timelines.map((t) => t.title || describe(t)).join(". "));
     host.innerHTML =
       `<svg class="pplab-ranks" aria-hidden="true" width="${LABELS}" height="${height}">${charts.map((c) => labels(c, memory)).join("")}</svg>` +
       `<svg class="pplab-gantt" role="img" aria-label="${alt}" width="${Math.ceil(inner + RIGHT)}" height="${height}">` +
-      patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner) + `<g class="pplab-marks"></g></svg>`;
+      patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner) +
+      (par === null ? "" : `<path class="pplab-par" d="M${px(par * scale)} ${TITLE - 4}V${charts[0].bottom + 4}"/>`) +
+      `<g class="pplab-marks"></g></svg>`;
     drawing.svg = host.lastElementChild;
     drawing.marks = drawing.svg.lastElementChild;
     drawing.at = (x, y) => itemAt(drawing, x, y);
@@ -128,11 +130,14 @@ var pplabChart = (() => {
     return drawing;
   }
 
+  /** A timeline's idle intervals: its own, if it isn't a simulation of a whole schedule and says them itself. */
+  const idleOf = (timeline) => timeline.idle || pplab.idle(timeline);
+
   /** A stage's activations in units of a rank's share of the model, so that strips of two schedules compare. */
   const fullStages = ({ schedule }) => schedule.numRanks / schedule.numStages;
 
   function plotWidth(timelines, end, width) {
-    const lengths = timelines.flatMap((t) => t.byRank[0].map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);
+    const lengths = timelines.flatMap((t) => t.spans.map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);
     const short = lengths.length ? lengths[Math.floor(lengths.length / 10)] : end; // not the rare sliver
     return Math.max(width, SMALLEST - LABELS, Math.min((READABLE * end) / short, WIDEST));
   }
@@ -157,7 +162,7 @@ var pplabChart = (() => {
       const held = memory ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + STRIP - 4}">peak ${peak}</text>` : "";
       return `<text x="${LABELS - 6}" y="${middle + 4}">rank ${rank}</text>${held}`;
     });
-    const says = `${schedule.name}: makespan ${short(timeline.makespan, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
+    const says = timeline.title || `${schedule.name}: makespan ${short(timeline.makespan, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
     return `<text class="pplab-title" x="2" y="${top - 8}">${escaped(says)}</text>${rows.join("")}`;
   }
 
@@ -314,8 +319,9 @@ var pplabChart = (() => {
 
   /** What the colours and hatchings of `timelines` mean, as HTML. */
   function legend(timelines) {
-    const kinds = [..."FBIW"].filter((kind) => timelines.some((t) => t.schedule.columns.kinds.includes(kind)));
-    const parts = new Set(timelines.flatMap((t) => pplab.idle(t).map((idle) => idle.part)));
+    const found = new Set(timelines.flatMap((t) => t.spans.flatMap(({ item }) => item.parts.map(({ kind }) => kind))));
+    const kinds = [..."FBIW"].filter((kind) => found.has(kind));
+    const parts = new Set(timelines.flatMap((t) => idleOf(t).map((idle) => idle.part)));
     const swatch = (style, name) => `<li><i style="${style}"></i>${name}</li>`;
     const turn = { fill: ["45deg"], wait: ["45deg", "-45deg"], drain: ["-45deg"] };
     const hatch = (part) =>
