@@ -164,6 +164,16 @@ def test_figures_are_the_packages(visit, state, same):
     assert f"{same[0]:.6g}" in tab.inner_text(".pplab-figures tbody tr:first-child")
 
 
+def test_searches_run_beside_the_page(visit):
+    tab = visit("book/explorer.html#schedule=ZB-1P&compare=ZB-2P")
+    assert len(tab.workers) == 1
+    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P"), expected("ZB-2P"))
+    tab.fill("input[type=number][name=microbatches]", "9")
+    tab.fill("input[type=number][name=microbatches]", "12")  # nobody waits for the 9
+    settle(tab)
+    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P", M=12), expected("ZB-2P", M=12))
+
+
 def test_per_stage_durations_are_not_divided(visit):
     tab = visit("book/explorer.html#schedule=Interleaved1F1B&per=stage")
     schedule = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8, stages_per_rank=2)

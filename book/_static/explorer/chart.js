@@ -38,7 +38,7 @@ var pplabChart = (() => {
 
   /** A number as a reader wants it: at most `digits` digits. */
   const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
-  const percent = (x) => `${(100 * x).toFixed(1)} %`;
+  const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
   const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
   const long = ({ kind, microbatch, stage }) => `${NAME[kind]} of microbatch ${microbatch} on stage ${stage}`;

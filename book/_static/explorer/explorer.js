@@ -197,9 +197,11 @@
     ["parameters", "copies of the model", (t) => String(pplab.copies(t.schedule))],
   ];
 
-  function figuresHTML(timelines) {
+  const FEW = ["makespan", "bubble fraction", "peak in flight", "the same in full stages"]; // next to a text
+
+  function figuresHTML(timelines, isShort) {
     const isFine = timelines.some((t) => pplabChart.fullStages(t) !== 1);
-    const rows = FIGURES.filter(([name]) => isFine || name !== "the same in full stages");
+    const rows = FIGURES.filter(([name]) => (isFine || name !== "the same in full stages") && (!isShort || FEW.includes(name)));
     const heads = timelines.map((t) => `<th scope="col">${escaped(t.schedule.name)}</th>`).join("");
     const body = rows.map(([name, of, value]) =>
       `<tr><th scope="row">${name}<small>${of}</small></th>${timelines.map((t) => `<td>${value(t)}</td>`).join("")}</tr>`);
@@ -253,14 +255,15 @@
     live.className = "pplab-live";
     live.innerHTML =
       `<form class="pplab-controls" aria-label="Settings of the schedule explorer">${CONTROLS.filter(isFirst).map(html).join("")}` +
+      `<div class="pplab-line">` +
       (rest.length ? `<details class="pplab-more"><summary>More settings</summary><div class="pplab-controls">${rest.map(html).join("")}</div></details>` : "") +
       `<span class="pplab-buttons"><button type="reset">Reset</button>` +
       (root.dataset.explorer ? `<a class="pplab-open" href="${escaped(root.dataset.explorer)}">Open in the explorer</a>` : "") +
-      `</span></form><p class="pplab-error" role="alert"></p>` +
+      `</span></div></form><p class="pplab-error" role="alert"></p>` +
       `<div class="pplab-scroll" tabindex="0" role="application" aria-label="Gantt chart: arrow keys go from action to action, Escape leaves" aria-describedby="${prefix}-says"></div>` +
       `<ul class="pplab-legend"></ul><p class="pplab-says" id="${prefix}-says" aria-live="polite"></p>` +
       `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<details class="pplab-text"><summary>The rows as text</summary><div class="pplab-wide"></div></details>` +
+      `<details class="pplab-text"><summary>${isPage ? "The rows" : "All figures, and the rows"} as text</summary><div class="pplab-wide"></div></details>` +
       `<p class="pplab-hidden" aria-live="polite"></p>`;
     root.append(live);
     const find = (selector) => live.querySelector(selector);
@@ -317,7 +320,7 @@
       delete root.dataset.error;
       error.textContent = "";
       draw();
-      figures.innerHTML = figuresHTML(timelines);
+      figures.innerHTML = figuresHTML(timelines, !isPage);
       publish(root, "", timelines[0]);
       for (const { name } of [...root.attributes]) if (name.startsWith("data-compare-")) root.removeAttribute(name);
       if (timelines[1]) publish(root, "compare-", timelines[1]);
@@ -331,7 +334,8 @@
     /** What may come a moment after the chart: it isn't needed while a slider moves. */
     function settle() {
       spoken.textContent = summary(timelines);
-      if (text.open) text.lastElementChild.innerHTML = textHTML(timelines);
+      const all = isPage ? "" : `<table class="pplab-figures">${figuresHTML(timelines)}</table>`;
+      if (text.open) text.lastElementChild.innerHTML = all + textHTML(timelines);
     }
 
     function draw() {
