@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ import pytest
 EXPLORER = Path(__file__).parents[1] / "book/_static/explorer"
 SCRIPTS = (EXPLORER / "core.js", EXPLORER / "play.js", Path(__file__).with_name("explorer_report.js"))
 
+HAS_QUICKJS = find_spec("quickjs") is not None  # it has no wheel for Python 3.13
 Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it
 
 
 @contextmanager
 def quickjs_engine() -> Iterator[Evaluate]:
-    context = pytest.importorskip("quickjs").Context()
-    yield context.eval
+    import quickjs
+
+    yield quickjs.Context().eval
 
 
 @contextmanager
@@ -47,13 +50,7 @@ def opened(engine: Callable) -> Iterator[Evaluate]:
         yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright, when it runs this, can be started only once at a time
 def evaluate() -> Iterator[Evaluate]:
-    try:
-        import quickjs  # noqa: F401
-    except ImportError:  # it has no wheel for this Python
-        engine = chromium_engine
-    else:
-        engine = quickjs_engine
-    with opened(engine) as evaluate:
+    with opened(quickjs_engine if HAS_QUICKJS else chromium_engine) as evaluate:
         yield evaluate

@@ -10,7 +10,7 @@ import pytest
 
 import pplab
 from conftest import random_schedule
-from javascript import Evaluate, chromium_engine, opened
+from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
 from pplab import Costs, Schedule, ScheduleError, Timeline, simulate, validate
 from pplab.actions import parts
 from pplab.builders import ALL
@@ -361,6 +361,7 @@ def test_an_idle_interval_says_why(evaluate: Evaluate, name: str) -> None:
             assert idle["text"] == f"{text}{other['rank']} until {other['end']:g} and arrives at {idle['end']:g}"
 
 
+@pytest.mark.skipif(not HAS_QUICKJS, reason="all other tests ran in a browser")
 def test_a_browser_says_the_same() -> None:
     rng = random.Random(5)
     with opened(chromium_engine) as evaluate:
