@@ -9,6 +9,7 @@ from math import inf
 
 import pytest
 
+from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741

@@ -4,88 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 import pplab
 from conftest import random_schedule
+from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
 from pplab import Costs, Schedule, ScheduleError, Timeline, simulate, validate
 from pplab.actions import parts
 from pplab.builders import ALL
 from pplab.deps import needs
 from pplab.metrics import critical_path, idle_intervals, in_flight, num_messages
 
-EXPLORER = Path(__file__).parents[1] / "book/_static/explorer"
-SCRIPTS = [EXPLORER / "core.js"]
 SEARCHED = ("ZB-1P", "ZB-2P")
 OF_TODAY = {  # the page may lack a newer schedule, and says so, but none of these
     *("naive", "GPipe", "1F1B", "eager-1F1B", "Interleaved1F1B", "LoopedBFS", "ZB-H1", "ZB-H2", "ZB-1P", "ZB-2P"),
     *("InterleavedZeroBubble", "ZBVZeroBubble", "V-Half", "V-Min", "DualPipe", "DualPipeV"),
 }
 COUNT = 1000  # random configurations per schedule, and of the searched ones together
-
-Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it
-
-# What the page says of a configuration: everything that the package says, too.
-REPORT = """
-const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
-const camelled = (given) => Object.fromEntries(Object.entries(given).map(([name, value]) => [camel(name), value]));
-
-/** Where and why a call throws; null when it doesn't. `isThere`: the place that it names holds the action. */
-function refused(call, rows = null) {
-  try {
-    call();
-    return null;
-  } catch (error) {
-    if (!(error instanceof pplab.ScheduleError)) throw error;
-    const { message, rank, action, position } = error;
-    const isThere = position === null || rows === null || rows[rank][position].includes(action);
-    return { message, rank, action, isThere };
-  }
-}
-
-function report({ name, costs: given, ...options }) {
-  const costs = pplab.costs(camelled(given));
-  try {
-    return reportOf(pplab.build(name, { ...camelled(options), costs }), costs);
-  } catch (error) {
-    if (!(error instanceof pplab.ScheduleError)) throw error;
-    return { error: error.message };
-  }
-}
-
-function reportOf(schedule, costs) {
-  const timeline = pplab.simulate(schedule, costs);
-  const { numRanks, numStages, numMicrobatches, placement } = schedule;
-  return {
-    csv: pplab.toCSV(schedule),
-    sizes: [numRanks, numStages, numMicrobatches, pplab.copies(schedule), pplab.numMessages(schedule)],
-    placement,
-    times: timeline.byRank.map((row) => row.flatMap(({ start, end }) => [start, end])),
-    figures: [timeline.makespan, timeline.bubbleFraction, timeline.bubbleRatio, timeline.spanBubbleFraction],
-    peaks: timeline.peakInFlight,
-    busy: timeline.busy,
-    held: schedule.rows.map((_, rank) => pplab.inFlight(timeline, rank)),
-    path: pplab.criticalPath(timeline).map(({ rank, item, start }) => [rank, item.text, start]),
-    idle: pplab.idle(timeline).map(({ rank, start, end, part, waitsFor = null, for: span, until = null }) =>
-      [rank, start, end, part, waitsFor, span && span.rank, until]),
-  };
-}
-
-/** Per item its text, the texts of what needs it, and what it waits for. */
-function waitsOf(rows, latency) {
-  const timeline = pplab.simulate(pplab.schedule(rows), pplab.costs({ latency }));
-  return timeline.spans.map((span) => [
-    span.item.text,
-    pplab.neededBy(timeline, span).map(({ item }) => item.text),
-    pplab.waitsFor(timeline, span).map(({ span: { item }, arrives, how }) => [item.text, arrives, how]),
-  ]);
-}
-"""
 
 
 def expected(name: str, costs: dict, **options: object) -> dict:
@@ -117,47 +54,6 @@ def expected_of(schedule: Schedule, costs: Costs) -> dict:
             for i in idle_intervals(t)
         ],
     }
-
-
-@contextmanager
-def quickjs_engine() -> Iterator[Evaluate]:
-    context = pytest.importorskip("quickjs").Context()
-    yield context.eval
-
-
-@contextmanager
-def chromium_engine() -> Iterator[Evaluate]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as p:
-        try:
-            browser = p.chromium.launch(executable_path=shutil.which("chromium"))
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
-        page = browser.new_page()
-        # Indirect eval, so that a script's functions become globals.
-        yield lambda code: page.evaluate("code => (0, eval)(code)", code)
-        browser.close()
-
-
-@contextmanager
-def opened(engine: Callable) -> Iterator[Evaluate]:
-    """The page's scripts in an engine: expressions go in, and their values come out of JSON."""
-    with engine() as run:
-        for code in (*(path.read_text() for path in SCRIPTS), REPORT):
-            run(f"{code}\n;0")
-        yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))
-
-
-@pytest.fixture(scope="module")
-def evaluate() -> Iterator[Evaluate]:
-    try:
-        import quickjs  # noqa: F401
-    except ImportError:  # it has no wheel for this Python
-        engine = chromium_engine
-    else:
-        engine = quickjs_engine
-    with opened(engine) as evaluate:
-        yield evaluate
 
 
 def number(rng: random.Random) -> float:
@@ -198,7 +94,7 @@ def random_configuration(rng: random.Random, name: str, most_ranks: int = 4, mos
 def in_page(evaluate: Evaluate, name: str) -> None:
     """Skip a schedule that the registry has and the page hasn't."""
     if name not in OF_TODAY and not evaluate(f"pplab.schedules.some((s) => s.name === {json.dumps(name)})"):
-        pytest.skip(f"{name} is not in the page yet: add its rows to {SCRIPTS[0].name}, as the other builders' are")
+        pytest.skip(f"{name} is not in the page yet: add its rows to core.js, as the other builders' are")
 
 
 @pytest.mark.parametrize("name", [b.name for b in ALL if b.name not in SEARCHED])
@@ -465,6 +361,7 @@ def test_an_idle_interval_says_why(evaluate: Evaluate, name: str) -> None:
             assert idle["text"] == f"{text}{other['rank']} until {other['end']:g} and arrives at {idle['end']:g}"
 
 
+@pytest.mark.skipif(not HAS_QUICKJS, reason="all other tests ran in a browser")
 def test_a_browser_says_the_same() -> None:
     rng = random.Random(5)
     with opened(chromium_engine) as evaluate:

@@ -16,7 +16,7 @@ pplab.play = (() => {
       text:
         "Two ranks, one microbatch, forward and back. A stage waits for the one before it, a backward for the stage " +
         "after it: one rank works at a time.",
-      reference: ["naive", { numRanks: 2, numMicrobatches: 1 }],
+      reference: ["GPipe", { numRanks: 2, numMicrobatches: 1 }],
     },
     {
       id: "fill-and-drain",
@@ -80,7 +80,7 @@ pplab.play = (() => {
       text:
         "With memory for 2P-1 forwards, no rank need ever wait between its first action and its last. The reference " +
         "is ZB-H2.",
-      reference: ["ZB-H2", { numRanks: 3, numMicrobatches: 5 }],
+      reference: ["ZB-H2", { numRanks: 2, numMicrobatches: 5 }],
       capped: true,
     },
     {
@@ -148,13 +148,13 @@ pplab.play = (() => {
   /** Why an action, given as text such as 0F3, can't come next on a rank: a sentence; null when it can. */
   function refusal(state, rank, text) {
     const { level } = state;
-    let action;
+    let item;
     try {
-      action = pplab.parse(text).parts[0];
+      item = pplab.parse(text);
     } catch (error) {
       return `${error.message}.`;
     }
-    const { stage, kind, microbatch } = action;
+    const [action] = item.parts, { stage, kind, microbatch } = action;
     if (!Number.isInteger(rank) || rank < 0 || rank >= level.numRanks) {
       return `There is no rank ${rank}: this level has ranks 0 to ${level.numRanks - 1}.`;
     }
@@ -162,12 +162,12 @@ pplab.play = (() => {
     if (microbatch >= level.numMicrobatches) {
       return `There is no microbatch ${microbatch}: this level has microbatches 0 to ${level.numMicrobatches - 1}.`;
     }
-    if (!level.kinds.includes(kind) || text.includes(";")) {
-      return `${text} is not for this level: its actions are ${level.kinds.join(", ")}.`;
+    if (!level.kinds.includes(kind) || item.parts.length > 1) {
+      return `${item.text} is not for this level: its actions are ${level.kinds.join(", ")}.`;
     }
     const home = level.placement[stage];
-    if (home !== rank) return `Stage ${stage} lives on rank ${home}: ${text} can't run on rank ${rank}.`;
-    if (spanOf(state, text)) return `${text} is already placed.`;
+    if (home !== rank) return `Stage ${stage} lives on rank ${home}: ${item.text} can't run on rank ${rank}.`;
+    if (spanOf(state, item.text)) return `${item.text} is already placed.`;
     return unmet(state, action) || overfull(state, rank, action);
   }
 
@@ -216,7 +216,7 @@ pplab.play = (() => {
     const { stage, kind } = item.parts[0];
     const end = begin + level.costs.of(kind, stage);
     const span = { id: state.spans.length, rank, position: row.length, item, start: begin, end };
-    return { state: { level, moves: [...state.moves, [rank, text]], spans: [...state.spans, span] }, refused: null };
+    return { state: { level, moves: [...state.moves, [rank, item.text]], spans: [...state.spans, span] }, refused: null };
   }
 
   /** Without the latest move. */
@@ -272,6 +272,12 @@ pplab.play = (() => {
   /** Text that `pplab.Schedule.from_csv` reads; "" while nothing is placed. */
   const toCSV = (state) => (state.moves.length ? pplab.toCSV(schedule(state)) : "");
 
+  /** Per rank, the most forwards whose activations were held at once so far. */
+  function peaks(state) {
+    if (!state.moves.length) return Array(state.level.numRanks).fill(0);
+    return pplab.peakInFlight(schedule(state)).map((peak) => Math.max(peak, 0)); // a rank without actions has none
+  }
+
   /**
    * How good it is. `makespan`, `peakInFlight` and `spanBubbleFraction` (null until it is complete) are of what is
    * placed; `isFast`, `isLean`: complete, and no slower, in no rank's memory above the reference; `text` says it.
@@ -281,7 +287,7 @@ pplab.play = (() => {
     const complete = isComplete(state);
     const timeline = complete ? pplab.simulate(schedule(state), level.costs) : null;
     const makespan = timeline ? timeline.makespan : state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
-    const peakInFlight = state.moves.length ? pplab.peakInFlight(schedule(state)).map((peak) => Math.max(peak, 0)) : [];
+    const peakInFlight = peaks(state);
     const isFast = complete && makespan <= par.makespan + 1e-9;
     const isLean = complete && peakInFlight.every((peak, rank) => peak <= par.peakInFlight[rank]);
     const spanBubbleFraction = timeline && timeline.spanBubbleFraction;
