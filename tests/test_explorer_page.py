@@ -384,7 +384,7 @@ def test_pages_without_a_view_load_no_script_of_it(site):
     loaded = {name: re.findall(r"explorer/(\w+)\.js", (site / name).read_text()) for name in
               ("plain.html", "index.html", "book/explorer.html", "book/play.html")}  # fmt: skip
     assert loaded["plain.html"] == []
-    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "chart", "explorer"]
+    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "chart", "settings", "explorer"]
     assert loaded["book/play.html"] == ["core", "play", "chart", "play_view"]
 
 

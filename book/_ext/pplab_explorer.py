@@ -24,7 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 SCRIPTS = {
-    "explorer": ("explorer/core.js", "explorer/chart.js", "explorer/explorer.js"),
+    "explorer": ("explorer/core.js", "explorer/chart.js", "explorer/settings.js", "explorer/explorer.js"),
     "play": ("explorer/core.js", "explorer/play.js", "explorer/chart.js", "explorer/play_view.js"),
 }
 STYLE = "explorer/explorer.css"
@@ -50,7 +50,7 @@ def _overlap(text: str) -> str:
     return directives.choice(text, ("sum", "max"))
 
 
-SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and what it is when left out, as explorer.js
+SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and what it is when left out, as settings.js
     "schedule": (directives.unchanged_required, "1F1B"),
     "compare": (directives.unchanged_required, ""),
     "ranks": (directives.positive_int, 4),

@@ -6,143 +6,7 @@
   "use strict";
 
   const { short, percent, escaped, listed } = pplabChart;
-
-  /** The settings, by the names of the directive's options, and what they are when nothing is said. */
-  const DEFAULTS = {
-    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
-    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum",
-    per: "rank", until: 0, path: false, memory: true, zoom: 1,
-  };
-  const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
-  const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
-  const PER = {
-    rank: "a microbatch through a rank's layers",
-    stage: "a microbatch through one stage",
-    batch: "the whole batch through a rank's layers",
-  };
-
-  // ---- state -------------------------------------------------------------------------------------------------------
-
-  /** The state that a fragment says; what it doesn't name is as in `base`. Values are taken as they are. */
-  function decode(text, base = DEFAULTS) {
-    const state = { ...base };
-    for (const [name, value] of new URLSearchParams(text)) {
-      if (!(name in DEFAULTS)) continue;
-      const kind = typeof DEFAULTS[name];
-      state[name] = kind === "number" ? number(value) : kind === "boolean" ? value !== "false" : value;
-    }
-    return state;
-  }
-
-  /** What differs from the defaults, in one order, so that equal states are equal texts. */
-  function encode(state) {
-    const said = Object.keys(DEFAULTS).filter((name) => name === "schedule" || state[name] !== DEFAULTS[name]);
-    return said.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
-  }
-
-  const number = (text) => (text.trim() === "" ? NaN : Number(text));
-
-  // ---- building ----------------------------------------------------------------------------------------------------
-
-  /** The durations of an action of one stage of `schedule`, of which a rank has `stages`. */
-  function costsOf(state, stages) {
-    const slices = state.per === "batch" ? state.microbatches : 1;
-    const [forward, backwardInput, backwardWeight] = ["forward", "backward-input", "backward-weight"].map((name) => state[name] / slices);
-    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap: state.overlap });
-    return state.per === "stage" ? whole : whole.finer(stages);
-  }
-
-  const builderOf = (name) =>
-    pplab.schedules.find((b) => [b.name, ...b.aliases].some((alias) => alias.toLowerCase() === name.toLowerCase()));
-
-  function optionsOf(state, name) {
-    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
-    const actions = ranks * microbatches * (builderOf(name)?.stagesPerRank ? stagesPerRank : 2) * 2;
-    if (actions > MOST_ACTIONS) {
-      throw new pplab.ScheduleError(
-        `${ranks} ranks and ${microbatches} microbatches are some ${actions} actions, and the page draws at most ` +
-          `${MOST_ACTIONS}`,
-        "take fewer, or simulate with the package",
-      );
-    }
-    return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
-  }
-
-  function timelineOf(state, schedule) {
-    const costs = costsOf(state, schedule.numStages / schedule.numRanks);
-    if (!["forward", "backward-input", "backward-weight"].some((name) => state[name] > 0)) {
-      throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time", "give one of them a duration");
-    }
-    return pplab.simulate(schedule, costs);
-  }
-
-  /** Searched schedules, built aside: a search takes longer than a page may stand still. */
-  const search = (() => {
-    const known = new Map(); // key -> schedule or error
-    let worker = null, running = null;
-
-    function start(key, name, options, costs, done) {
-      const finish = (result) => {
-        running = null;
-        if (known.size > 50) known.clear();
-        known.set(key, result);
-        done();
-      };
-      const here = () => setTimeout(() => finish(attempt(() => pplab.build(name, { ...options, costs: pplab.costs(costs) }))));
-      try {
-        worker = worker || new Worker(URL.createObjectURL(new Blob([
-          `const pplab = (${pplab.make})();
-          onmessage = ({ data: [name, options, costs] }) => {
-            try {
-              const { rows } = pplab.build(name, { ...options, costs: pplab.costs(costs) });
-              postMessage({ rows: rows.map((row) => row.map((item) => item.text)) });
-            } catch ({ message }) { postMessage({ message }); }
-          };`,
-        ], { type: "text/javascript" })));
-      } catch {
-        here(); // no worker: the page waits
-        return;
-      }
-      worker.onmessage = ({ data }) =>
-        finish(data.rows ? attempt(() => pplab.schedule(data.rows, builderOf(name).name)) : { error: new pplab.ScheduleError(data.message) });
-      worker.onerror = (event) => {
-        event.preventDefault();
-        worker = null;
-        here();
-      };
-      worker.postMessage([name, options, costs]);
-    }
-
-    const attempt = (make) => {
-      try {
-        return { schedule: make() };
-      } catch (error) {
-        return { error };
-      }
-    };
-
-    /** The schedule, or null while it is searched: then `done` is called when there is one. */
-    return (name, options, costs, done) => {
-      const { forward, backwardInput, backwardWeight, latency } = costs;
-      const plain = { forward, backwardInput, backwardWeight, latency };
-      const key = JSON.stringify([name, options.numRanks, options.numMicrobatches, plain]);
-      const found = known.get(key);
-      if (found?.error) throw found.error;
-      if (found) return found.schedule;
-      const waiting = running?.key === key ? running.waiting : [];
-      waiting.push(done);
-      if (running?.key === key) return null;
-      if (running) { // what it searches is no longer wanted, or wanted again by one who asks again
-        worker?.terminate();
-        worker = null;
-        const others = running.waiting;
-        waiting.push(...others);
-      }
-      running = { key, waiting };
-      start(key, name, options, plain, () => waiting.forEach((call) => call()));
-      return null;
-    };
-  })();
+  const { DEFAULTS, OVERLAP, PER, decode, encode, number, builderOf, scheduleOf, timelineOf } = pplabSettings;
 
   // ---- controls ----------------------------------------------------------------------------------------------------
 
@@ -238,39 +102,92 @@
 
   // ---- an explorer -------------------------------------------------------------------------------------------------
 
-  let made = 0;
+  let made = 0; // explorers of the page: labels need ids that no other has
 
+  /** The elements of an explorer, empty as yet. Controls that the root doesn't name are folded away. */
+  function skeleton(root, isPage) {
+    const prefix = `pplab-explorer-${++made}`;
+    const shown = (root.dataset.controls || "").split(" ").filter(Boolean);
+    const isFirst = ({ name }) => !shown.length || shown.includes(name);
+    const html = (wanted) => CONTROLS.filter(wanted).map((control) => controlHTML(control, `${prefix}-${control.name}`)).join("");
+    const rest = html((control) => !isFirst(control));
+    const more = `<details class="pplab-more"><summary>More settings</summary><div class="pplab-controls">${rest}</div></details>`;
+    const open = `<a class="pplab-open" href="${escaped(root.dataset.explorer)}">Open in the explorer</a>`;
+    const live = document.createElement("div");
+    live.className = "pplab-live";
+    live.innerHTML =
+      `<form class="pplab-controls" aria-label="Settings of the schedule explorer">${html(isFirst)}<div class="pplab-line">` +
+      `${rest && more}<span class="pplab-buttons"><button type="reset">Reset</button>${root.dataset.explorer ? open : ""}</span></div></form>` +
+      `<p class="pplab-error" role="alert"></p>` +
+      `<div class="pplab-scroll" tabindex="0" role="application" aria-describedby="${prefix}-says" ` +
+      `aria-label="Gantt chart: arrow keys go from action to action, Escape selects none"></div>` +
+      `<ul class="pplab-legend"></ul><p class="pplab-says" id="${prefix}-says" aria-live="polite"></p>` +
+      `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
+      `<details class="pplab-text"><summary>${isPage ? "The rows" : "All figures, and the rows"} as text</summary>` +
+      `<div class="pplab-wide"></div></details><p class="pplab-hidden" aria-live="polite"></p>`;
+    return live;
+  }
+
+  const HINT = "Point at an action, or press the arrow keys in the chart, to see what it waits for and what waits for it.";
+
+  /** Let pointer and keys select in the drawing that `scroll` shows, told in `says`. Returns what takes a new drawing. */
+  function pointing(scroll, says) {
+    let drawing = null, selected = null, isPinned = false;
+
+    function select(item) {
+      if ((item?.span || item?.idle) === (selected?.span || selected?.idle)) return;
+      selected = item;
+      says.textContent = drawing.select(item) || HINT;
+    }
+
+    const under = ({ clientX, clientY }) => {
+      const place = drawing.svg.getBoundingClientRect();
+      return drawing.at(clientX - place.left, clientY - place.top);
+    };
+    scroll.addEventListener("pointermove", (event) => drawing && !isPinned && event.pointerType === "mouse" && select(under(event)));
+    scroll.addEventListener("pointerleave", () => drawing && !isPinned && select(null));
+    scroll.addEventListener("click", (event) => {
+      if (!drawing) return;
+      const item = under(event);
+      select(item);
+      isPinned = Boolean(item);
+    });
+    scroll.addEventListener("keydown", (event) => {
+      const isStep = /^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key);
+      if (!drawing || event.ctrlKey || event.altKey || event.metaKey || !(isStep || event.key === "Escape")) return;
+      event.preventDefault();
+      isPinned = isStep;
+      select(isStep ? drawing.step(selected, event.key) : null);
+      if (selected) reveal(drawing.x((selected.span || selected.idle).start));
+    });
+
+    /** Scroll the chart's own box, and nothing else, so that the time at `x` shows. */
+    function reveal(x) {
+      const room = scroll.clientWidth - 120;
+      if (x < scroll.scrollLeft) scroll.scrollLeft = Math.max(x - 40, 0);
+      else if (x > scroll.scrollLeft + room) scroll.scrollLeft = x - room;
+    }
+
+    return (made) => {
+      [drawing, selected, isPinned] = [made, null, false];
+      says.textContent = HINT;
+    };
+  }
+
+  /** Bring a `.pplab-explorer` to life. */
   function explorer(root) {
     const isPage = "page" in root.dataset;
     const initial = decode(root.dataset.state || "");
     let state = isPage && location.hash.includes("=") ? decode(location.hash.slice(1), initial) : { ...initial };
-    let timelines = [], drawing = null, selected = null, pinned = false, asked = 0, later = 0;
+    let timelines = [], asked = 0, later = 0;
 
-    const prefix = `pplab-explorer-${++made}`;
-    const shown = (root.dataset.controls || "").split(" ").filter(Boolean);
-    const html = (control) => controlHTML(control, `${prefix}-${control.name}`);
-    const isFirst = ({ name }) => !shown.length || shown.includes(name);
-    const rest = CONTROLS.filter((control) => !isFirst(control));
-    const live = document.createElement("div");
-    live.className = "pplab-live";
-    live.innerHTML =
-      `<form class="pplab-controls" aria-label="Settings of the schedule explorer">${CONTROLS.filter(isFirst).map(html).join("")}` +
-      `<div class="pplab-line">` +
-      (rest.length ? `<details class="pplab-more"><summary>More settings</summary><div class="pplab-controls">${rest.map(html).join("")}</div></details>` : "") +
-      `<span class="pplab-buttons"><button type="reset">Reset</button>` +
-      (root.dataset.explorer ? `<a class="pplab-open" href="${escaped(root.dataset.explorer)}">Open in the explorer</a>` : "") +
-      `</span></div></form><p class="pplab-error" role="alert"></p>` +
-      `<div class="pplab-scroll" tabindex="0" role="application" aria-label="Gantt chart: arrow keys go from action to action, Escape leaves" aria-describedby="${prefix}-says"></div>` +
-      `<ul class="pplab-legend"></ul><p class="pplab-says" id="${prefix}-says" aria-live="polite"></p>` +
-      `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<details class="pplab-text"><summary>${isPage ? "The rows" : "All figures, and the rows"} as text</summary><div class="pplab-wide"></div></details>` +
-      `<p class="pplab-hidden" aria-live="polite"></p>`;
+    const live = skeleton(root, isPage);
     root.append(live);
     const find = (selector) => live.querySelector(selector);
     const [form, error, scroll, legend, says, figures, text, spoken] = [
       "form", ".pplab-error", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-figures", ".pplab-text", ".pplab-hidden",
     ].map(find);
-    const HINT = "Point at an action, or press the arrow keys in the chart, to see what it waits for and what waits for it.";
+    const take = pointing(scroll, says);
 
     /** Show the state in the controls: all but the one that is being typed in. */
     function fill(except) {
@@ -298,9 +215,7 @@
       try {
         const schedules = [];
         for (const name of names()) {
-          const options = optionsOf(state, name);
-          const isSearched = builderOf(name)?.searched && options.numRanks >= 1 && options.numMicrobatches >= 1;
-          const schedule = isSearched ? search(name, options, costsOf(state, 1), request) : pplab.build(name, options);
+          const schedule = scheduleOf(state, name, request);
           if (!schedule) { // one search after the other: `request` comes back here
             root.dataset.busy = "true";
             says.textContent = "Searching for the schedule …";
@@ -341,18 +256,10 @@
     function draw() {
       const left = scroll.scrollLeft;
       const { until, zoom, path, memory } = state;
-      drawing = pplabChart.draw(scroll, timelines, { width: scroll.clientWidth, until: until || 0, zoom: Number(zoom) || 1, path, memory });
+      const look = { width: scroll.clientWidth, until: until || 0, zoom: Number(zoom) || 1, path, memory };
+      take(pplabChart.draw(scroll, timelines, look));
       scroll.scrollLeft = left;
       legend.innerHTML = pplabChart.legend(timelines);
-      selected = null;
-      pinned = false;
-      says.textContent = HINT;
-    }
-
-    function select(item) {
-      if ((item?.span || item?.idle) === (selected?.span || selected?.idle)) return;
-      selected = item;
-      says.textContent = drawing.select(item) || HINT;
     }
 
     const request = () => (asked = asked || requestAnimationFrame(update));
@@ -381,35 +288,6 @@
       changed();
     });
     text.addEventListener("toggle", () => timelines.length && settle());
-
-    const under = ({ clientX, clientY }) => {
-      const place = drawing.svg.getBoundingClientRect();
-      return drawing.at(clientX - place.left, clientY - place.top);
-    };
-    scroll.addEventListener("pointermove", (event) => drawing && !pinned && event.pointerType === "mouse" && select(under(event)));
-    scroll.addEventListener("pointerleave", () => drawing && !pinned && select(null));
-    scroll.addEventListener("click", (event) => {
-      if (!drawing) return;
-      const item = under(event);
-      select(item);
-      pinned = Boolean(item);
-    });
-    scroll.addEventListener("keydown", (event) => {
-      const isStep = /^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key);
-      if (!drawing || event.ctrlKey || event.altKey || event.metaKey || !(isStep || event.key === "Escape")) return;
-      event.preventDefault();
-      pinned = isStep;
-      select(isStep ? drawing.step(selected, event.key) : null);
-      const at = selected && drawing.x((selected.span || selected.idle).start);
-      if (at !== null) reveal(at);
-    });
-
-    /** Scroll the chart's own box, and nothing else, so that the time at `x` shows. */
-    function reveal(x) {
-      const room = scroll.clientWidth - 120;
-      if (x < scroll.scrollLeft) scroll.scrollLeft = Math.max(x - 40, 0);
-      else if (x > scroll.scrollLeft + room) scroll.scrollLeft = x - room;
-    }
 
     if (isPage) {
       addEventListener("hashchange", () => {
