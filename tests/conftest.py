@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741

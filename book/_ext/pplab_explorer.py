@@ -1,0 +1,240 @@
+"""The directives `explorer` and `play`: the page's interactive views, each around a picture for paper.
+
+    ```{explorer}
+    :schedule: 1F1B
+    :ranks: 4
+    :microbatches: 8
+    :compare: GPipe
+    ```
+
+The options are the explorer's settings (see `SETTINGS`), checked by building and simulating what they say: a wrong one
+is a build error. The picture is drawn by pplab when the book is built, for print and for readers without scripts. A
+page loads the scripts only if it has one of these views.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from urllib.parse import parse_qsl, quote
+
+from docutils import nodes
+from docutils.parsers.rst import Directive, directives
+from sphinx.util.docutils import SphinxDirective
+
+PAGE = "book/explorer"  # the page whose address holds the explorer's state
+SCRIPTS = {
+    "explorer": ("explorer/core.js", "explorer/chart.js", "explorer/settings.js", "explorer/explorer.js"),
+    "play": ("explorer/core.js", "explorer/play.js", "explorer/chart.js", "explorer/play_view.js"),
+}
+STYLE = "explorer/explorer.css"
+
+
+def _flag(text: str | None) -> bool:
+    words = {"": True, "true": True, "false": False}
+    if (text or "").strip() not in words:
+        raise ValueError(f"expected true or false, got {text!r}")
+    return words[(text or "").strip()]
+
+
+def _duration(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value == int(value) else value
+
+
+def _per(text: str) -> str:
+    return directives.choice(text, ("rank", "stage", "batch"))
+
+
+def _overlap(text: str) -> str:
+    return directives.choice(text, ("sum", "max"))
+
+
+SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and what it is when left out, as settings.js
+    "schedule": (directives.unchanged_required, "1F1B"),
+    "compare": (directives.unchanged_required, ""),
+    "ranks": (directives.positive_int, 4),
+    "microbatches": (directives.positive_int, 8),
+    "stages-per-rank": (directives.positive_int, 2),
+    "forward": (_duration, 1),
+    "backward-input": (_duration, 1),
+    "backward-weight": (_duration, 1),
+    "latency": (_duration, 0),
+    "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
+    "per": (_per, "rank"),  # what the durations are for: a microbatch on a rank, on a stage, or the batch on a rank
+    "until": (_duration, 0),  # where the time axis ends, at least
+    "path": (_flag, False),
+    "memory": (_flag, True),
+    "zoom": (directives.positive_int, 1),
+}
+FIRST = (
+    "schedule",
+    "compare",
+    "ranks",
+    "microbatches",
+    "stages-per-rank",
+)  # controls an embedded explorer shows at once
+
+
+class view(nodes.General, nodes.Element):
+    """A view: its kind, its root element's attributes, and the HTML of its picture."""
+
+
+class state_link(nodes.Inline, nodes.TextElement):
+    """A link to the explorer's page in a state."""
+
+
+class ExplorerDirective(SphinxDirective):
+    """An explorer that starts from the options' settings. `controls`: those not folded away; `page`: the one whose
+    state is in the address, with all controls."""
+
+    option_spec = {  # noqa: RUF012
+        **{name: read for name, (read, _) in SETTINGS.items()},
+        "controls": directives.unchanged_required,
+        "page": directives.flag,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        """Check the options and draw the picture."""
+        state = {name: self.options.get(name, default) for name, (_, default) in SETTINGS.items()}
+        shown = self.options.get("controls", "" if "page" in self.options else " ".join(FIRST))
+        for name in shown.split():
+            if name not in SETTINGS:
+                raise self.error(f"explorer: no control is named {name!r}: choose from {', '.join(SETTINGS)}")
+        try:
+            picture = _picture(state)
+        except (ValueError, ZeroDivisionError) as error:
+            raise self.error(f"explorer: {_said(self.options)}: {error}") from error
+        attributes = {"data-state": encode(state), "data-controls": shown}
+        if "page" in self.options:
+            attributes |= {"data-page": "", "id": "explorer"}
+        return [view(kind="explorer", attributes=attributes, picture=picture)]
+
+
+class PlayDirective(Directive):
+    """The game: schedules built by hand. `level` is the one that it starts with."""
+
+    option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
+
+    def run(self) -> list[nodes.Node]:
+        """The game, around a picture of what a finished level looks like."""
+        state = {name: default for name, (_, default) in SETTINGS.items()} | {"ranks": 2, "microbatches": 4}
+        attributes = {"data-level": self.options["level"]} if "level" in self.options else {}
+        note = "<p>The game needs a browser with scripts. This is a finished level: 1F1B on two ranks.</p>"
+        return [view(kind="play", attributes=attributes, picture=note + _picture(state))]
+
+
+def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=None, content=None) -> tuple[list, list]:
+    """The role `explore`: {explore}`words <schedule=GPipe&ranks=6>` links to the explorer in that state, checked."""
+    words, _, said = text.rpartition(" <")
+    try:
+        given = dict(parse_qsl(said.removesuffix(">"), strict_parsing=True))
+        for key in given.keys() - SETTINGS.keys():
+            raise ValueError(f"no setting is named {key!r}: choose from {', '.join(SETTINGS)}")
+        state = {key: read(given[key]) if key in given else default for key, (read, default) in SETTINGS.items()}
+        timelines(state)
+    except (ValueError, ZeroDivisionError) as error:
+        message = inliner.reporter.error(f"explore: {said}: {error}", line=lineno)
+        return [inliner.problematic(rawtext, rawtext, message)], [message]
+    return [state_link("", words, state=encode(state))], []
+
+
+def encode(state: dict[str, object]) -> str:
+    """The state as the fragment of an address: what differs from the defaults."""
+
+    def text(value: object) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    said = {k: v for k, v in state.items() if k == "schedule" or v != SETTINGS[k][1]}
+    return "&".join(f"{name}={quote(text(value), safe='')}" for name, value in said.items())
+
+
+def timelines(state: dict[str, object]) -> list:
+    """What the explorer shows for a state, by pplab. ValueError says which setting can't be."""
+    import pplab as pp
+
+    slices = state["microbatches"] if state["per"] == "batch" else 1
+    durations = (state[name] / slices for name in ("forward", "backward-input", "backward-weight"))
+    costs = pp.Costs(*durations, latency=state["latency"], overlap=state["overlap"])
+    found = []
+    for name in filter(None, (state["schedule"], state["compare"])):
+        builder = pp.builders.find(name)
+        options = {"stages_per_rank": state["stages-per-rank"], "costs": costs}
+        taken = {key: value for key, value in options.items() if key in builder.options}
+        schedule = builder(state["ranks"], state["microbatches"], **taken)
+        finer = 1 if state["per"] == "stage" else schedule.num_stages // schedule.num_ranks
+        found.append(pp.simulate(schedule, costs.finer(finer)))
+    return found
+
+
+def _picture(state: dict[str, object]) -> str:
+    import matplotlib
+
+    matplotlib.use("Agg")  # a build has no screen
+    from matplotlib import pyplot as plt
+
+    import pplab as pp
+    from pplab.plot import figure_html
+
+    shown = timelines(state)
+    if len(shown) > 1:
+        figure = pp.compare(shown, path=state["path"])[0].figure
+    else:
+        figure = pp.gantt(shown[0], until=max(state["until"], shown[0].makespan), path=state["path"]).figure
+    made = figure_html(figure)
+    plt.close(figure)
+    return made
+
+
+def _said(options: dict) -> str:
+    return ", ".join(f":{name}: {value}" for name, value in options.items()) or "no options"
+
+
+def visit_html(self, node: nodes.Element) -> None:
+    """Write the root element, with where the explorer's own page is, and the picture in it."""
+    attributes = {"class": f"pplab-{node['kind']}", **node["attributes"]}
+    builder = self.builder
+    is_there = PAGE in builder.env.found_docs and builder.current_docname != PAGE
+    if node["kind"] == "explorer" and is_there and "data-page" not in attributes:
+        attributes["data-explorer"] = builder.get_relative_uri(builder.current_docname, PAGE) + "#explorer"
+    written = " ".join(f'{name}="{html.escape(str(value), quote=True)}"' for name, value in attributes.items())
+    self.body.append(f'<div {written}><div class="pplab-static">{node["picture"]}</div></div>\n')
+    raise nodes.SkipNode
+
+
+def visit_link(self, node: nodes.Element) -> None:
+    """Open the link. A script adds the state to its address (see explorer.js)."""
+    to = self.builder.get_relative_uri(self.builder.current_docname, PAGE).partition("#")[0]
+    self.body.append(f'<a href="{to}#explorer" data-state="{html.escape(node["state"], quote=True)}">')
+
+
+def depart_link(self, node: nodes.Element) -> None:
+    """Close the link."""
+    self.body.append("</a>")
+
+
+def skip(self, node: nodes.Element) -> None:
+    """Other formats have no views."""
+    raise nodes.SkipNode
+
+
+def load_scripts(app, pagename, templatename, context, doctree) -> None:
+    """Give a page the scripts of the views that it has."""
+    kinds = {node["kind"] for node in doctree.findall(view)} if doctree else set()
+    if doctree and next(doctree.findall(state_link), None):
+        kinds.add("explorer")
+    scripts = dict.fromkeys(script for kind in sorted(kinds) for script in SCRIPTS[kind])
+    for script in scripts:
+        app.add_js_file(script, loading_method="defer")
+    if kinds:
+        app.add_css_file(STYLE)
+
+
+def setup(app) -> None:
+    """Register the directives and what they load."""
+    app.add_node(view, html=(visit_html, None), **{name: (skip, None) for name in ("latex", "text", "man", "texinfo")})
+    app.add_node(state_link, html=(visit_link, depart_link))
+    app.add_role("explore", explore)
+    app.add_directive("explorer", ExplorerDirective)
+    app.add_directive("play", PlayDirective)
+    app.connect("html-page-context", load_scripts)

@@ -1,0 +1,336 @@
+// Gantt charts of timelines as SVG, in the look of pplab.plot: colour is kind, number is microbatch, a lighter shade is a
+// later stage of the rank, hatched is idle. One drawing holds one or more charts on one time axis.
+//
+// Bars of one colour are one path, and what lies under the pointer is computed: a chart of thousands of actions is some
+// hundred elements, and drawn anew in milliseconds. What the drawings say in words is here, too.
+
+var pplabChart = (() => {
+  "use strict";
+
+  // ---- palette.py (the page's test compares) -----------------------------------------------------------------------
+
+  const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#c4502e", W: "#a9dbc0" };
+  const NAME = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
+  const IDLE = "#8a8f98";
+  const PHASE = { fill: "filling", wait: "inside", drain: "draining" };
+
+  const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+
+  /** `colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour. */
+  function shade(colour, step, steps) {
+    const share = (0.45 * step) / Math.max(steps - 1, 1);
+    return "#" + channels(colour).map((c) => toEven(c + (255 - c) * share).toString(16).padStart(2, "0")).join("");
+  }
+
+  /** Python's round: a half goes to the even neighbour. */
+  function toEven(x) {
+    const low = Math.floor(x);
+    return x - low === 0.5 ? low + (low % 2) : Math.round(x);
+  }
+
+  /** Black or white, whichever has the higher contrast on `fill`. */
+  function ink(fill) {
+    const linear = channels(fill).map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] < 0.179 ? "#ffffff" : "#111111";
+  }
+
+  // ---- words -------------------------------------------------------------------------------------------------------
+
+  /** A number as a reader wants it: at most `digits` digits. */
+  const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
+  const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
+  const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
+  const long = ({ kind, microbatch, stage }) => `${NAME[kind]} of microbatch ${microbatch} on stage ${stage}`;
+
+  /** A chart in one sentence, for readers who don't see it: pplab.plot.describe. */
+  function describe({ schedule, makespan, bubbleFraction }) {
+    return (
+      `Simulated Gantt chart of ${schedule.name} on ${schedule.numRanks} ranks with ${schedule.numMicrobatches} ` +
+      `microbatches: makespan ${short(makespan)}, ${percent(bubbleFraction)} of all rank-time idle`
+    );
+  }
+
+  /** What an action is, what it waits for and what waits for it. */
+  function tellAction(timeline, span) {
+    const says = [
+      `${span.item.text}, the ${span.item.parts.map(long).join(" together with the ")}, runs on rank ${span.rank} ` +
+        `from ${short(span.start)} to ${short(span.end)}.`,
+    ];
+    const waits = pplab.waitsFor(timeline, span);
+    const come = {
+      message: (s, t) => `${s.item.text} from rank ${s.rank} (there at ${t})`,
+      local: (s, t) => `${s.item.text} of the stage before it on this rank (done at ${t})`,
+      kept: (s, t) => `${s.item.text}, what its own stage kept (done at ${t})`,
+      order: (s, t) => `${s.item.text}, the action before it on this rank (done at ${t})`,
+    };
+    const each = waits.map(({ span: made, arrives, how }) => come[how](made, short(arrives)));
+    says.push(waits.length ? `It needs ${listed(each)}.` : "It waits for nothing.");
+    const last = waits.reduce((a, b) => (!a || b.arrives > a.arrives ? b : a), null);
+    if (waits.length > 1 && last.arrives === span.start) {
+      const decisive = waits.filter((w) => w.arrives === last.arrives).map((w) => w.span.item.text);
+      says.push(`It starts when ${listed(decisive)} ${decisive.length > 1 ? "are" : "is"} there.`);
+    }
+    const users = pplab.neededBy(timeline, span);
+    const where = (s) => `${s.item.text} ${s.rank === span.rank ? "on this rank" : `on rank ${s.rank}`}`;
+    says.push(users.length ? `${listed(users.map(where))} ${users.length > 1 ? "need" : "needs"} it.` : "Nothing waits for it.");
+    return says.join(" ");
+  }
+
+  /** Why a rank idles. */
+  function tellIdle({ start, end, part, text }) {
+    return `Idle from ${short(start)} to ${short(end)} (${PHASE[part]}): ${text}.`;
+  }
+
+  // ---- drawing -----------------------------------------------------------------------------------------------------
+
+  const LABELS = 58, ROW = 28, BAR = 24, STRIP = 15, TITLE = 26, BETWEEN = 10, AXIS = 40, RIGHT = 14; // pixels
+  const FONT = 11, SMALL = 9.5;
+  const SMALLEST = 480; // as static figures: below, a chart scrolls in its box
+  const READABLE = 4, WIDEST = 1600; // the shortest common action is so wide, unless the chart gets too wide
+
+  const px = (x) => Math.round(x * 10) / 10;
+  const box = (x, y, width, height) => `M${px(x)} ${px(y)}h${px(width)}v${px(height)}h${-px(width)}z`;
+
+  let drawings = 0; // patterns need ids that no other drawing of the page has
+
+  /**
+   * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
+   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark.
+   */
+  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null }) {
+    const end = Math.max(until, ...timelines.map((t) => t.makespan));
+    const id = `pplab-${++drawings}`;
+    const inner = plotWidth(timelines, end, width - LABELS - RIGHT) * zoom;
+    const scale = (inner - 1) / end;
+    const row = ROW + (memory ? STRIP + 3 : 0);
+    let y = 0;
+    const charts = timelines.map((timeline, index) => {
+      const top = y + TITLE;
+      y = top + timeline.schedule.numRanks * row + BETWEEN;
+      return { timeline, index, top, row, idle: idleOf(timeline), bottom: y - BETWEEN };
+    });
+    const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight) * fullStages(t)));
+    const height = y - BETWEEN + AXIS;
+    const drawing = { charts, scale, row, x: (time) => time * scale, host };
+    const body = charts.map((chart) => drawIdle(drawing, chart, id) + drawBars(drawing, chart, end) +
+      (memory ? drawMemory(drawing, chart, most) : "") + (path ? drawPath(drawing, chart) : ""));
+    const alt = escaped(timelines.map((t) => t.title || describe(t)).join(". "));
+    host.innerHTML =
+      `<svg class="pplab-ranks" aria-hidden="true" width="${LABELS}" height="${height}">${charts.map((c) => labels(c, memory)).join("")}</svg>` +
+      `<svg class="pplab-gantt" role="img" aria-label="${alt}" width="${Math.ceil(inner + RIGHT)}" height="${height}">` +
+      patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner) +
+      (par === null ? "" : `<path class="pplab-par" d="M${px(par * scale)} ${TITLE - 4}V${charts[0].bottom + 4}"/>`) +
+      `<g class="pplab-marks"></g></svg>`;
+    drawing.svg = host.lastElementChild;
+    drawing.marks = drawing.svg.lastElementChild;
+    drawing.at = (x, y) => itemAt(drawing, x, y);
+    drawing.select = (selected) => select(drawing, selected);
+    drawing.step = (selected, key) => step(drawing, selected, key);
+    return drawing;
+  }
+
+  /** A timeline's idle intervals: its own, if it isn't a simulation of a whole schedule and says them itself. */
+  const idleOf = (timeline) => timeline.idle || pplab.idle(timeline);
+
+  /** A stage's activations in units of a rank's share of the model, so that strips of two schedules compare. */
+  const fullStages = ({ schedule }) => schedule.numRanks / schedule.numStages;
+
+  function plotWidth(timelines, end, width) {
+    const lengths = timelines.flatMap((t) => t.spans.map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);
+    const short = lengths.length ? lengths[Math.floor(lengths.length / 10)] : end; // not the rare sliver
+    return Math.max(width, SMALLEST - LABELS, Math.min((READABLE * end) / short, WIDEST));
+  }
+
+  function patterns(id) {
+    const lines = { fill: "M-1 -1L9 9M-1 7L1 9M7 -1L9 1", wait: "M-1 -1L9 9M9 -1L-1 9", drain: "M9 -1L-1 9M1 -1L-1 1M9 7L7 9" };
+    const hatch = Object.entries(lines).map(
+      ([part, d]) =>
+        `<pattern id="${id}-${part}" width="8" height="8" patternUnits="userSpaceOnUse"><path d="${d}" stroke="${IDLE}" ` +
+        `stroke-width="0.9" fill="none"/></pattern>`,
+    );
+    return (
+      `<defs>${hatch.join("")}<marker id="${id}-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" ` +
+      `orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>`
+    );
+  }
+
+  function labels({ timeline, top, row }, memory) {
+    const { schedule, peakInFlight } = timeline;
+    const rows = peakInFlight.map((peak, rank) => {
+      const middle = top + rank * row + ROW / 2;
+      const held = memory ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + STRIP - 4}">peak ${peak}</text>` : "";
+      return `<text x="${LABELS - 6}" y="${middle + 4}">rank ${rank}</text>${held}`;
+    });
+    const says = timeline.title || `${schedule.name}: makespan ${short(timeline.makespan, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
+    return `<text class="pplab-title" x="2" y="${top - 8}">${escaped(says)}</text>${rows.join("")}`;
+  }
+
+  function axis(y, end, scale, inner) {
+    const step = niceStep((end * 56) / (end * scale));
+    const ticks = [];
+    for (let i = 0; i * step <= end * (1 + 1e-9); i++) {
+      const x = px(i * step * scale);
+      const anchor = i === 0 ? ' text-anchor="start"' : "";
+      ticks.push(`<path d="M${x} ${y + 4}v4" stroke="currentColor"/><text x="${x}" y="${y + 20}"${anchor}>${short(i * step)}</text>`);
+    }
+    return (
+      `<g class="pplab-axis"><path d="M0 ${y + 4}H${px(inner)}" stroke="currentColor"/>${ticks.join("")}` +
+      `<text x="${px(inner / 2)}" y="${y + 35}">time</text></g>`
+    );
+  }
+
+  /** 1, 2 or 5 times a power of ten, at least `least`. */
+  function niceStep(least) {
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((x) => x * power).find((x) => x >= least * (1 - 1e-9));
+  }
+
+  const barTop = ({ top, row }, rank) => top + rank * row + (ROW - BAR) / 2;
+
+  function drawIdle({ x, scale }, chart, id) {
+    const paths = { fill: "", wait: "", drain: "" };
+    for (const { rank, start, end, part } of chart.idle) paths[part] += box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
+    return Object.entries(paths)
+      .map(([part, d]) => d && `<path d="${d}" fill="url(#${id}-${part})" class="pplab-idle"/>`)
+      .join("");
+  }
+
+  /** One path per colour; an overlap shows its forward in the upper half, its backward in the lower. */
+  function drawBars({ x, scale }, chart) {
+    const bars = new Map(), texts = { "#ffffff": "", "#111111": "" };
+    chart.timeline.byRank.forEach((row, rank) => {
+      const stages = [...new Set(row.flatMap(({ item }) => item.parts.map((part) => part.stage)))].sort((a, b) => a - b);
+      const fills = new Map();
+      for (const kind of "FBIW") stages.forEach((stage, i) => fills.set(kind + stage, shade(FILL[kind], i, stages.length)));
+      for (const { item, start, end } of row) {
+        const length = (end - start) * scale;
+        if (length <= 0) continue;
+        const drawn = length - Math.min(1, length / 4), height = BAR / item.parts.length;
+        const size = item.parts.length > 1 ? SMALL : FONT;
+        item.parts.forEach(({ kind, stage, microbatch }, half) => {
+          const fill = fills.get(kind + stage), top = barTop(chart, rank) + half * height, label = String(microbatch);
+          bars.set(fill, (bars.get(fill) || "") + box(x(start), top, drawn, height));
+          if (drawn < label.length * size * 0.62 + 1) return;
+          const small = size === SMALL ? ` font-size="${SMALL}"` : "";
+          texts[ink(fill)] += `<text x="${px(x(start) + drawn / 2)}" y="${px(top + height / 2 + size * 0.36)}"${small}>${label}</text>`;
+        });
+      }
+    });
+    const paths = [...bars].map(([fill, d]) => `<path d="${d}" fill="${fill}"/>`).join("");
+    const groups = Object.entries(texts).map(([fill, all]) => all && `<g class="pplab-numbers" fill="${fill}">${all}</g>`);
+    return paths + groups.join("");
+  }
+
+  /** Forwards whose activations are held, a strip under each rank; one scale for all ranks and charts. */
+  function drawMemory({ x }, chart, most) {
+    const { timeline, top, row } = chart, unit = fullStages(timeline);
+    let d = "";
+    for (let rank = 0; rank < timeline.schedule.numRanks; rank++) {
+      const base = top + rank * row + ROW + STRIP;
+      d += `M0 ${px(base)}`;
+      for (const [time, count] of pplab.inFlight(timeline, rank)) {
+        d += `H${px(x(time))}V${px(base - (STRIP * count * unit) / most)}`;
+      }
+      d += `H${px(x(timeline.makespan))}V${px(base)}z`;
+    }
+    return `<path class="pplab-memory" d="${d}" fill="${FILL.F}"/>`;
+  }
+
+  function drawPath({ x, scale }, chart) {
+    const outline = ({ rank, start, end }) => box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
+    return `<path class="pplab-path" d="${pplab.criticalPath(chart.timeline).map(outline).join("")}"/>`;
+  }
+
+  // ---- marks -------------------------------------------------------------------------------------------------------
+
+  /** What lies at a point of the drawing: {chart, span} or {chart, idle}, or null. */
+  function itemAt({ charts, scale }, x, y) {
+    const chart = charts.find(({ top, bottom }) => y >= top && y < bottom);
+    return chart ? itemOf(chart, Math.floor((y - chart.top) / chart.row), x / scale) : null;
+  }
+
+  function itemOf(chart, rank, time) {
+    const covers = ({ start, end }) => start <= time && time < end;
+    const span = chart.timeline.byRank[rank].find(covers);
+    if (span) return { chart, span };
+    const idle = chart.idle.find((each) => each.rank === rank && covers(each));
+    return idle ? { chart, idle } : null;
+  }
+
+  /** The item that an arrow key leads to: along a rank, to the same time of another rank or chart, or to an end. */
+  function step({ charts }, selected, key) {
+    const { chart, span, idle } = selected || { chart: charts[0], span: charts[0].timeline.byRank[0][0] };
+    if (!selected) return { chart, span };
+    const now = span || idle, row = itemsOf(chart, now.rank);
+    const place = row.findIndex((item) => (item.span || item.idle) === now);
+    if (key === "Home") return row[0];
+    if (key === "End") return row[row.length - 1];
+    if (key === "ArrowLeft" || key === "ArrowRight") return row[place + (key === "ArrowLeft" ? -1 : 1)] || selected;
+    const time = (now.start + now.end) / 2, rank = now.rank + (key === "ArrowUp" ? -1 : 1);
+    const next = rank < 0 ? charts[chart.index - 1] : rank < chart.timeline.schedule.numRanks ? chart : charts[chart.index + 1];
+    if (!next) return selected;
+    const target = next === chart ? rank : rank < 0 ? next.timeline.schedule.numRanks - 1 : 0;
+    const items = itemsOf(next, target);
+    return itemOf(next, target, time) || items[items.length - 1];
+  }
+
+  const itemsOf = (chart, rank) =>
+    [
+      ...chart.timeline.byRank[rank].map((span) => ({ chart, span })),
+      ...chart.idle.filter((idle) => idle.rank === rank).map((idle) => ({ chart, idle })),
+    ].sort((a, b) => (a.span || a.idle).start - (b.span || b.idle).start || (a.span || a.idle).end - (b.span || b.idle).end);
+
+  /** Mark an item, draw what it waits for (solid) and what waits for it (dashed), and return it in words. */
+  function select(drawing, selected) {
+    const { marks, x, scale } = drawing;
+    if (!selected) {
+      marks.innerHTML = "";
+      return "";
+    }
+    const { chart, span, idle } = selected, { timeline } = chart;
+    const middle = (rank) => barTop(chart, rank) + BAR / 2;
+    const outline = (name, { rank, start, end }) =>
+      `<path class="${name}" d="${box(x(start), barTop(chart, rank), Math.max((end - start) * scale, 1), BAR)}"/>`;
+    const arrow = drawing.svg.querySelector("marker").id;
+    const link = (name, from, to, at = to.start) => {
+      const down = Math.sign(to.rank - from.rank), edge = (down * BAR) / 2;
+      const [x0, x1] = [Math.max(x(from.end) - 3, x(from.start)), x(at) + (at === to.start ? 3 : 0)].map(px);
+      const [y0, y1] = [middle(from.rank) + edge, middle(to.rank) - edge - 1.5 * down].map(px);
+      const bend = px((y1 - y0) / 2), rise = BAR / 2 + 14; // along one rank, the link goes over the bars between
+      const curve = down ? `M${x0} ${y0}C${x0} ${y0 + bend} ${x1} ${y1 - bend} ${x1} ${y1}`
+        : `M${x0} ${y0 - BAR / 2}C${x0} ${y0 - rise} ${x1} ${y0 - rise} ${x1} ${y0 - BAR / 2}`;
+      const line = `<path class="pplab-halo" d="${curve}"/><path class="${name}" d="${curve}" marker-end="url(#${arrow})"/>`;
+      return line + outline("pplab-other", name === "pplab-from" ? from : to);
+    };
+    let drawn = "";
+    if (span) {
+      for (const { span: made, how } of pplab.waitsFor(timeline, span)) {
+        drawn += how === "order" ? "" : link("pplab-from", made, span);
+      }
+      for (const user of pplab.neededBy(timeline, span)) {
+        const isNext = user.rank === span.rank && user.position === span.position + 1;
+        drawn += isNext ? "" : link("pplab-to", span, user);
+      }
+    } else if (idle.for) drawn += link("pplab-from", idle.for, idle, idle.end);
+    marks.innerHTML = drawn + outline("pplab-selected", span || idle);
+    return span ? tellAction(timeline, span) : tellIdle(idle);
+  }
+
+  /** What the colours and hatchings of `timelines` mean, as HTML. */
+  function legend(timelines) {
+    const found = new Set(timelines.flatMap((t) => t.spans.flatMap(({ item }) => item.parts.map(({ kind }) => kind))));
+    const kinds = [..."FBIW"].filter((kind) => found.has(kind));
+    const parts = new Set(timelines.flatMap((t) => idleOf(t).map((idle) => idle.part)));
+    const swatch = (style, name) => `<li><i style="${style}"></i>${name}</li>`;
+    const turn = { fill: ["45deg"], wait: ["45deg", "-45deg"], drain: ["-45deg"] };
+    const hatch = (part) =>
+      "background:" + turn[part].map((a) => `repeating-linear-gradient(${a},${IDLE} 0 1px,transparent 1px 4px)`).join(",");
+    return (
+      kinds.map((kind) => swatch(`background:${FILL[kind]}`, `${NAME[kind]} ${kind}`)).join("") +
+      Object.keys(PHASE).filter((part) => parts.has(part)).map((part) => swatch(hatch(part), `idle: ${PHASE[part]}`)).join("")
+    );
+  }
+
+  return { FILL, NAME, IDLE, shade, ink, short, percent, escaped, listed, describe, fullStages, draw, legend };
+})();

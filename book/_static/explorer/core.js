@@ -1,0 +1,1335 @@
+// The schedules, their costs and their simulation, for the page: what src/pplab does, in plain JavaScript.
+//
+// One global, `pplab`; no DOM, no module, no dependency, so that the same file runs from file:// and in the tests, which
+// compare it with the package. Every sum and maximum is taken in the package's order: figures are equal, not close.
+// Sections carry the name of the Python module that they follow. P, M, V: ranks, microbatches, stages per rank.
+
+var pplab = (function make() {
+  "use strict";
+
+  // ---- errors.py -------------------------------------------------------------------------------------------------
+
+  /** A schedule that can't be built or can't run: `cause` says what is wrong, `remedy` what to change. */
+  class ScheduleError extends Error {
+    constructor(cause, remedy = "", { rank = null, action = null, position = null } = {}) {
+      super(remedy ? `${cause}; ${remedy}` : cause);
+      Object.assign(this, { name: "ScheduleError", cause, remedy, rank, action, position });
+    }
+  }
+
+  /** A value as Python prints it in its messages. */
+  function repr(value) {
+    if (typeof value === "string") {
+      const quote = value.includes("'") && !value.includes('"') ? '"' : "'";
+      const escaped = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t");
+      return quote + (quote === "'" ? escaped.replace(/'/g, "\\'") : escaped) + quote;
+    }
+    if (value === true || value === false) return value ? "True" : "False";
+    if (value === undefined || value === null) return "None";
+    if (typeof value === "number" && !Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+    return Array.isArray(value) ? `[${value.map(repr).join(", ")}]` : String(value);
+  }
+
+  function positiveInt(name, value) {
+    if (!Number.isInteger(value)) throw new ScheduleError(`${name} must be an integer of at least 1, got ${repr(value)}`);
+    if (value < 1) throw new ScheduleError(`${name} must be at least 1, got ${value}`);
+    return value;
+  }
+
+  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] -----------------
+
+  const F = "F", B = "B", I = "I", W = "W";
+  const isCompute = (kind) => kind === F || kind === B || kind === I || kind === W;
+
+  const action = (stage, kind, microbatch) => ({ stage, kind, microbatch });
+  const actions = (stage, kind, microbatches) => microbatches.map((m) => action(stage, kind, m));
+  const same = (a, b) => a.stage === b.stage && a.kind === b.kind && a.microbatch === b.microbatch;
+  const textOf = ({ stage, kind, microbatch }) => `${stage}${kind}${microbatch}`;
+  const overlapText = (forward, backward) => `(${forward};${backward})OVERLAP_F_B`;
+
+  /** What stands in a row: a text and its parts, two when a forward and a backward overlap. */
+  function itemOf(made) {
+    if (Array.isArray(made)) return { text: overlapText(textOf(made[0]), textOf(made[1])), parts: made };
+    return { text: textOf(made), parts: [made] };
+  }
+
+  const ACTION = /^(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)$/;
+  const OVERLAP = /^\(([^;()]*);([^;()]*)\)OVERLAP_F_B$/;
+
+  /** Read an item from its text form. Throws ScheduleError with what was expected. */
+  function parse(text) {
+    text = text.trim();
+    let match = ACTION.exec(text);
+    if (match) return itemOf(action(Number(match[1]), match[2], Number(match[3])));
+    match = OVERLAP.exec(text);
+    if (match) return overlap(parse(match[1]), parse(match[2]));
+    throw new ScheduleError(
+      `${repr(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, ` +
+        "or (0F7;7B3)OVERLAP_F_B",
+    );
+  }
+
+  /** Pair the items of a forward and of a full backward, checked. */
+  function overlap(first, second) {
+    const [forward] = first.parts, [backward] = second.parts;
+    const sameWork = forward.stage === backward.stage && forward.microbatch === backward.microbatch;
+    if (forward.kind !== F || backward.kind !== B || sameWork) {
+      throw new ScheduleError(
+        `${overlapText(first.text, second.text)} is not an overlap: expected a forward, and a full backward of ` +
+          "something else, as in (0F7;7B3)",
+      );
+    }
+    return itemOf([forward, backward]);
+  }
+
+  const range = (end) => Array.from({ length: end }, (_, i) => i);
+  const sum = (values) => values.reduce((total, x) => total + x, 0);
+
+  // ---- deps.py: the only place that knows what an action waits for -------------------------------------------------
+
+  /** What an action waits for, as {stage, kinds, microbatch}: first another stage's, then its own stage's. */
+  function needs({ stage, kind, microbatch }, numStages) {
+    if (kind === F) return stage > 0 ? [{ stage: stage - 1, kinds: [F], microbatch }] : [];
+    if (kind === W) return [{ stage, kinds: [I], microbatch }];
+    const own = { stage, kinds: [F], microbatch };
+    return stage < numStages - 1 ? [{ stage: stage + 1, kinds: [B, I], microbatch }, own] : [own];
+  }
+
+  /**
+   * The actions of all rows, one after the other. Every action has one id; the halves of an overlap have one each:
+   * first the forward's, a gate that waits for the forward's input and takes no time, then the backward's, which stands
+   * for the pair from then on.
+   */
+  function columnsOf(rows) {
+    const columns = { bounds: [0], ranks: [], stages: [], kinds: [], microbatches: [], gates: [], isGate: [] };
+    let lastStage = -1, lastMicrobatch = -1;
+    rows.forEach((row, rank) => {
+      for (const { parts } of row) {
+        if (parts.length === 2) columns.gates.push(columns.stages.length);
+        parts.forEach(({ stage, kind, microbatch }, half) => {
+          columns.ranks.push(rank);
+          columns.stages.push(stage);
+          columns.kinds.push(kind);
+          columns.microbatches.push(microbatch);
+          columns.isGate.push(half + 1 < parts.length);
+          if (stage > lastStage) lastStage = stage;
+          if (microbatch > lastMicrobatch) lastMicrobatch = microbatch;
+        });
+      }
+      columns.bounds.push(columns.stages.length);
+    });
+    columns.numStages = lastStage + 1;
+    columns.numMicrobatches = lastMicrobatch + 1;
+    columns.action = (i) => action(columns.stages[i], columns.kinds[i], columns.microbatches[i]);
+    return columns;
+  }
+
+  /**
+   * `dep`: the id that each id waits for besides those before it in its row, or -1. `whole`: each stage has each
+   * microbatch's F, and its B, or I and later W, once, all on one rank.
+   *
+   * A microbatch m makes 2S hops: forward through S stages, and back. Hop h takes what is in slot h*M + m, and leaves
+   * what it makes in slot (h+1)*M + m: each F, B and I needs what lies M slots before its own. A W needs only that its
+   * I comes before it in the row; its slots lie behind the hops', with empty ones between.
+   */
+  function graphOf(columns) {
+    const { numStages: S, numMicrobatches: M, stages, kinds, microbatches } = columns;
+    const numHops = (2 * S + 1) * M, numSlots = (4 * S + 2) * M;
+    const firstSlot = (kind, stage) => {
+      if (kind === F) return (stage + 1) * M;
+      if (kind === B || kind === I) return (2 * S - stage) * M;
+      return kind === W ? numSlots - 2 * M * (stage + 1) : numSlots - M; // communication has none
+    };
+    const maker = new Int32Array(numSlots).fill(-1);
+    const slots = stages.map((stage, i) => firstSlot(kinds[i], stage) + microbatches[i]);
+    let taken = 0;
+    slots.forEach((slot, i) => {
+      if (maker[slot] < 0) taken += 1;
+      maker[slot] = i;
+    });
+    let whole = taken === slots.length && !maker.subarray(M, numHops).includes(-1) && kinds.every(isCompute);
+    for (let s = 0; whole && s < S; s++) {
+      for (let m = 0; whole && m < M; m++) {
+        const [f, b, w] = [F, B, W].map((kind) => maker[firstSlot(kind, s) + m]);
+        const follows = w > b && columns.ranks[w] === columns.ranks[b];
+        whole = columns.ranks[f] === columns.ranks[b] && (w < 0 || follows) && follows === (kinds[b] === I);
+      }
+    }
+    for (const gate of columns.gates) maker[slots[gate]] = gate + 1;
+    return { dep: slots.map((slot) => maker[slot - M]), whole };
+  }
+
+  /** Of every id, the id that makes what it waits for: `graph.dep`, but the gate for an overlap's forward half. */
+  function madeBy(columns, graph) {
+    const last = columns.numStages - 1; // whose backward waits for its own forward
+    return graph.dep.map((d, i) => {
+      const ofPair = d > 0 && columns.isGate[d - 1];
+      return ofPair && (columns.kinds[i] === F || columns.stages[i] === last) ? d - 1 : d;
+    });
+  }
+
+  // ---- schedule.py -------------------------------------------------------------------------------------------------
+
+  /** A schedule from rows of items, or of their texts. Only the form is checked: `validate` checks the meaning. */
+  function schedule(rows, name = "custom") {
+    const items = rows.map((row) => row.map((item) => (typeof item === "string" ? parse(item) : item)));
+    if (!items.some((row) => row.length)) throw new ScheduleError("a schedule needs at least one action");
+    const columns = columnsOf(items);
+    const holders = Array.from({ length: columns.numStages }, () => []);
+    for (let rank = 0; rank < items.length; rank++) {
+      for (const stage of stagesOf(columns, rank)) holders[stage].push(rank);
+    }
+    const made = {
+      name,
+      numRanks: items.length,
+      numStages: columns.numStages,
+      numMicrobatches: columns.numMicrobatches,
+      placement: holders.map((ranks) => (ranks.length === 1 ? ranks[0] : ranks)),
+      rows: items,
+    };
+    let graph = null;
+    Object.defineProperty(made, "columns", { value: columns }); // not enumerable: neither is part of what it says
+    Object.defineProperty(made, "graph", { get: () => (graph = graph || graphOf(columns)) });
+    return made;
+  }
+
+  const stagesOf = (columns, rank) => new Set(columns.stages.slice(columns.bounds[rank], columns.bounds[rank + 1]));
+
+  /** Copies of the model's parameters: 2 when the schedule is bidirectional. */
+  const copies = ({ placement }) => (placement.every(Number.isInteger) ? 1 : 2);
+
+  /** By how much a stage's holding of activations changes when an action starts, and when it ends. */
+  const atStart = (kind) => (kind === F ? 1 : 0);
+  const atEnd = (kind) => (kind === B || kind === W ? -1 : 0);
+
+  /** Per rank, the most forwards whose activations are held at once: from F until B, or until W when split. */
+  function peakInFlight({ numRanks, columns }) {
+    return range(numRanks).map((rank) => {
+      let now = 0, peak = -Infinity;
+      for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
+        now += atStart(columns.kinds[i]);
+        peak = Math.max(peak, now);
+        now += atEnd(columns.kinds[i]);
+      }
+      return peak;
+    });
+  }
+
+  /** Messages between ranks in one step: activations and gradients that cross from one rank to another. */
+  function numMessages({ columns, graph }) {
+    return graph.dep.filter((d, i) => d >= 0 && columns.ranks[d] !== columns.ranks[i]).length;
+  }
+
+  // ---- costs.py ----------------------------------------------------------------------------------------------------
+
+  const at = (value, stage) => (Array.isArray(value) ? value[stage] : value);
+  const divided = (value, by) => (value === null ? null : Array.isArray(value) ? value.map((x) => x / by) : value / by);
+
+  function checkedNumber(name, value) {
+    if (Array.isArray(value)) return value.map((x) => checkedNumber(name, x));
+    if (typeof value !== "number" || !(value >= 0 && value < Infinity)) {
+      throw new ScheduleError(`${name} must be a finite number of at least 0, got ${repr(value)}`);
+    }
+    return value;
+  }
+
+  /**
+   * How long things take: a number for all stages, or one value for each. `backward` is a full backward's, the sum of
+   * its halves when left out; `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
+   */
+  function costs(given = {}) {
+    const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overlap = "sum" } = given;
+    checkedNumber("forward", forward);
+    checkedNumber("backward_input", backwardInput);
+    checkedNumber("backward_weight", backwardWeight);
+    if (backward !== null) checkedNumber("backward", backward);
+    if (typeof overlap === "string" && overlap !== "sum" && overlap !== "max") {
+      throw new ScheduleError(`overlap must be "sum", "max" or a duration, got ${repr(overlap)}`);
+    }
+    if (typeof overlap !== "string") checkedNumber("overlap", overlap);
+    checkedNumber("latency", latency);
+    const of = (kind, stage) => {
+      if (kind === F) return at(forward, stage);
+      if (kind === W) return at(backwardWeight, stage);
+      if (kind === I) return at(backwardInput, stage);
+      return backward === null ? at(backwardInput, stage) + at(backwardWeight, stage) : at(backward, stage);
+    };
+    return {
+      forward,
+      backwardInput,
+      backwardWeight,
+      latency,
+      backward,
+      overlap,
+      of,
+      ofOverlap(forwardStage, backwardStage) {
+        if (typeof overlap === "number") return overlap;
+        const [f, b] = [of(F, forwardStage), of(B, backwardStage)];
+        return overlap === "sum" ? f + b : Math.max(f, b);
+      },
+      /** The costs of the same model cut into `stagesPerRank` times as many stages. */
+      finer(stagesPerRank) {
+        const parts = { forward, backwardInput, backwardWeight, backward };
+        const names = Object.keys(parts);
+        const finer = Object.fromEntries(names.map((name) => [name, divided(parts[name], stagesPerRank)]));
+        return costs({ ...finer, latency, overlap: typeof overlap === "number" ? overlap / stagesPerRank : overlap });
+      },
+      /** Throws unless every list of per-stage values has `numStages` values. */
+      check(numStages) {
+        const perStage = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward };
+        for (const [name, value] of Object.entries(perStage)) {
+          if (Array.isArray(value) && value.length !== numStages) {
+            throw new ScheduleError(
+              `${name} has ${value.length} values for ${numStages} stages: give one per stage, or a single number`,
+            );
+          }
+        }
+      },
+    };
+  }
+
+  // ---- validate.py -------------------------------------------------------------------------------------------------
+
+  /** Throws ScheduleError, located by rank, action and position in the row, unless every rank can run its row. */
+  function validate(schedule, { maxInFlight = null } = {}) {
+    try {
+      checkPlacement(schedule);
+      const stuck = schedule.graph.whole ? stuckAt(schedule) : null;
+      if (stuck === null || stuck.size) {
+        checkKinds(schedule);
+        checkActions(schedule);
+        checkOrder(schedule);
+        throw deadlock(schedule, stuck);
+      }
+      if (maxInFlight !== null) checkMemory(schedule, positiveInt("max_in_flight", maxInFlight));
+    } catch (error) {
+      if (error.position === null && error.rank !== null && error.action !== null) {
+        const there = schedule.rows[error.rank].findIndex((item) => item.parts.some((a) => textOf(a) === error.action));
+        error.position = there < 0 ? null : there;
+      }
+      throw error;
+    }
+  }
+
+  /** Every item of the rows as (rank, position, action), an overlap's halves apart. */
+  function* placed({ rows }) {
+    for (let rank = 0; rank < rows.length; rank++) {
+      for (let position = 0; position < rows[rank].length; position++) {
+        for (const part of rows[rank][position].parts) yield [rank, position, part];
+      }
+    }
+  }
+
+  function checkKinds(schedule) {
+    for (const [rank, position, { kind }] of placed(schedule)) {
+      if (isCompute(kind)) continue;
+      const { text } = schedule.rows[rank][position];
+      throw new ScheduleError(
+        `rank ${rank}: ${text} is communication, and a schedule holds computation only`,
+        "leave it out: pplab.lower derives sends and receives",
+        { rank, position, action: text },
+      );
+    }
+  }
+
+  /** Every stage on one rank, or every stage on two mirrored ranks (bidirectional). */
+  function checkPlacement({ placement, numRanks, numStages, rows }) {
+    const gap = placement.findIndex((place) => Array.isArray(place) && !place.length);
+    if (gap >= 0) {
+      throw new ScheduleError(
+        `no rank runs stage ${gap}, though the schedule has stages up to ${numStages - 1}`,
+        `add stage ${gap}'s actions, or number the stages without a gap`,
+      );
+    }
+    const empty = rows.findIndex((row) => !row.length);
+    if (empty >= 0) {
+      throw new ScheduleError(`rank ${empty} has nothing to run`, "remove its row, or place a stage on it", { rank: empty });
+    }
+    const isMirrored = (place) =>
+      place.length === 2 && place[0] < place[1] && place[0] + place[1] === numRanks - 1;
+    if (placement.every(isMirrored) || placement.every(Number.isInteger)) return;
+    const stage = placement.findIndex(Array.isArray);
+    const ofStage = (rank) => rows[rank].flatMap((item) => item.parts).filter((a) => a.stage === stage);
+    const ranks = [...placement[stage]].sort((a, b) => ofStage(a).length - ofStage(b).length);
+    const rank = ranks[0], home = ranks[ranks.length - 1], stray = textOf(ofStage(rank)[0]);
+    throw new ScheduleError(
+      `rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
+      `move ${stray} to rank ${home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on ` +
+        "two ranks, r and P-1-r)",
+      { rank, action: stray },
+    );
+  }
+
+  /** Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank. */
+  function checkActions(schedule) {
+    const { numStages, numMicrobatches, placement } = schedule;
+    const found = Array.from({ length: numStages * numMicrobatches }, () => new Map()); // kind -> rank
+    for (const [rank, position, part] of placed(schedule)) {
+      const kinds = found[part.stage * numMicrobatches + part.microbatch], text = textOf(part);
+      if (kinds.has(part.kind)) {
+        const other = kinds.get(part.kind);
+        const where = other === rank ? `rank ${rank} runs ${text} twice` : `${text} is on ranks ${other} and ${rank}`;
+        throw new ScheduleError(where, "remove one of the two", { rank, position, action: text });
+      }
+      kinds.set(part.kind, rank);
+    }
+    found.forEach((kinds, i) => {
+      const stage = Math.floor(i / numMicrobatches), place = placement[stage];
+      checkMicrobatch(stage, i % numMicrobatches, kinds, Number.isInteger(place) ? place : null);
+    });
+  }
+
+  function checkMicrobatch(stage, m, kinds, home) {
+    const name = (kind) => `${stage}${kind}${m}`;
+    const [first = null] = kinds.keys();
+    const rank = first === null ? home : kinds.get(first);
+    if (new Set(kinds.values()).size > 1) {
+      const names = [...kinds].map(([kind, r]) => `${name(kind)} on rank ${r}`).join(", ");
+      throw new ScheduleError(
+        `stage ${stage} works on microbatch ${m} on several ranks: ${names}`,
+        "put them on one rank: a backward needs what its forward kept there",
+        { rank, action: name(first) },
+      );
+    }
+    const isSplit = kinds.has(I) || kinds.has(W);
+    if (kinds.has(B) && isSplit) {
+      const extra = name(kinds.has(I) ? I : W);
+      throw new ScheduleError(
+        `rank ${rank} runs both ${name(B)} and ${extra}, and B already is I and W`,
+        `keep ${name(B)}, or ${name(I)} and ${name(W)}`,
+        { rank, action: extra },
+      );
+    }
+    const kind = (isSplit ? [F, I, W] : [F, B]).find((wanted) => !kinds.has(wanted));
+    if (kind === undefined) return;
+    const has = [...kinds.keys()].map(name).join(", ") || "nothing of it";
+    throw new ScheduleError(
+      `${name(kind)} is missing: rank ${repr(rank)} runs ${has}`,
+      `add ${name(kind)} to rank ${repr(rank)}'s row` + (kind === B ? ` (or ${name(I)} and ${name(W)})` : ""),
+      { rank, action: name(kind) },
+    );
+  }
+
+  /** Within a row, F before B or I, and I before W. */
+  function checkOrder(schedule) {
+    schedule.rows.forEach((row, rank) => {
+      const done = new Set();
+      row.forEach(({ parts }, position) => {
+        for (const part of parts) {
+          const own = needs(part, schedule.numStages).pop();
+          if (!own || own.stage !== part.stage) continue;
+          if (own.kinds.some((kind) => done.has(`${own.stage}${kind}${own.microbatch}`))) continue;
+          const text = textOf(part), needed = `${own.stage}${own.kinds.join("/")}${own.microbatch}`;
+          throw new ScheduleError(
+            `rank ${rank} runs ${text} before ${needed}, which it needs`,
+            `move ${needed} in front of ${text}`,
+            { rank, position, action: text },
+          );
+        }
+        for (const part of parts) done.add(textOf(part));
+      });
+    });
+  }
+
+  /** Run the rows as far as they go. Returns, per rank that can't finish, the id of the action it is stuck at. */
+  function stuckAt(schedule) {
+    const { bounds, kinds } = schedule.columns;
+    const nothing = new Float64Array(kinds.length);
+    const { reached } = run(schedule, nothing, nothing);
+    return new Map(range(schedule.numRanks).filter((r) => reached[r] < bounds[r + 1]).map((r) => [r, reached[r]]));
+  }
+
+  /**
+   * The error for ranks that are stuck: the circle of ranks that wait for each other. It blames a rank that could break
+   * the circle: one whose row has something that is waited for behind what it is stuck at.
+   */
+  function deadlock(schedule, stuck) {
+    const { columns, graph } = schedule;
+    const { ranks } = columns, { dep } = graph, makers = madeBy(columns, graph);
+    const name = (i) => textOf(columns.action(i));
+    const awaited = (rank) => name(makers[stuck.get(rank)]);
+    const holder = (rank) => ranks[dep[stuck.get(rank)]];
+    let rank = Math.min(...stuck.keys());
+    const seen = [];
+    while (!seen.includes(rank)) {
+      seen.push(rank);
+      rank = holder(rank);
+    }
+    const circle = seen.slice(seen.indexOf(rank));
+    const waits = circle.map((r) => `rank ${r} waits at ${name(stuck.get(r))} for ${awaited(r)}`);
+    const waiter = circle.find((r) => awaited(r) !== name(stuck.get(holder(r))));
+    const blamed = holder(waiter), culprit = name(stuck.get(blamed));
+    return new ScheduleError(
+      `deadlock: ${waits.join("; ")}`,
+      `on rank ${blamed}, run ${awaited(waiter)} before ${culprit}`,
+      { rank: blamed, action: culprit },
+    );
+  }
+
+  function checkMemory(schedule, most) {
+    const { columns } = schedule;
+    for (let rank = 0; rank < schedule.numRanks; rank++) {
+      let held = 0;
+      for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
+        const during = held + atStart(columns.kinds[i]);
+        if (during > most) {
+          const text = textOf(columns.action(i));
+          throw new ScheduleError(
+            `memory limit: rank ${rank} holds ${held} forwards' activations when it reaches ${text}, which needs ` +
+              `${during - held} more, and the limit is ${most}`,
+            `run a backward before ${text}, or raise the limit to ${peakInFlight(schedule)[rank]}`,
+            { rank, action: text },
+          );
+        }
+        held = during + atEnd(columns.kinds[i]);
+      }
+    }
+  }
+
+  // ---- schedule_csv.py ---------------------------------------------------------------------------------------------
+
+  const LOWERED = /^(\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD))$/;
+
+  /** The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. */
+  function parseCSV(text, name = "custom") {
+    const rows = cellsOf(text).map((cells, rank) => {
+      const row = [];
+      cells.forEach((raw, column) => {
+        const cell = raw.trim();
+        if (!cell || LOWERED.test(cell)) return;
+        try {
+          row.push(parse(cell));
+        } catch (error) {
+          throw new ScheduleError(
+            `CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
+            "write one action per cell, or leave the cell blank",
+            { rank, action: cell, position: row.length },
+          );
+        }
+      });
+      return row;
+    });
+    if (!rows.some((row) => row.length)) {
+      throw new ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1");
+    }
+    return schedule(rows, name);
+  }
+
+  /** The cells of every line. A cell may be quoted; an empty line is a row without cells. */
+  function cellsOf(text) {
+    const lines = text.split(/\r\n|\r|\n/);
+    if (lines[lines.length - 1] === "") lines.pop();
+    return lines.map((line) => (line === "" ? [] : cellsOfLine(line)));
+  }
+
+  function cellsOfLine(line) {
+    const cells = [""];
+    let isQuoted = false;
+    for (let i = 0; i < line.length; i++) {
+      const c = line[i], last = cells.length - 1;
+      if (c === '"' && isQuoted && line[i + 1] === '"') cells[last] += line[++i];
+      else if (c === '"' && (isQuoted || cells[last] === "")) isQuoted = !isQuoted;
+      else if (c === "," && !isQuoted) cells.push("");
+      else cells[last] += c;
+    }
+    return cells;
+  }
+
+  /** Torch's form, as text: no header, row i is rank i. */
+  const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
+
+  // ---- engine.py, simulate.py --------------------------------------------------------------------------------------
+
+  /**
+   * Run the rows as far as they go: each rank runs its row until it needs an id that hasn't ended, parks there, and is
+   * put back when that id ends. Of every id: how long it takes, and how long what it waits for takes to arrive.
+   */
+  function run({ numRanks, columns, graph }, durations, lags) {
+    const { bounds } = columns, { dep } = graph;
+    const position = bounds.slice(0, -1), clock = new Array(numRanks).fill(0);
+    const starts = new Float64Array(dep.length), ends = new Float64Array(dep.length);
+    const ended = new Uint8Array(dep.length);
+    const parked = new Int32Array(dep.length).fill(-1);
+    const nextParked = new Int32Array(numRanks).fill(-1); // two ranks can wait for one overlap
+    const ready = range(numRanks);
+    while (ready.length) {
+      const rank = ready.pop(), end = bounds[rank + 1];
+      let now = clock[rank], i = position[rank];
+      for (; i < end; i++) {
+        const d = dep[i];
+        if (d >= 0) {
+          if (!ended[d]) {
+            nextParked[rank] = parked[d];
+            parked[d] = rank;
+            break;
+          }
+          const arrival = ends[d] + lags[i];
+          if (arrival > now) now = arrival;
+        }
+        starts[i] = now;
+        now += durations[i];
+        ends[i] = now;
+        ended[i] = 1;
+        for (let other = parked[i]; other >= 0; other = nextParked[other]) ready.push(other);
+      }
+      clock[rank] = now;
+      position[rank] = i;
+    }
+    return { starts, ends, reached: position };
+  }
+
+  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
+  function durationsOf({ numStages, stages, kinds, gates }, costs) {
+    const table = {};
+    for (const kind of [F, B, I, W]) table[kind] = range(numStages).map((stage) => costs.of(kind, stage));
+    const durations = stages.map((stage, i) => table[kinds[i]][stage]);
+    for (const gate of gates) {
+      durations[gate] = 0;
+      durations[gate + 1] = costs.ofOverlap(stages[gate], stages[gate + 1]);
+    }
+    return durations;
+  }
+
+  /** How long what each id waits for takes to arrive. */
+  function lagsOf({ columns: { ranks }, graph: { dep } }, costs) {
+    return dep.map((d, i) => (d >= 0 && ranks[d] !== ranks[i] ? costs.latency : 0));
+  }
+
+  /** The timeline of a schedule: when everything happens, and its figures. Throws ScheduleError if it can't run. */
+  function simulate(schedule, given = costs()) {
+    const { columns, graph, numRanks } = schedule;
+    given.check(schedule.numStages);
+    if (!graph.whole) validate(schedule);
+    const lags = lagsOf(schedule, given);
+    const { starts, ends, reached } = run(schedule, durationsOf(columns, given), lags);
+    if (reached.some((i, rank) => i < columns.bounds[rank + 1])) validate(schedule);
+    for (const gate of columns.gates) starts[gate] = ends[gate] = starts[gate + 1]; // it stands where its pair starts
+    return timelineOf(schedule, given, { starts, ends, lags }, numRanks);
+  }
+
+  // ---- timeline.py -------------------------------------------------------------------------------------------------
+
+  function timelineOf(schedule, costs, times, numRanks) {
+    const { columns } = schedule, { starts, ends } = times;
+    const spans = [], spanOf = new Int32Array(starts.length); // of every id, its span: both halves of an overlap have one
+    const byRank = schedule.rows.map((row, rank) => {
+      let i = columns.bounds[rank];
+      return row.map((item, position) => {
+        for (const last = i + item.parts.length - 1; i <= last; i++) spanOf[i] = spans.length;
+        const span = { id: spans.length, rank, position, item, start: starts[i - 1], end: ends[i - 1] };
+        spans.push(span);
+        return span;
+      });
+    });
+    const makespan = ends.reduce((a, b) => Math.max(a, b));
+    const busy = byRank.map((row) => sum(row.map(({ start, end }) => end - start)));
+    const idle = sum(busy.map((time) => makespan - time));
+    const lengths = byRank.map((row, rank) => row[row.length - 1].end - starts[columns.bounds[rank]]);
+    const longest = lengths.indexOf(Math.max(...lengths));
+    const timeline = {
+      schedule,
+      costs,
+      makespan,
+      bubbleFraction: idle / (numRanks * makespan),
+      bubbleRatio: idle / sum(busy),
+      spanBubbleFraction: 1 - busy[longest] / lengths[longest],
+      peakInFlight: peakInFlight(schedule),
+      busy,
+      spans,
+      byRank,
+    };
+    Object.defineProperty(timeline, "times", { value: { ...times, spanOf } });
+    return timeline;
+  }
+
+  // ---- metrics.py --------------------------------------------------------------------------------------------------
+
+  /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
+  function inFlight({ schedule: { columns }, times: { starts, ends } }, rank) {
+    const steps = [[0, 0]];
+    const step = (time, count) => {
+      const last = steps[steps.length - 1];
+      if (time === last[0]) last[1] = count;
+      else if (count !== last[1]) steps.push([time, count]);
+    };
+    let now = 0;
+    for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
+      step(starts[i], (now += atStart(columns.kinds[i])));
+      step(ends[i], (now += atEnd(columns.kinds[i])));
+    }
+    return steps;
+  }
+
+  /** One longest chain of spans, each of which starts late because of the one before it. First to last. */
+  function criticalPath({ schedule, spans, times: { ends, spanOf } }) {
+    const { columns, graph: { dep } } = schedule;
+    const firsts = new Set(columns.bounds.slice(0, -1));
+    let i = -1;
+    ends.forEach((end, id) => {
+      if (!columns.isGate[id] && (i < 0 || end > ends[i])) i = id;
+    });
+    const path = [];
+    while (i >= 0) {
+      const first = i > 0 && columns.isGate[i - 1] ? i - 1 : i;
+      const span = spans[spanOf[i]];
+      path.push(span);
+      let awaited = -1; // an overlap's needs are those of both its halves
+      for (const d of dep.slice(first, i + 1)) if (d >= 0 && (awaited < 0 || ends[d] > ends[awaited])) awaited = d;
+      i = firsts.has(first) ? -1 : first - 1;
+      if (awaited >= 0 && (i < 0 || span.start > ends[i])) i = awaited;
+    }
+    return path.reverse();
+  }
+
+  /**
+   * What a span needs before it can start: other stages' results (`how`: "message" when it comes from another rank,
+   * "local" when from its own), what its own stage kept ("kept"), and the action before it on its rank ("order").
+   */
+  function waitsFor(timeline, span) {
+    const { schedule, costs, spans, byRank } = timeline;
+    const found = new Map();
+    const at = places(timeline);
+    for (const part of span.item.parts) {
+      for (const need of needs(part, schedule.numStages)) {
+        const id = need.kinds.map((kind) => at.get(`${need.stage}${kind}${need.microbatch}`)).find((x) => x !== undefined);
+        const made = spans[id];
+        if (made.id === span.id || found.has(made.id)) continue;
+        const crosses = made.rank !== span.rank;
+        const how = need.stage === part.stage ? "kept" : crosses ? "message" : "local";
+        found.set(made.id, { span: made, arrives: made.end + (crosses ? costs.latency : 0), how });
+      }
+    }
+    const previous = byRank[span.rank][span.position - 1];
+    if (previous && !found.has(previous.id)) found.set(previous.id, { span: previous, arrives: previous.end, how: "order" });
+    return [...found.values()];
+  }
+
+  /** The spans that wait for this one, in the order of ranks and rows. */
+  function neededBy(timeline, span) {
+    return users(timeline)[span.id].map((id) => timeline.spans[id]);
+  }
+
+  /** Where every action is: its text -> its span's id (computed once per timeline). */
+  function places(timeline) {
+    if (!timeline.times.places) {
+      const at = new Map();
+      for (const { id, item } of timeline.spans) for (const part of item.parts) at.set(textOf(part), id);
+      timeline.times.places = at;
+    }
+    return timeline.times.places;
+  }
+
+  function users(timeline) {
+    if (!timeline.times.users) {
+      const users = timeline.spans.map(() => []);
+      for (const span of timeline.spans) for (const { span: made } of waitsFor(timeline, span)) users[made.id].push(span.id);
+      timeline.times.users = users;
+    }
+    return timeline.times.users;
+  }
+
+  /** A number as a reader wants it: at most six digits. */
+  const short = (x) => String(Number(x.toPrecision(6)));
+
+  /**
+   * Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
+   * `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends.
+   */
+  function idle(timeline) {
+    const { schedule, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
+    const { columns, graph } = schedule;
+    const { ranks } = columns, { dep } = graph, makers = madeBy(columns, graph);
+    const found = [];
+    const add = (rank, start, end, part, waiting) => found.push({ rank, start, end, part, for: null, ...waiting });
+    byRank.forEach((row, rank) => {
+      let now = 0, part = "fill", i = columns.bounds[rank];
+      for (const { item, start, end } of row) {
+        const next = i + item.parts.length;
+        if (start > now) {
+          let last = -1; // the half whose need ends last
+          for (; i < next; i++) {
+            const fromOther = dep[i] >= 0 && ranks[dep[i]] !== rank;
+            if (fromOther && (last < 0 || ends[dep[i]] > ends[dep[last]])) last = i;
+          }
+          if (last < 0) add(rank, now, start, part, { text: `rank ${rank} could go on` });
+          else {
+            const action = textOf(columns.action(makers[last])), made = spans[spanOf[dep[last]]];
+            const runs = `rank ${rank} waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
+            const text = made.end < start ? `${runs} and arrives at ${short(start)}` : runs;
+            add(rank, now, start, part, { for: made, waitsFor: action, until: made.end, text });
+          }
+        }
+        [now, part, i] = [end, "wait", next];
+      }
+      if (now < makespan) add(rank, now, makespan, "drain", { text: `rank ${rank} has nothing left to do` });
+    });
+    return found;
+  }
+
+  // ---- builders/weave.py: what the rows of many schedules are woven from -------------------------------------------
+
+  /** `warmup` forwards, then a forward and a backward in turn, then the backwards left over. */
+  function phases(forwards, backwards, warmup) {
+    const steady = forwards.slice(warmup).flatMap((forward, i) => [forward, backwards[i]]);
+    return [...forwards.slice(0, warmup), ...steady, ...backwards.slice(forwards.length - warmup)];
+  }
+
+  /** Every B as its I, its W put off until `delay` further I's have run; the W's left over last, oldest first. */
+  function splitBackwards(row, delay) {
+    const made = [], waiting = [];
+    for (const each of row) {
+      if (each.kind !== B) {
+        made.push(each);
+        continue;
+      }
+      made.push(action(each.stage, I, each.microbatch));
+      waiting.push(action(each.stage, W, each.microbatch));
+      if (waiting.length > delay) made.push(waiting.shift());
+    }
+    return made.concat(waiting);
+  }
+
+  // ---- builders: functions of P, M and options that return rows ----------------------------------------------------
+
+  function naive(P, M) {
+    return range(P).map((rank) => range(M).flatMap((m) => [action(rank, F, m), action(rank, B, m)]));
+  }
+
+  function gpipe(P, M, { reverseBackward = false }) {
+    const order = range(M), back = reverseBackward ? range(M).reverse() : order;
+    return range(P).map((rank) => [...actions(rank, F, order), ...actions(rank, B, back)]);
+  }
+
+  /** The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards. */
+  function cappedRow(rank, cap, M) {
+    const order = range(M);
+    return phases(actions(rank, F, order), actions(rank, B, order), Math.min(cap, M) - 1);
+  }
+
+  function oneFOneB(P, M, { inFlight = null }) {
+    const caps = inFlight === null ? range(P).map((rank) => P - rank) : inFlight;
+    if (caps.length !== P) throw new ScheduleError(`in_flight has ${caps.length} values for ${P} ranks: give one per rank`);
+    caps.forEach((cap, rank) => positiveInt(`in_flight[${rank}]`, cap));
+    return caps.map((cap, rank) => cappedRow(rank, cap, M));
+  }
+
+  const eagerOneFOneB = (P, M) => range(P).map((rank) => cappedRow(rank, 2 * (P - rank) - 1, M));
+
+  const zbH1 = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, P - rank, M), rank));
+
+  const zbH2 = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, 2 * (P - rank) - 1, M), 2 * rank));
+
+  // interleaved.py: stage s on rank s mod P
+
+  function interleaved(P, M, options) {
+    return loopRows(P, M, options, 2);
+  }
+
+  function interleavedZeroBubble(P, M, options) {
+    return loopRows(P, M, options, 1).map((row, rank) => splitBackwards(row, rank));
+  }
+
+  function loopedBFS(P, M, { stagesPerRank = 2 }) {
+    const order = range(M), back = range(M).reverse();
+    return range(P).map((rank) => {
+      const stages = loopStages(rank, P, stagesPerRank);
+      const forwards = stages.flatMap((stage) => actions(stage, F, order));
+      return [...forwards, ...stages.reverse().flatMap((stage) => actions(stage, B, back))];
+    });
+  }
+
+  function loopRows(P, M, { stagesPerRank = 2, groupSize = null }, warmupPerRank) {
+    const groups = groupsOf(P, M, groupSize);
+    return range(P).map((rank) => {
+      const stages = loopStages(rank, P, stagesPerRank);
+      const most = (stages.length - 1) * groups[0].length + warmupPerRank * (P - 1 - rank);
+      const inGroups = (stages, kind) => groups.flatMap((group) => stages.flatMap((stage) => actions(stage, kind, group)));
+      return phases(inGroups(stages, F), inGroups([...stages].reverse(), B), Math.min(most, stages.length * M));
+    });
+  }
+
+  const loopStages = (rank, P, stagesPerRank) =>
+    range(positiveInt("stages_per_rank", stagesPerRank)).map((v) => rank + v * P);
+
+  /** The microbatches in groups that go through a rank's stages together. The first is the largest: warm-ups fit. */
+  function groupsOf(P, M, groupSize) {
+    const sizes = [];
+    if (groupSize === null) {
+      const count = Math.max(1, Math.floor(M / P)), each = Math.floor(M / count), rest = M % count;
+      for (let g = 0; g < count; g++) sizes.push(each + (g < rest ? 1 : 0));
+    } else {
+      if (positiveInt("group_size", groupSize) < Math.min(P, M)) {
+        throw new ScheduleError(
+          `group_size must be at least P = ${P}, got ${groupSize}: fewer microbatches than ranks don't fill the loop, ` +
+            "and rank 0 would wait for itself",
+        );
+      }
+      for (let first = 0; first < M; first += groupSize) sizes.push(Math.min(groupSize, M - first));
+    }
+    let first = 0;
+    return sizes.map((size) => {
+      first += size;
+      return range(size).map((i) => first - size + i);
+    });
+  }
+
+  // v_shape.py: stages r and 2P-1-r on rank r
+
+  /** A stage as its rank sees it: how much of each kind it has been given, and what comes next. */
+  function local(stage, firstMicrobatch = 0) {
+    const given = { F: 0, I: 0, W: 0 };
+    const next = (kind) => {
+      const microbatch = given[kind === B ? I : kind];
+      if (kind === B) given.I = given.W = microbatch + 1; // a full backward counts as I and W
+      else given[kind] = microbatch + 1;
+      return action(stage, kind, firstMicrobatch + microbatch);
+    };
+    return { next, given };
+  }
+
+  function zbV(P, M) {
+    const enough = Math.max(M, 2 * P - 1);
+    return range(P).map((rank) => zbVRow(rank, P, enough).filter((a) => a.microbatch < M));
+  }
+
+  function zbVRow(rank, P, M) {
+    const down = local(rank), up = local(2 * P - 1 - rank), row = [];
+    const times = (count, ...made) => {
+      for (let i = 0; i < count; i++) for (const [stage, kind] of made) row.push(stage.next(kind));
+    };
+    times(2 * (P - rank) - 1, [down, F]); // the V fills, down and back up
+    times(rank, [up, F], [down, F]);
+    times(P - rank, [up, F], [up, I], [up, W]);
+    while (up.given.F < M) {
+      // steady state
+      if (down.given.F < M) times(1, [down, F]);
+      times(1, [down, I], [down, W], [up, F], [up, I], [up, W]);
+    }
+    times(rank, [down, I], [up, I]); // the V empties: weight gradients can wait
+    times(P - rank, [down, I], [down, W]);
+    for (const stage of [up, down]) times(stage.given.I - stage.given.W, [stage, W]);
+    return row;
+  }
+
+  const PERIOD = 6; // units that a microbatch's F, I and W take on a rank with two stages
+
+  function vHalf(P, M) {
+    const gap = P % 2 === 0 ? 3 : 0;
+    return range(P).map((r) => repeated(r, P, M, [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]));
+  }
+
+  function vMin(P, M) {
+    const gap = P % 3 === 0 ? 2 : 0;
+    return range(P).map((r) => repeated(r, P, M, [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]));
+  }
+
+  /** A rank's row from when its block starts F down, F up, I up and I down of the first microbatch. */
+  function repeated(rank, P, M, starts) {
+    const down = rank, up = 2 * P - 1 - rank, at = [];
+    [[down, F], [up, F], [up, I], [down, I]].forEach(([stage, kind], place) => {
+      for (let m = 0; m < M; m++) at[starts[place] + PERIOD * m] = action(stage, kind, m);
+    });
+    const row = [], waiting = [];
+    for (let unit = 0; unit < at.length; unit++) {
+      const each = at[unit];
+      if (each) {
+        row.push(each);
+        if (each.kind === I) waiting.push(action(each.stage, W, each.microbatch));
+      } else if (waiting.length) row.push(waiting.shift());
+    }
+    return row.concat(waiting);
+  }
+
+  // dualpipe.py
+
+  function dualPipe(P, M) {
+    if (P % 2) {
+      throw new ScheduleError(
+        `DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`,
+      );
+    }
+    if (M % 2 || M < 2 * P) {
+      throw new ScheduleError(
+        `DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`,
+      );
+    }
+    return range(P).map((rank) => {
+      const mirror = P - 1 - rank;
+      const streams = [local(rank), local(mirror, M / 2)];
+      const [near, far] = rank > mirror ? streams.reverse() : streams;
+      return dualRow(near, far, Math.min(rank, mirror), P / 2, M / 2, Math.abs(rank - mirror) === 1);
+    });
+  }
+
+  function dualPipeV(P, M) {
+    if (M < 2 * P) {
+      throw new ScheduleError(`DualPipeV on ${P} ranks needs at least 2P = ${2 * P} microbatches, got ${M}`);
+    }
+    return range(P).map((rank) => dualRow(local(rank), local(2 * P - 1 - rank), rank, P, M, rank === P - 1));
+  }
+
+  /**
+   * The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
+   * ranks lie between there and where the streams meet; `turns`: this rank is the last of them.
+   */
+  function dualRow(near, far, depth, reach, M, turns) {
+    const rest = reach - depth - 1, row = [], waiting = []; // waiting: weight gradients put off
+    const forward = (stream) => stream.next(F);
+    const backward = (stream, split) => {
+      if (!split) return stream.next(B);
+      const made = stream.next(I);
+      waiting.push(stream.next(W));
+      return made;
+    };
+    for (let i = 0; i < 2 * rest; i++) row.push(forward(near)); // 1
+    for (let i = 0; i < depth + 1; i++) row.push(forward(near), forward(far)); // 2
+    for (let i = 0; i < rest; i++) row.push(backward(far, true), waiting.shift(), forward(far)); // 3
+    for (let i = 0; i < M - 2 * reach + depth + 1; i++) {
+      // 4, the steady state
+      if (turns && i === 0) row.push(forward(near), backward(far, false)); // nothing to hide behind yet
+      else row.push([forward(near), backward(far, false)]);
+      row.push([forward(far), backward(near, false)]);
+    }
+    for (let i = 0; i < rest; i++) row.push(backward(far, false), [forward(far), backward(near, false)]); // 5
+    let split = false;
+    for (let i = 0; i < depth + 1; i++) {
+      // 6
+      const half = i === Math.floor((depth + 1) / 2);
+      split = split || (half && depth % 2 === 1);
+      row.push(backward(far, split));
+      split = split || half;
+      row.push(backward(near, split));
+    }
+    for (let i = 0; i < rest; i++) row.push(waiting.shift(), backward(near, split)); // 7
+    return row.concat(waiting); // 8
+  }
+
+  // search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
+
+  // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
+  // ranks one array of P times 3M of them.
+  const FORWARD = 0, INPUT = 1, WEIGHT = 2, NOTHING = -1, KINDS = [F, I, W];
+
+  const zb1P = (P, M, options) => searched(P, M, options, P);
+
+  const zb2P = (P, M, options) => searched(P, M, options, 2 * P);
+
+  function searched(P, M, { costs: given = costs(), limit: most = null }, mostByDefault) {
+    const limit = positiveInt("limit", most === null ? mostByDefault : most);
+    given.check(P);
+    const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
+    let best = null, least = [Infinity, Infinity];
+    const offer = (kinds) => {
+      const found = measured(kinds);
+      if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
+      [best, least] = [kinds.slice(), found];
+    };
+    if (limit >= P) offer(kindsOf(zbH1(P, M)));
+    if (limit >= 2 * P - 1) offer(kindsOf(zbH2(P, M)));
+    for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
+    return range(P).map((rank) => {
+      const done = [0, 0, 0];
+      return Array.from(best.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => action(rank, KINDS[kind], done[kind]++));
+    });
+  }
+
+  const kindsOf = (rows) => Uint8Array.from(rows.flat(), ({ kind }) => KINDS.indexOf(kind));
+
+  /**
+   * What ranks prefer while their rows grow. `warmup`: forwards before the first input gradient, at most; `delay`:
+   * weight gradients that wait before one is run after an input gradient, gap or no gap; `alternates`: when both could
+   * run, a forward after an input gradient, else always the input gradient; `leastGap`: the shortest gap that a weight
+   * gradient fills, as a share of its duration; `isEager`: whether it fills a gap whose end isn't known yet.
+   */
+  function* policiesOf(P, M, limit) {
+    const seen = new Set(); // where a number no longer limits anything, policies are the same
+    const most = Math.min(M, limit);
+    const warmups = [(r) => P - r, (r) => 2 * (P - r) - 1, (r) => 2 * (P - r)];
+    for (const warmupOf of warmups) {
+      const warmup = range(P).map((rank) => Math.min(warmupOf(rank), most));
+      for (const step of [0, 1, 2, 3, 4, M]) {
+        const delay = range(P).map((rank) => Math.min(step * rank, most));
+        const name = `${warmup};${delay}`;
+        if (seen.has(name)) continue;
+        seen.add(name);
+        for (const alternates of [false, true]) {
+          for (const leastGap of [0, 0.25, 0.5, 1]) {
+            for (const isEager of [false, true]) yield { warmup, delay, alternates, leastGap, isEager };
+          }
+        }
+      }
+    }
+  }
+
+  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
+  function growthOf(P, M, costs, limit) {
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
+    const done = KINDS.map(() => new Int32Array(P));
+    const [forwards, inputs, weights] = done;
+    const last = new Uint8Array(P); // the latest F or I of each rank
+    const free = new Float64Array(P);
+    const arrivals = [0, 1].map(() => new Float64Array(P * M)); // when a forward's input, an input gradient's is there
+    const arrived = [0, 1].map(() => new Int32Array(P));
+    const events = queue();
+
+    /** What the rank runs now, when its next forward and input gradient could run at the times given. */
+    function chosen({ delay, alternates, leastGap, isEager }, rank, now, forward, backward, isFull) {
+      const due = inputs[rank] - weights[rank];
+      let kind = forward <= now ? FORWARD : NOTHING;
+      if (backward <= now && !(kind === FORWARD && alternates && last[rank] === INPUT)) kind = INPUT;
+      if (kind !== NOTHING) {
+        const afterInput = length[rank] > 0 && row[rank * 3 * M + length[rank] - 1] === INPUT;
+        return due > delay[rank] && afterInput ? WEIGHT : kind;
+      }
+      if (!due) return NOTHING;
+      const wait = Math.min(forward, backward) - now;
+      if (wait === Infinity) return isEager || isFull || inputs[rank] === M ? WEIGHT : NOTHING;
+      return wait >= leastGap * durations[WEIGHT][rank] ? WEIGHT : NOTHING;
+    }
+
+    return (policies) => {
+      for (const each of [length, ...done, free, ...arrived]) each.fill(0);
+      last.fill(WEIGHT);
+      arrivals[FORWARD].fill(0, 0, M);
+      arrived[FORWARD][0] = M;
+      for (let rank = 0; rank < P; rank++) events.push(0, rank);
+      while (events.size()) {
+        const now = events.time(), rank = events.pop();
+        if (now < free[rank]) continue;
+        const f = forwards[rank], i = inputs[rank];
+        const isFull = f - weights[rank] + 1 > limit;
+        const isHeldBack = isFull || (i === 0 && f >= policies.warmup[rank]);
+        const forward = !isHeldBack && f < arrived[FORWARD][rank] ? arrivals[FORWARD][rank * M + f] : Infinity;
+        const backward = i < arrived[INPUT][rank] ? arrivals[INPUT][rank * M + i] : Infinity;
+        const kind = chosen(policies, rank, now, forward, backward, isFull);
+        if (kind === NOTHING) {
+          const next = Math.min(forward, backward);
+          if (next < Infinity) events.push(next, rank);
+          continue;
+        }
+        row[rank * 3 * M + length[rank]++] = kind;
+        done[kind][rank] += 1;
+        const end = (free[rank] = now + durations[kind][rank]);
+        events.push(end, rank);
+        if (kind === WEIGHT) continue;
+        last[rank] = kind;
+        const to = kind === FORWARD ? rank + 1 : rank - 1;
+        if (to === P) arrivals[INPUT][rank * M + arrived[INPUT][rank]++] = end;
+        else if (to >= 0) {
+          const arrival = (arrivals[kind][to * M + arrived[kind][to]++] = end + costs.latency);
+          events.push(Math.max(arrival, free[to]), to);
+        }
+      }
+      return row;
+    };
+  }
+
+  /** (time, rank) in order, the earliest first and of equal times the lowest rank: a binary heap. */
+  function queue() {
+    const times = [], ranks = [];
+    const comesFirst = (a, b) => times[a] < times[b] || (times[a] === times[b] && ranks[a] < ranks[b]);
+    const swap = (a, b) => {
+      [times[a], times[b]] = [times[b], times[a]];
+      [ranks[a], ranks[b]] = [ranks[b], ranks[a]];
+    };
+    return {
+      size: () => times.length,
+      time: () => times[0],
+      push(time, rank) {
+        let i = times.length;
+        times.push(time);
+        ranks.push(rank);
+        for (let parent; i > 0 && comesFirst(i, (parent = (i - 1) >> 1)); i = parent) swap(i, parent);
+      },
+      pop() {
+        const rank = ranks[0], lastTime = times.pop(), lastRank = ranks.pop();
+        if (!times.length) return rank;
+        [times[0], ranks[0]] = [lastTime, lastRank];
+        for (let i = 0, child; (child = 2 * i + 1) < times.length; i = child) {
+          if (child + 1 < times.length && comesFirst(child + 1, child)) child += 1;
+          if (!comesFirst(child, i)) break;
+          swap(i, child);
+        }
+        return rank;
+      },
+    };
+  }
+
+  /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
+  function measureOf(P, M, costs) {
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const ends = [0, 1].map(() => new Float64Array(P * M)), ended = [0, 1].map(() => new Int32Array(P));
+    const position = new Int32Array(P), clock = new Float64Array(P), first = new Float64Array(P), busy = new Float64Array(P);
+    return (kinds) => {
+      for (const each of [position, clock, busy, ...ended]) each.fill(0);
+      for (let left = P * 3 * M; left > 0; ) {
+        const before = left;
+        for (let rank = 0; rank < P; rank++) {
+          let now = clock[rank], i = position[rank];
+          for (; i < 3 * M; i++) {
+            const kind = kinds[rank * 3 * M + i];
+            if (kind !== WEIGHT) {
+              const m = ended[kind][rank], source = kind === FORWARD ? rank - 1 : rank + 1;
+              if (source >= 0 && source < P) {
+                if (ended[kind][source] <= m) break;
+                const arrival = ends[kind][source * M + m] + costs.latency;
+                if (arrival > now) now = arrival;
+              }
+            }
+            if (i === 0) first[rank] = now;
+            const end = now + durations[kind][rank];
+            busy[rank] += end - now;
+            now = end;
+            if (kind !== WEIGHT) ends[kind][rank * M + ended[kind][rank]++] = end;
+          }
+          left -= i - position[rank];
+          clock[rank] = now;
+          position[rank] = i;
+        }
+        if (left === before) return [Infinity, Infinity]; // ranks wait in a circle: no candidate
+      }
+      let longest = 0, makespan = 0;
+      for (let rank = 0; rank < P; rank++) {
+        if (clock[rank] - first[rank] > clock[longest] - first[longest]) longest = rank;
+        makespan = Math.max(makespan, clock[rank]);
+      }
+      const span = clock[longest] - first[longest];
+      return [span > 0 ? 1 - busy[longest] / span : 0, makespan]; // 0: costs of nothing at all
+    };
+  }
+
+  // ---- builders/__init__.py: the registry --------------------------------------------------------------------------
+
+  const ANY = "any number of ranks and microbatches";
+  const ZB = "Qi et al. 2023, arXiv:2401.10241", CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362";
+  const LOOP_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on";
+
+  const SEARCH_RULES = `${ANY}; one stage per rank; seconds for some thousand actions`;
+
+  const builders = [
+    { name: "naive", rows: naive, rules: ANY, source: "what splitting a model over devices does by itself" },
+    { name: "GPipe", rows: gpipe, rules: ANY, source: "Huang et al. 2019, arXiv:1811.06965; torch's ScheduleGPipe" },
+    {
+      name: "1F1B",
+      rows: oneFOneB,
+      rules: ANY,
+      source: "PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
+    },
+    { name: "eager-1F1B", rows: eagerOneFOneB, rules: ANY, source: "Zhuang et al. 2023, arXiv:2211.05322" },
+    {
+      name: "Interleaved1F1B",
+      rows: interleaved,
+      rules: LOOP_RULES,
+      placement: "loop",
+      source: "Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
+      aliases: ["interleaved"],
+    },
+    {
+      name: "LoopedBFS",
+      rows: loopedBFS,
+      rules: "any number of ranks, microbatches and stages per rank",
+      placement: "loop",
+      source: "Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
+    },
+    { name: "ZB-H1", rows: zbH1, rules: ANY, source: ZB },
+    { name: "ZB-H2", rows: zbH2, rules: `${ANY}; pays off from M = 2P-1 on`, source: ZB },
+    { name: "ZB-1P", rows: zb1P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
+    { name: "ZB-2P", rows: zb2P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
+    {
+      name: "InterleavedZeroBubble",
+      rows: interleavedZeroBubble,
+      rules: LOOP_RULES,
+      placement: "loop",
+      source: "torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
+    },
+    {
+      name: "ZBVZeroBubble",
+      rows: zbV,
+      rules: `${ANY}; pays off from M = 2P-1 on`,
+      placement: "V",
+      source: `${ZB}; torch's ScheduleZBVZeroBubble`,
+      aliases: ["ZB-V", "ZBV"],
+    },
+    {
+      name: "V-Half",
+      rows: vHalf,
+      rules: `${ANY}; made for F = I = W, slower when they differ`,
+      placement: "V",
+      source: CONTROLLABLE,
+    },
+    {
+      name: "V-Min",
+      rows: vMin,
+      rules: `${ANY}; made for F = I = W, much slower when they differ`,
+      placement: "V",
+      source: CONTROLLABLE,
+    },
+    {
+      name: "DualPipe",
+      rows: dualPipe,
+      rules: "an even number of ranks P; an even number of microbatches, at least 2P: each end gets half of them",
+      placement: "bidirectional",
+      source: "DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
+    },
+    {
+      name: "DualPipeV",
+      rows: dualPipeV,
+      rules: "at least 2P microbatches: fewer don't fill the V",
+      placement: "V",
+      source: "Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
+    },
+  ];
+
+  const schedules = builders.map(
+    ({ name, rules, source, placement = "one stage per rank", aliases = [], searched = false }) => ({
+      name,
+      aliases,
+      rules,
+      source,
+      placement,
+      stagesPerRank: placement === "loop",
+      searched,
+    }),
+  );
+
+  /**
+   * Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
+   * while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected.
+   */
+  function build(name, { numRanks, numMicrobatches, ...options }) {
+    const wanted = String(name).toLowerCase();
+    const found = builders.find((b) => [b.name, ...(b.aliases || [])].some((alias) => alias.toLowerCase() === wanted));
+    if (!found) {
+      const known = builders.map((b) => b.name).join(", ");
+      throw new ScheduleError(`${repr(String(name))} is not in the page yet: it knows ${known}`);
+    }
+    positiveInt("num_ranks", numRanks);
+    positiveInt("num_microbatches", numMicrobatches);
+    const rows = found.rows(numRanks, numMicrobatches, options);
+    return schedule(rows.map((row) => row.map(itemOf)), found.name);
+  }
+
+  return {
+    make, // its source is what a worker starts from: pages opened from a file can load no script there
+    ScheduleError,
+    schedules,
+    costs,
+    build,
+    schedule,
+    validate,
+    parse,
+    parseCSV,
+    toCSV,
+    simulate,
+    inFlight,
+    peakInFlight,
+    criticalPath,
+    waitsFor,
+    neededBy,
+    idle,
+    needs,
+    numMessages,
+    copies,
+  };
+})();

@@ -1,0 +1,153 @@
+// The explorer's settings: as a fragment of an address, and as schedules and timelines. `schedule=1F1B&ranks=4`.
+
+var pplabSettings = (() => {
+  "use strict";
+
+  /** The settings, by the names of the directive's options, and what they are when nothing is said. */
+  const DEFAULTS = {
+    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
+    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum",
+    per: "rank", until: 0, path: false, memory: true, zoom: 1,
+  };
+  const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
+  const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
+  const PER = {
+    rank: "a microbatch through a rank's layers",
+    stage: "a microbatch through one stage",
+    batch: "the whole batch through a rank's layers",
+  };
+
+  // ---- state -------------------------------------------------------------------------------------------------------
+
+  /** The state that a fragment says; what it doesn't name is as in `base`. Values are taken as they are. */
+  function decode(text, base = DEFAULTS) {
+    const state = { ...base };
+    for (const [name, value] of new URLSearchParams(text)) {
+      if (!(name in DEFAULTS)) continue;
+      const kind = typeof DEFAULTS[name];
+      state[name] = kind === "number" ? number(value) : kind === "boolean" ? value !== "false" : value;
+    }
+    for (const name of ["schedule", "compare"]) state[name] = builderOf(state[name])?.name || state[name];
+    return state;
+  }
+
+  /** What differs from the defaults, in one order, so that equal states are equal texts. */
+  function encode(state) {
+    const said = Object.keys(DEFAULTS).filter((name) => name === "schedule" || state[name] !== DEFAULTS[name]);
+    return said.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
+  }
+
+  const number = (text) => (text.trim() === "" ? NaN : Number(text));
+
+  // ---- building ----------------------------------------------------------------------------------------------------
+
+  /** The durations of an action of a stage, of which a rank has `stages`. */
+  function costsOf(state, stages) {
+    const slices = state.per === "batch" ? state.microbatches : 1;
+    const [forward, backwardInput, backwardWeight] = ["forward", "backward-input", "backward-weight"].map((name) => state[name] / slices);
+    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap: state.overlap });
+    return state.per === "stage" ? whole : whole.finer(stages);
+  }
+
+  const builderOf = (name) =>
+    pplab.schedules.find((b) => [b.name, ...b.aliases].some((alias) => alias.toLowerCase() === name.toLowerCase()));
+
+  function optionsOf(state, name) {
+    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
+    const actions = ranks * microbatches * (builderOf(name)?.stagesPerRank ? stagesPerRank : 2) * 2;
+    if (actions > MOST_ACTIONS) {
+      throw new pplab.ScheduleError(
+        `${ranks} ranks and ${microbatches} microbatches are some ${actions} actions, and the page draws at most ` +
+          `${MOST_ACTIONS}`,
+        "take fewer, or simulate with the package",
+      );
+    }
+    return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
+  }
+
+  /** The timeline of a schedule that the state's settings gave, under the state's costs. */
+  function timelineOf(state, schedule) {
+    const costs = costsOf(state, schedule.numStages / schedule.numRanks);
+    if (!["forward", "backward-input", "backward-weight"].some((name) => state[name] > 0)) {
+      throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time", "give one of them a duration");
+    }
+    return pplab.simulate(schedule, costs);
+  }
+
+  /** The schedule `name` in the state's sizes; null while it is searched: `done` is called when there is one. */
+  function scheduleOf(state, name, done) {
+    const options = optionsOf(state, name);
+    const isSearched = builderOf(name)?.searched && options.numRanks >= 1 && options.numMicrobatches >= 1;
+    return isSearched ? search(name, options, costsOf(state, 1), done) : pplab.build(name, options);
+  }
+
+  /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */
+  const search = (() => {
+    const known = new Map(); // key -> schedule or error
+    let worker = null, running = null;
+
+    function start(key, name, options, costs, done) {
+      const finish = (result) => {
+        running = null;
+        if (known.size > 50) known.clear();
+        known.set(key, result);
+        done();
+      };
+      const here = () => setTimeout(() => finish(attempt(() => pplab.build(name, { ...options, costs: pplab.costs(costs) }))));
+      try {
+        worker = worker || new Worker(URL.createObjectURL(new Blob([
+          `const pplab = (${pplab.make})();
+          onmessage = ({ data: [name, options, costs] }) => {
+            try {
+              const { rows } = pplab.build(name, { ...options, costs: pplab.costs(costs) });
+              postMessage({ rows: rows.map((row) => row.map((item) => item.text)) });
+            } catch ({ message }) { postMessage({ message }); }
+          };`,
+        ], { type: "text/javascript" })));
+      } catch {
+        here(); // no worker: the page waits
+        return;
+      }
+      worker.onmessage = ({ data }) =>
+        finish(data.rows ? attempt(() => pplab.schedule(data.rows, builderOf(name).name)) : { error: new pplab.ScheduleError(data.message) });
+      worker.onerror = (event) => {
+        event.preventDefault();
+        worker = null;
+        here();
+      };
+      worker.postMessage([name, options, costs]);
+    }
+
+    const attempt = (make) => {
+      try {
+        return { schedule: make() };
+      } catch (error) {
+        return { error };
+      }
+    };
+
+    /** The schedule, or null while it is searched: then `done` is called when there is one. */
+    return (name, options, costs, done) => {
+      const { forward, backwardInput, backwardWeight, latency } = costs;
+      const plain = { forward, backwardInput, backwardWeight, latency };
+      const key = JSON.stringify([name, options.numRanks, options.numMicrobatches, plain]);
+      const found = known.get(key);
+      if (found?.error) throw found.error;
+      if (found) return found.schedule;
+      const waiting = running?.key === key ? running.waiting : [];
+      waiting.push(done);
+      if (running?.key === key) return null;
+      if (running) { // what it searches is no longer wanted, or wanted again by one who asks again
+        worker?.terminate();
+        worker = null;
+        const others = running.waiting;
+        waiting.push(...others);
+      }
+      running = { key, waiting };
+      start(key, name, options, plain, () => waiting.forEach((call) => call()));
+      return null;
+    };
+  })();
+
+  return { DEFAULTS, OVERLAP, PER, decode, encode, number, builderOf, scheduleOf, timelineOf };
+})();

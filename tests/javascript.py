@@ -1,0 +1,56 @@
+"""Run the explorer's JavaScript from Python: in quickjs, and where that isn't installed in Chromium."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXPLORER = Path(__file__).parents[1] / "book/_static/explorer"
+SCRIPTS = (EXPLORER / "core.js", EXPLORER / "play.js", Path(__file__).with_name("explorer_report.js"))
+
+HAS_QUICKJS = find_spec("quickjs") is not None  # it has no wheel for Python 3.13
+Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it
+
+
+@contextmanager
+def quickjs_engine() -> Iterator[Evaluate]:
+    import quickjs
+
+    yield quickjs.Context().eval
+
+
+@contextmanager
+def chromium_engine() -> Iterator[Evaluate]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)  # None: the one that playwright installs
+    with playwright.sync_playwright() as p:
+        try:
+            browser = p.chromium.launch(executable_path=chromium)
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
+        page = browser.new_page()
+        # Indirect eval, so that a script's functions become globals.
+        yield lambda code: page.evaluate("code => (0, eval)(code)", code)
+        browser.close()
+
+
+@contextmanager
+def opened(engine: Callable) -> Iterator[Evaluate]:
+    """The page's scripts in an engine: expressions go in, and their values come out of JSON."""
+    with engine() as run:
+        for path in SCRIPTS:
+            run(f"{path.read_text()}\n;0")
+        yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))
+
+
+@pytest.fixture(scope="module")  # Playwright, when it runs this, can be started only once at a time
+def evaluate() -> Iterator[Evaluate]:
+    with opened(quickjs_engine if HAS_QUICKJS else chromium_engine) as evaluate:
+        yield evaluate
