@@ -88,6 +88,10 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --engine jax", "unknown engine 'jax'"),
         ("bench --schedule DualPipe --ranks 2 --microbatches 4 --source sample", "torch's runtime doesn't know"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --steps 0", "steps must be at least 1"),
+        (
+            "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --recompute 0,2",
+            "some of the stages 0 to 1",
+        ),
     ],
 )
 def test_bad_input_is_an_error_in_one_line(command, says, capsys):
@@ -142,10 +146,11 @@ def test_it_runs_as_a_module_and_reads_standard_input():
 @pytest.mark.slow
 def test_train_explains_and_records(tmp_path, capsys):
     trace, folder = tmp_path / "step.json", tmp_path / "traces"
-    arguments = "train --schedule 1F1B --ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample --explain"
-    assert main([*shlex.split(arguments), "--perfetto", str(trace), "--profile", str(folder)]) == 0
+    arguments = "train --schedule 1F1B --ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample"
+    extra = ["--explain", "--recompute", "0", "--perfetto", str(trace), "--profile", str(folder)]
+    assert main([*shlex.split(arguments), *extra]) == 0
     said = capsys.readouterr().out
-    assert "jitter" in said and "peak memory" in said
+    assert "jitter" in said and "peak memory" in said and "run again in the backward: stages 0" in said
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"0F0", "thread_name", "rank 1: bubble so far (ms)"} <= names

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pplab_explorer
-
 
 def drop_thebe(app, pagename, templatename, context, doctree) -> None:
     """Leave out sphinx-thebe's scripts: the theme loads them twice on every page, which is an error in the browser, and
@@ -23,5 +21,5 @@ def setup(app) -> dict:
     """Register the extension."""
     app.connect("html-page-context", drop_thebe, priority=900)
     app.setup_extension("pplab_page")
-    pplab_explorer.setup(app)
+    app.setup_extension("pplab_explorer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -105,6 +105,7 @@ def _train(options: argparse.Namespace) -> int:
         "engine": options.engine,
         "profile": options.profile,
         "replicas": options.replicas,
+        "recompute": options.recompute,
         "clip_norm": options.clip_norm,
         "resume": options.resume,
         "save": options.save,
@@ -242,6 +243,11 @@ def _times(text: str) -> float | tuple[float, ...]:
     return values[0] if len(values) == 1 else values
 
 
+def _stages(text: str) -> list[int]:
+    """Numbers with commas between."""
+    return [int(part) for part in text.split(",")]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pplab", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
@@ -290,6 +296,9 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--profile", metavar="DIR", help="record torch.profiler traces of all ranks, and sum them up")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
     training.add_argument("--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks (default 1)")
+    training.add_argument(
+        "--recompute", type=_stages, nargs="?", const=True, default=False, metavar="S,S", help="all stages, or these"
+    )
     training.add_argument("--clip-norm", type=float, metavar="X", help="the most that all gradients' norm may be")
     training.add_argument("--save", metavar="FILE", help="write a checkpoint after the last step")
     training.add_argument("--resume", metavar="FILE", help="go on from a checkpoint, of any number of ranks")
