@@ -185,8 +185,8 @@ def train(context: RankContext, job: Job) -> RankReport:
         gradients,
         first_loss,
         frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
-        tuple(state.norms),
-        state.saved() if job.save else None,
+        gradient_norms=tuple(state.norms),
+        saved=state.saved() if job.save else None,
     )
 
 

@@ -265,8 +265,8 @@ def make_run(
         gradients,
         versions(),
         engine,
-        reports[0].gradient_norms,
-        first_step,
+        gradient_norms=reports[0].gradient_norms,
+        first_step=first_step,
     )
 
 
