@@ -239,7 +239,10 @@ var pplabChart = (() => {
 
   function drawPath({ x, scale }, chart) {
     const outline = ({ rank, start, end }) => box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
-    return `<path class="pplab-path" d="${pplab.criticalPath(chart.timeline).map(outline).join("")}"/>`;
+    const path = pplab.criticalPath(chart.timeline);
+    const narrowest = Math.min(...path.map(({ start, end }) => (end - start) * scale).filter((length) => length > 0));
+    const stroke = px(Math.max(0.8, Math.min(2, narrowest / 5))); // so that thin bars keep their colour
+    return `<path class="pplab-path" stroke-width="${stroke}" d="${path.map(outline).join("")}"/>`;
   }
 
   // ---- marks -------------------------------------------------------------------------------------------------------
