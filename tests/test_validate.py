@@ -53,6 +53,8 @@ def test_an_interleaved_group_fills_the_loop():
     for size in (3, 4, 5, 6, 9, 20):
         for V in (1, 2, 3):
             pp.validate(pp.build("interleaved", num_ranks=3, num_microbatches=9, stages_per_rank=V, group_size=size))
+    with pytest.raises(ValueError, match="group_size = 4 leaves a last group of 1 for 4 ranks.*a size that divides 5"):
+        pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=5, stages_per_rank=3, group_size=4)
     with pytest.raises(ValueError, match="group_size must be at least P = 3, got 2"):
         pp.build("interleaved", num_ranks=3, num_microbatches=9, group_size=2)
 
@@ -78,6 +80,7 @@ def test_random_schedules_are_legal(rng):
         (["0F0 0B0 0I0"], 0, "0I0", "rank 0 runs both 0B0 and 0I0"),
         (["0F0 0F0 0B0"], 0, "0F0", "rank 0 runs 0F0 twice"),
         (["0F0 0B0 0F2 0B2"], 0, "0F1", "0F1 is missing: rank 0 runs nothing of it"),
+        (["0F0 0B0 1F2 1B2", "1F0 1B0 0F2 0B2"], None, "0F1", "0F1 is missing: no rank runs any of it"),
         (["0F0 0B0", "2F0 2B0"], None, None, "no rank runs stage 1"),
         (["0F0 0B0", "1F0 1B0", ""], 2, None, "rank 2 has nothing to run"),
         (["0F0 0B0 0F1 0B1 1F1", "1F0 1B0 1B1"], 0, "1F1", "rank 0 runs 1F1, but stage 1 lives on rank 1"),

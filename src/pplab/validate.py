@@ -136,9 +136,11 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
         if kind not in kinds:
             missing = Action(stage, kind, m)
             has = ", ".join(str(Action(stage, k, m)) for k in kinds) or "nothing of it"
+            nowhere = rank is None  # of a stage that two ranks hold, neither runs any of this microbatch
             raise ScheduleError(
-                f"{missing} is missing: rank {rank} runs {has}",
-                f"add {missing} to rank {rank}'s row"
+                f"{missing} is missing: " + ("no rank runs any of it" if nowhere else f"rank {rank} runs {has}"),
+                f"add {missing} to "
+                + (f"a row with stage {stage}" if nowhere else f"rank {rank}'s row")
                 + (f" (or {Action(stage, I, m)} and {Action(stage, W, m)})" if kind is B else ""),
                 rank,
                 missing,

@@ -403,9 +403,10 @@ var pplab = (function make() {
     const kind = (isSplit ? [F, I, W] : [F, B]).find((wanted) => !kinds.has(wanted));
     if (kind === undefined) return;
     const has = [...kinds.keys()].map(name).join(", ") || "nothing of it";
+    const nowhere = rank === null || rank === undefined;
     throw new ScheduleError(
-      `${name(kind)} is missing: rank ${repr(rank)} runs ${has}`,
-      `add ${name(kind)} to rank ${repr(rank)}'s row` + (kind === B ? ` (or ${name(I)} and ${name(W)})` : ""),
+      `${name(kind)} is missing: ` + (nowhere ? "no rank runs any of it" : `rank ${repr(rank)} runs ${has}`),
+      `add ${name(kind)} to ` + (nowhere ? `a row with stage ${stage}` : `rank ${repr(rank)}'s row`) + (kind === B ? ` (or ${name(I)} and ${name(W)})` : ""),
       { rank, action: name(kind) },
     );
   }
@@ -840,12 +841,20 @@ var pplab = (function make() {
 
   function loopRows(P, M, { stagesPerRank = 2, groupSize = null }, warmupPerRank) {
     const groups = groupsOf(P, M, groupSize);
-    return range(P).map((rank) => {
+    const rows = range(P).map((rank) => {
       const stages = loopStages(rank, P, stagesPerRank);
       const most = (stages.length - 1) * groups[0].length + warmupPerRank * (P - 1 - rank);
       const inGroups = (stages, kind) => groups.flatMap((group) => stages.flatMap((stage) => actions(stage, kind, group)));
       return phases(inGroups(stages, F), inGroups([...stages].reverse(), B), Math.min(most, stages.length * M));
     });
+    const last = groups[groups.length - 1].length;
+    if (groupSize !== null && last < groups[0].length && stuckAt(schedule(rows.map((row) => row.map(itemOf)))).size) {
+      throw new ScheduleError(
+        `group_size = ${groupSize} leaves a last group of ${last} for ${P} ranks, and rank 0 would wait for itself: ` +
+          `take a size that divides ${M}, or leave it out`,
+      );
+    }
+    return rows;
   }
 
   const loopStages = (rank, P, stagesPerRank) =>

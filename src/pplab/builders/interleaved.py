@@ -6,6 +6,8 @@ from itertools import accumulate, pairwise
 
 from ..actions import Action, B, F, Kind, actions
 from ..errors import positive_int
+from ..schedule import Schedule
+from ..validate import stuck_at
 from .registry import builder
 from .weave import phases, split_backwards
 
@@ -68,6 +70,11 @@ def _rows(P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_p
         stages = _stages(rank, P, stages_per_rank)
         warmup = min((len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M)
         rows.append(phases(_in_groups(stages, F, groups), _in_groups(stages[::-1], B, groups), warmup))
+    if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
+        raise ValueError(
+            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, and rank 0 would wait "
+            f"for itself: take a size that divides {M}, or leave it out"
+        )
     return rows
 
 
