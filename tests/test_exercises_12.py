@@ -15,7 +15,7 @@ from conftest import assert_explained
 from pplab.exercises import for_real
 
 STALE = dict(zip("ABCD", [for_real.STATES[i] for i in (1, 3, 0, 2)], strict=True))
-WRITE, SYNC, RENAME, FOLDER = for_real.STEPS
+WRITE, SYNC, RENAME, FOLDER = for_real._STEPS
 
 
 def own_norm(gradients, all_reduce, limit):

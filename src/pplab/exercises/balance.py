@@ -238,18 +238,20 @@ def _in_1f1b_order(stage, inputs, gradients):
 
     forward, backward = stage
     torch.manual_seed(1)
-    made, saved = {}, 0
+    made, saved, own = {}, 0, set()
 
     def count(tensor):
         nonlocal saved
-        saved += 1
+        saved += tensor.data_ptr() not in own  # its input a stage may keep
         return tensor
 
     for action in build("1F1B", num_ranks=2, num_microbatches=len(inputs)).rows[0]:
         m = action.microbatch
         if action.kind is F:
+            x = inputs[m].clone()
+            own.add(x.data_ptr())
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                made[m] = [forward(m, inputs[m].clone())]
+                made[m] = [forward(m, x)]
         else:
             made[m].append(backward(m, gradients[m].clone()))
     return [made[m] for m in range(len(inputs))], saved

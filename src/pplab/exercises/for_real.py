@@ -243,7 +243,8 @@ def whole_name(answer: object) -> Verdict:
     return right("every layer finds its name, also where the layers don't divide evenly")
 
 
-STEPS = ("write to a new file", "sync the file", "rename it over the old one", "sync the folder")
+_STEPS = ("write to a new file", "sync the file", "rename it over the old one", "sync the folder")
+STEPS = (_STEPS[2], _STEPS[3], _STEPS[0], _STEPS[1])  # as the exercise shows them
 
 
 def commit(answer: object) -> Verdict:
@@ -254,16 +255,16 @@ def commit(answer: object) -> Verdict:
         return wrong(f"expected the four steps in an order, each once: {', '.join(STEPS)}")
     for done in range(len(answer) + 1):
         state = set(answer[:done])
-        renamed, synced = STEPS[2] in state, STEPS[1] in answer[: answer.index(STEPS[2])]
-        written = STEPS[0] in answer[: answer.index(STEPS[2])]
+        renamed, synced = _STEPS[2] in state, _STEPS[1] in answer[: answer.index(_STEPS[2])]
+        written = _STEPS[0] in answer[: answer.index(_STEPS[2])]
         after = f'power fails after "{answer[done - 1]}"' if done else ""
         if renamed and not written:
             return wrong(f"{after}: the name leads to nothing: there was no new file to rename")
         if renamed and not synced:
             return wrong(f"{after}: the name may lead to a file whose data never reached the disk")
-    if answer.index(STEPS[1]) < answer.index(STEPS[0]):
+    if answer.index(_STEPS[1]) < answer.index(_STEPS[0]):
         return wrong("a file is synced before it is written")
-    if answer[-1] != STEPS[3]:
+    if answer[-1] != _STEPS[3]:
         return wrong(
             "when you say that it is saved, the new name may not have reached the disk: power fails, and it's old"
         )
