@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,18 +40,24 @@ class RankContext:
     transport: str  # "shared", "gloo" or "nccl"
     store: dist.Store
     watch: Callable[[str, int, bool], None]  # told the phase, the place in the row, whether the rank waits
-    groups: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
 
+    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
+
+        All ranks must call, also those that aren't in it, and in one order.
+        """
+        key = purpose, tuple(ranks)
+        if key not in self.groups:
+            backend = "nccl" if self.transport == "nccl" else "gloo"
+            self.groups[key] = dist.new_group(list(ranks), backend=backend)
+        return self.groups[key]
+
     def channels(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], dist.ProcessGroup]:
         """The process group of every channel. Only NCCL needs one each: its groups keep order. All ranks must call."""
-        if self.transport != "nccl":
-            return {}
-        for pair in pairs:
-            if pair not in self.groups:
-                self.groups[pair] = dist.new_group(list(pair), backend="nccl")
-        return {pair: self.groups[pair] for pair in pairs}
+        return {pair: self.group("channel", pair) for pair in pairs} if self.transport == "nccl" else {}
 
 
 @dataclass(frozen=True)
@@ -129,9 +136,8 @@ def train(context: RankContext, job: Job) -> RankReport:
     comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
     comm.warm_up(pairs)
     tied = tied_weights(workload, num_stages)
-    backend = "nccl" if context.transport == "nccl" else "gloo"
     wire = torch.device("cpu") if staged else device
-    copies = Reducer(rank, schedule, stages, tied, backend, wire, job.reduction)
+    copies = Reducer(rank, schedule, stages, tied, partial(context.group, "copies"), wire, job.reduction)
     recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(

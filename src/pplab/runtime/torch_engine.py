@@ -17,7 +17,6 @@ import torch.distributed as dist
 from .. import schedule_csv
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
 from ..lower import LoweredRow
-from ..schedule import Schedule
 from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
@@ -58,7 +57,7 @@ def train_torch(
     spans = NoSpans()
     messages = _Messages(recorder) if one_queue else None
     runner = _runner(
-        schedule, job, modules, device, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
+        context, job, modules, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
     )
     parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
@@ -114,10 +113,9 @@ def train_torch(
 
 
 def _runner(
-    schedule: Schedule,
+    context: RankContext,
     job: Job,
     modules: dict,
-    device: torch.device,
     mark: Callable[[], object],
     times: dict,
     span: Callable[[Action], AbstractContextManager],
@@ -127,6 +125,8 @@ def _runner(
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    schedule, device = job.schedule, context.device
 
     class Timed(pipelining.PipelineStage):
         def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
@@ -172,7 +172,7 @@ def _runner(
                     op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
             return ops
 
-    group = dist.new_group(backend="nccl") if device.type == "cuda" else None
+    group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in modules.items()]
     options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
     name = CLASSES.get(schedule.name)
