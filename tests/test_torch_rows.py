@@ -12,7 +12,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab.queues import parse_lowered
-from pplab.runtime import Pool
+from pplab.runtime import Pool, RankError
 from pplab.runtime.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
 
 
@@ -76,6 +76,15 @@ def test_gradients_accumulate_where_torch_doesnt_scale(pool):
     scaled, plain = (pool.run(take_steps, stages(2), "1F1B", 4, 2, scale)[0] for scale in (True, False))
     once, twice = plain["gradients"]
     assert np.allclose(once, 4 * scaled["gradients"][0], rtol=1e-4) and np.allclose(twice, 2 * once, rtol=1e-4)
+
+
+def test_an_error_in_torchs_runtime_names_no_action_that_it_isnt_about():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    layers = [nn.Linear(6, 6), modules.RaisesInForward()]
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError) as caught:
+        pool.train(s, modules.workload(*layers), engine="torch")
+    assert caught.value.action is None and "the third forward fails" in str(caught.value)
+    assert caught.value.cause.startswith("rank 1 failed in a step of torch's runtime: ")
 
 
 def test_an_order_that_torch_loses_track_of_is_refused(pool):

@@ -30,13 +30,13 @@ from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
 from .checkpoint import Checkpoint, Resumed, check_place, write
-from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
+from .job import Job, RankReport, WholeReport, train, train_whole
 from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .reduction import REDUCTIONS
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
 from .torch_engine import train_torch
-from .workload import Workload, check_divides
+from .workload import Workload, check_divides, tied_weights
 
 POLL_S = 0.1
 BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer

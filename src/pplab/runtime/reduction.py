@@ -17,10 +17,9 @@ from ..actions import Action, parts
 from ..schedule import Schedule
 from .comm import naming
 from .stage import Stage
+from .workload import Places
 
 REDUCTIONS = ("end", "drain")
-
-Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
 
 @dataclass

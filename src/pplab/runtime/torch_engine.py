@@ -17,7 +17,7 @@ import torch.distributed as dist
 from .. import schedule_csv
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
 from ..lower import LoweredRow
-from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
+from .job import Job, RankContext, RankReport, State, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
 from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
@@ -59,9 +59,7 @@ def train_torch(
     runner = _runner(
         context, job, modules, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
     )
-    parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
-    optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
-    state = State(context, job, modules, optimizer)
+    state = State(context, job, modules)
 
     def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
         for module in modules.values():
@@ -74,19 +72,12 @@ def train_torch(
         dist.barrier()
         times.clear()
         recorder.begin()
-        context.watch("step", 0, False)
+        context.watch("in a step of torch's runtime", 0, False)  # where in its row, only torch knows
         with spans.named("pp.step"):
             with autocast(device, job.autocast), meter or nullcontext():
                 runner.step(*inputs, **last, **batch.context)
-            if update and job.clip_norm is not None:
-                start = recorder.clock.mark()
-                state.clip()
-                recorder.other("clipping", start, recorder.clock.mark())
-            if update and optimizer is not None:
-                start = recorder.clock.mark()
-                with spans.named("pp.optimizer_step"):
-                    optimizer.step()
-                recorder.other("optimizer", start, recorder.clock.mark())
+            if update:
+                state.update(recorder, spans)
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]
             recorder.action(item, halves[0][0], halves[-1][1])
@@ -96,7 +87,7 @@ def train_torch(
     run_pass(0)  # torch learns the shapes in its first step, with an extra pass
     meter = Meter(t for module in modules.values() for t in (*module.parameters(), *module.buffers()))
     _, first_loss = run_pass(0, meter)
-    gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
+    gradients = state.gradients()
     for _ in range(job.warmup):
         run_pass(0)
     state.restore_buffers()
