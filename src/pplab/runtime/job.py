@@ -79,6 +79,7 @@ class Job:
     clip_norm: float | None = None  # the most that the norm of all gradients may be
     resume: Checkpoint | None = None  # where the workload goes on from
     save: bool = False  # whether to report weights and the optimizer's state
+    engine: str = "pplab"  # or "torch"
 
     @property
     def first_step(self) -> int:
