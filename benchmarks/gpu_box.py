@@ -96,10 +96,6 @@ def _gpu(index: int) -> dict:
     }
 
 
-def _reaches(source: int, target: int) -> bool:
-    return source == target or torch.cuda.can_device_access_peer(source, target)
-
-
 def _query(fields: str) -> list[list[str]]:
     """What nvidia-smi says, a row per GPU; nothing where it isn't there."""
     try:

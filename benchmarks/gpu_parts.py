@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,16 +84,20 @@ def train(setting: Setting, part: Part) -> None:
         for sharing in setting.sharings(num_ranks, part):
             with setting.pool(num_ranks, sharing) as pool:
                 print(f"== {pool}", *pool.notes, sep="\n   ", flush=True)
-                for name in size.schedules:
-                    try:
-                        schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
-                    except ValueError as error:
-                        part.leave_out(f"{name} on {num_ranks} ranks", str(error))
-                        continue
+                for schedule in _schedules(size, num_ranks, part):
                     for dtype in (None, torch.bfloat16):
                         options = {"check_gradients": True, "optimizer": optimizer, "autocast": dtype}
                         run = partial(_run, pool, schedule, workload, sharing, steps=size.steps, **options)
-                        part.attempt(f"{name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
+                        part.attempt(f"{schedule.name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
+
+
+def _schedules(size: Size, num_ranks: int, part: Part) -> Iterator[pp.Schedule]:
+    """The size's schedules on so many ranks; those that can't be are left out with the reason."""
+    for name in size.schedules:
+        try:
+            yield pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
+        except ValueError as error:
+            part.leave_out(f"{name} on {num_ranks} ranks", str(error))
 
 
 def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, **options: object) -> dict:
@@ -159,13 +163,8 @@ def paced(setting: Setting, part: Part) -> None:
             part.leave_out(f"{num_ranks} ranks", "every rank has a GPU: its own times are the schedule's")
             continue
         with setting.pool(num_ranks, "turns") as pool:
-            for name in size.schedules:
-                try:
-                    schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=size.num_microbatches)
-                except ValueError as error:
-                    part.leave_out(f"{name} on {num_ranks} ranks", str(error))
-                    continue
-                part.attempt(f"{name}, {num_ranks} ranks", partial(_paced, pool, schedule, workload, size))
+            for schedule in _schedules(size, num_ranks, part):
+                part.attempt(f"{schedule.name}, {num_ranks} ranks", partial(_paced, pool, schedule, workload, size))
 
 
 def _paced(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> dict:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import browser
 
 EXPLORER = Path(__file__).parents[1] / "book/_static/explorer"
 SCRIPTS = (EXPLORER / "core.js", EXPLORER / "play.js", Path(__file__).with_name("explorer_report.js"))
@@ -27,18 +28,10 @@ def quickjs_engine() -> Iterator[Evaluate]:
 
 @contextmanager
 def chromium_engine() -> Iterator[Evaluate]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next(filter(None, map(shutil.which, names)), None)  # None: the one that playwright installs
-    with playwright.sync_playwright() as p:
-        try:
-            browser = p.chromium.launch(executable_path=chromium)
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
-        page = browser.new_page()
+    with browser.launched_or_skipped() as chromium:
+        page = chromium.new_page()
         # Indirect eval, so that a script's functions become globals.
         yield lambda code: page.evaluate("code => (0, eval)(code)", code)
-        browser.close()
 
 
 @contextmanager

@@ -208,3 +208,8 @@ class Hungry(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, 6) to nothing."""
         return self.linear(x) + torch.empty(2**48, device=x.device).sum()
+
+
+def open_files(context) -> int:
+    """The rank's open files and sockets."""
+    return len(os.listdir("/proc/self/fd"))

@@ -136,7 +136,7 @@ def test_a_norm_that_is_not_finite_is_an_error_that_says_where():
             pool.train(schedule, modules.workload(*layers), optimizer=SGD, clip_norm=1.0)
 
 
-@pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "1"])
+@pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "1", True])
 def test_limits_that_are_none_are_refused(limit):
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     with pytest.raises(ValueError, match="clip_norm must be a number of more than 0"):

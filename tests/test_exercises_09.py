@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from pathlib import Path
-
 import pytest
 
 import pplab as pp
-from conftest import assert_explained
+from conftest import assert_explained, assert_solutions
 from pplab.exercises import measuring
 
 CAUSES = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
@@ -89,14 +84,4 @@ def test_a_nap_is_taken_once(monkeypatch):
 
 
 def test_the_solutions_of_the_chapter_are_right():
-    path = Path(__file__).parents[1] / "notebooks" / "09_measuring.ipynb"
-    prose = "\n".join(
-        "".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "markdown"
-    )
-    codes = re.findall(r"<summary>Solution</summary>\s*```python\n(.*?)```", prose, flags=re.S)
-    assert len(codes) == 6
-    for code in codes:
-        *statements, last = ast.parse(code).body
-        names = {"pp": pp, "exercise": measuring}
-        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
-        assert eval(compile(ast.Expression(last.value), "solution", "eval"), names).right is True, code
+    assert_solutions("09_measuring", measuring, 6)

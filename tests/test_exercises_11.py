@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from pathlib import Path
-
 import pytest
 
-import pplab as pp
-from conftest import assert_explained
+from conftest import assert_explained, assert_solutions
 from pplab.exercises import communication
 from pplab.layout import Layout
 
@@ -153,14 +147,4 @@ def test_ranks_that_both_send_first_hang():
 
 
 def test_the_solutions_of_the_chapter_are_right():
-    path = Path(__file__).parents[1] / "notebooks" / "11_communication.ipynb"
-    prose = "\n".join(
-        "".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "markdown"
-    )
-    codes = re.findall(r"<summary>Solution</summary>\s*```python\n(.*?)```", prose, flags=re.S)
-    assert len(codes) == 7
-    for code in codes:
-        *statements, last = ast.parse(code).body
-        names = {"pp": pp, "exercise": communication}
-        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
-        assert eval(compile(ast.Expression(last.value), "solution", "eval"), names).right is True, code
+    assert_solutions("11_communication", communication, 7)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-import re
-from pathlib import Path
 
 import pytest
 
 import pplab as pp
-from conftest import assert_explained
+from conftest import assert_explained, assert_solutions
 from pplab.exercises import for_real
 
 STALE = dict(zip("ABCD", [for_real.STATES[i] for i in (1, 3, 0, 2)], strict=True))
@@ -161,14 +157,4 @@ def test_a_fault_strikes_in_its_call_once(tmp_path):
 
 
 def test_the_solutions_of_the_chapter_are_right():
-    path = Path(__file__).parents[1] / "notebooks" / "12_for_real.ipynb"
-    prose = "\n".join(
-        "".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "markdown"
-    )
-    codes = re.findall(r"<summary>Solution</summary>\s*```python\n(.*?)```", prose, flags=re.S)
-    assert len(codes) == 8
-    for code in codes:
-        *statements, last = ast.parse(code).body
-        names = {"pp": pp, "exercise": for_real}
-        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
-        assert eval(compile(ast.Expression(last.value), "solution", "eval"), names).right is True, code
+    assert_solutions("12_for_real", for_real, 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
+import browser as chromium
 import pplab as pp
 from pplab import palette
 
@@ -76,16 +76,8 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    with playwright.sync_playwright() as started:
-        path = found or started.chromium.executable_path
-        if not Path(path).exists():
-            pytest.skip(f"no browser: none of {', '.join(names)} is on the path, and playwright has installed none")
-        chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium.launched_or_skipped() as started:
+        yield started
 
 
 @pytest.fixture

@@ -84,10 +84,7 @@ PALE = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
-    path = chromium.find()
-    if path is None:
-        pytest.skip(chromium.HOW)
-    with chromium.launched(path) as started:
+    with chromium.launched_or_skipped() as started:
         yield started
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import time
 
 import numpy as np
@@ -112,6 +113,16 @@ def test_tied_weights_equal_one_process(four, name):
     run = four.train(s, tiny(tied=True, num_layers=8), steps=1, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
     assert "head.scores.weight" not in run.gradients.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts open files by /proc")
+def test_runs_leave_no_process_groups_behind(four):
+    found = []
+    for _ in range(3):
+        four.train(pp.build("DualPipe", num_ranks=4, num_microbatches=8), tiny(num_layers=4), steps=1, warmup=0)
+        found.append(four.run(modules.open_files))
+    assert found[1] == found[0] and found[2] == found[0]
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_paces_that_cannot_be_kept_are_refused():
     with Pool(2, device="cpu", transport="gloo") as pool:
         with pytest.raises(ValueError, match="pace can't limit bandwidth"):
             pool.train(s, workload, pace=pp.Costs(bandwidth=1, unit="ms"))
-        with pytest.raises(ValueError, match='needs transport="shared", and this pool has gloo'):
+        with pytest.raises(ValueError, match='needs transport="shared", and these ranks have gloo'):
             pool.train(s, workload, pace=pp.Costs(latency=1, unit="ms"))
 
 

@@ -68,7 +68,7 @@ def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
 
 def name_logo(app, config) -> None:
     """The logo's alternative text, which the theme would make of a title that the first page leaves out."""
-    if config.html_theme == "sphinx_book_theme":
+    if config.html_theme == "sphinx_book_theme":  # others may not know the option, and warn of it
         config.html_theme_options.setdefault("logo", {}).setdefault("alt_text", f"{config.html_title} - Home")
 
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"pplab {options.name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -105,6 +105,7 @@ def _train(options: argparse.Namespace) -> int:
         "engine": options.engine,
         "profile": options.profile,
         "replicas": options.replicas,
+        "reduction": options.reduction,
         "recompute": options.recompute,
         "clip_norm": options.clip_norm,
         "resume": options.resume,
@@ -296,6 +297,9 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--profile", metavar="DIR", help="record torch.profiler traces of all ranks, and sum them up")
     training.add_argument("--engine", default="pplab", help="pplab or torch: whose runtime (default pplab)")
     training.add_argument("--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks (default 1)")
+    training.add_argument(
+        "--reduction", default="end", metavar="WHEN", help="of gradients kept in several places: end or drain"
+    )
     training.add_argument(
         "--recompute", type=_stages, nargs="?", const=True, default=False, metavar="S,S", help="all stages, or these"
     )

@@ -72,6 +72,19 @@ def incoming(action: Action, num_stages: int) -> Action | None:
     return None
 
 
+_OTHER_END = {SEND_F: (RECV_F, 1), RECV_F: (SEND_F, -1), SEND_B: (RECV_B, -1), RECV_B: (SEND_B, 1)}
+
+
+def other_end(message: Action) -> Action:
+    """The receive of a send, the send of a receive.
+
+    >>> print(other_end(Action(2, SEND_B, 5)))
+    1RECV_B5
+    """
+    kind, step = _OTHER_END[message.kind]
+    return Action(message.stage + step, kind, message.microbatch)
+
+
 @dataclass(frozen=True)
 class Columns:
     """The actions of all rows, one after the other, as flat lists: what a pass over millions of actions reads.

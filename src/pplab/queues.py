@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from .actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, Action, Overlap, parse, parts
+from .actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parse, parts
 from .costs import Costs
-from .deps import incoming
+from .deps import incoming, other_end
 from .errors import ScheduleError, unknown
 from .lower import LoweredRow
 from .schedule import Schedule
@@ -119,9 +119,7 @@ class _Flow:
 
     def _peer(self, message: Action) -> int:
         """The rank at the other end."""
-        stage, kind, m = message
-        other = stage + 1 if kind in (SEND_F, RECV_B) else stage - 1
-        return self.home[other, m]
+        return self.home[other_end(message).stage, message.microbatch]
 
     def _queue_of(self, rank: int, message: Action) -> tuple:
         names = {
@@ -140,8 +138,7 @@ class _Flow:
                 send, posted = self.waiting[own][0]
                 if send.kind not in (SEND_F, SEND_B):
                     continue
-                step, kind = (1, RECV_F) if send.kind is SEND_F else (-1, RECV_B)
-                receive, target = Action(send.stage + step, kind, send.microbatch), self._peer(send)
+                receive, target = other_end(send), self._peer(send)
                 other = self._queue_of(target, receive)
                 if not self.waiting.get(other) or self.waiting[other][0][0] != receive:
                     continue
@@ -159,8 +156,8 @@ class _Flow:
         link = self.costs.link(source, target)
         if link.bandwidth == inf:
             return link.latency
-        made_by = parse(str(send).replace("SEND_", ""))
-        return link.latency + self.costs.occupancy(made_by.kind, made_by.stage, link.bandwidth)
+        made_by = F if send.kind is SEND_F else B
+        return link.latency + self.costs.occupancy(made_by, send.stage, link.bandwidth)
 
     def _stuck(self) -> ScheduleError:
         said = []

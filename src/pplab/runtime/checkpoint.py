@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .workload import Batch, Workload
+from .workload import Batch, Workload, tied_weights
 
 _VERSION = 1
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -191,7 +191,7 @@ def collect(
 
 def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
     """The name in the whole model of every parameter of these stages."""
-    tied = workload.tied(num_stages) if hasattr(workload, "tied") else {}
+    tied = tied_weights(workload, num_stages)
     also = {tuple(place): name for name, places in tied.items() for place in places}
     return {
         p: also.get((stage, name), name) for stage, module in modules.items() for name, p in module.named_parameters()

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..schedule import Schedule
 from .comm import naming
-from .workload import Workload
+from .workload import Workload, tied_weights
 
 
 def own_parameters(
@@ -21,7 +21,7 @@ def own_parameters(
 
     Of a stage that several ranks keep, the first rank answers; of a weight that several stages keep, the first stage.
     """
-    tied = workload.tied(schedule.num_stages) if hasattr(workload, "tied") else {}
+    tied = tied_weights(workload, schedule.num_stages)
     elsewhere = {tuple(place) for places in tied.values() for place in places[1:]}
     return [
         p

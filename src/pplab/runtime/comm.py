@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action
+from ..actions import RECV_B, RECV_F, SEND_F, Action
+from ..deps import other_end
 
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
 _MOST_PARTS = 16  # tensors of one message
-_STEP = {SEND_F: 1, RECV_F: -1, SEND_B: -1, RECV_B: 1}  # from a communication's stage to the stage at the other end
 
 
 class LostPeer(RuntimeError):
@@ -155,7 +155,7 @@ class Comm:
 
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
-        return self.home[action.stage + _STEP[action.kind], action.microbatch]
+        return self.home[other_end(action).stage, action.microbatch]
 
 
 @contextmanager

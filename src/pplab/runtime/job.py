@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ from .checkpoint import Checkpoint, Saved, collect, names_in_whole
 from .clip import clip_gradients, own_parameters, own_stages
 from .comm import Comm
 from .executor import Executor
-from .recording import Recording
-from .reduction import Places, Reducer
+from .recording import NoSpans, Recording
+from .reduction import Reducer
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import Allocator, Meter, StepTrace, recorder_for
-from .workload import Workload, loss_scale
+from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
+from .workload import Workload, loss_scale, tied_weights
 
 
 @dataclass
@@ -39,18 +40,24 @@ class RankContext:
     transport: str  # "shared", "gloo" or "nccl"
     store: dist.Store
     watch: Callable[[str, int, bool], None]  # told the phase, the place in the row, whether the rank waits
-    groups: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
 
+    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
+
+        All ranks must call, also those that aren't in it, and in one order.
+        """
+        key = purpose, tuple(ranks)
+        if key not in self.groups:
+            backend = "nccl" if self.transport == "nccl" else "gloo"
+            self.groups[key] = dist.new_group(list(ranks), backend=backend)
+        return self.groups[key]
+
     def channels(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], dist.ProcessGroup]:
         """The process group of every channel. Only NCCL needs one each: its groups keep order. All ranks must call."""
-        if self.transport != "nccl":
-            return {}
-        for pair in pairs:
-            if pair not in self.groups:
-                self.groups[pair] = dist.new_group(list(pair), backend="nccl")
-        return {pair: self.groups[pair] for pair in pairs}
+        return {pair: self.group("channel", pair) for pair in pairs} if self.transport == "nccl" else {}
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Job:
     clip_norm: float | None = None  # the most that the norm of all gradients may be
     resume: Checkpoint | None = None  # where the workload goes on from
     save: bool = False  # whether to report weights and the optimizer's state
+    engine: str = "pplab"  # or "torch"
 
     @property
     def first_step(self) -> int:
@@ -129,9 +137,8 @@ def train(context: RankContext, job: Job) -> RankReport:
     comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
     comm.warm_up(pairs)
     tied = tied_weights(workload, num_stages)
-    backend = "nccl" if context.transport == "nccl" else "gloo"
     wire = torch.device("cpu") if staged else device
-    copies = Reducer(rank, schedule, stages, tied, backend, wire, job.reduction)
+    copies = Reducer(rank, schedule, stages, tied, partial(context.group, "copies"), wire, job.reduction)
     recorder = recorder_for(device)
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
@@ -148,10 +155,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         done=copies.done if copies else None,
     )
     modules = [stage.module for stage in stages.values()]
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
-    state = State(context, job, {index: stage.module for index, stage in stages.items()}, optimizer)
-
+    state = State(context, job, {index: stage.module for index, stage in stages.items()})
     recording = Recording(job.profile, rank, schedule.rows[rank], device, modules)
 
     def run_pass(step: int, count: bool = False, update: bool = False) -> tuple[StepTrace, float]:
@@ -174,24 +178,13 @@ def train(context: RankContext, job: Job) -> RankReport:
                 start = recorder.clock.mark()
                 copies.finish()
                 recorder.other(copies.label, start, recorder.clock.mark())
-            if update and job.clip_norm is not None:
-                context.watch("clipping gradients", 0, True)
-                start = recorder.clock.mark()
-                state.clip()
-                recorder.other("clipping", start, recorder.clock.mark())
-            if update and optimizer is not None:
-                context.watch("in the optimizer", 0, False)
-                start = recorder.clock.mark()
-                with executor.spans.named("pp.optimizer_step"):
-                    optimizer.step()
-                recorder.other("optimizer", start, recorder.clock.mark())
+            if update:
+                state.update(recorder, executor.spans)
         return recorder.finish(), _loss(stages) * job.loss_scale
 
     meter: Meter | None = None
     _, first_loss = run_pass(0, count=True)
-    gradients = collect_gradients(modules) if job.collect_gradients else {}
-    also = {local: name for name, places in tied.items() for _, local in places}
-    gradients = {also.get(name, name): gradient for name, gradient in gradients.items()}
+    gradients = state.gradients()
     for _ in range(job.warmup):
         run_pass(0)
     state.restore_buffers()
@@ -227,39 +220,43 @@ def stage_modules(context: RankContext, job: Job) -> dict[int, nn.Module]:
     }
 
 
-def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
-    """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
-    return workload.tied(num_stages) if hasattr(workload, "tied") else {}
-
-
 class State:
     """What a rank carries from step to step: weights, buffers, its optimizer's state. Restored when the job resumes."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        job: Job,
-        modules: Mapping[int, nn.Module],
-        optimizer: torch.optim.Optimizer | None,
-    ):
-        self.context, self.job, self.modules, self.optimizer = context, job, modules, optimizer
+    def __init__(self, context: RankContext, job: Job, modules: Mapping[int, nn.Module]):
+        self.context, self.job, self.modules = context, job, modules
         self.names = names_in_whole(job.workload, modules, job.schedule.num_stages)
         self.norms: list[float] = []  # of the gradients, before clipping
+        self._own = own_parameters(context.rank, job.schedule, job.workload, modules)
         self._buffers = [(b, b.clone()) for module in modules.values() for b in module.buffers()]
-        if job.resume is not None and optimizer is not None:
-            job.resume.load_optimizer(optimizer, self.names)
+        parameters = [p for p in self.names if p.requires_grad]
+        self.optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
+        if job.resume is not None and self.optimizer is not None:
+            job.resume.load_optimizer(self.optimizer, self.names)
 
     def restore_buffers(self) -> None:
         """Undo what passes that don't count as steps did to running averages."""
         for buffer, kept in self._buffers:
             buffer.copy_(kept)
 
-    def clip(self) -> None:
-        """Clip the gradients by the norm over all ranks."""
-        context, job = self.context, self.job
-        own = own_parameters(context.rank, job.schedule, job.workload, self.modules)
-        norm = clip_gradients(list(self.names), own, job.clip_norm, context.rank, context.num_ranks)
-        self.norms.append(norm)
+    def gradients(self) -> dict[str, np.ndarray]:
+        """The gradients by their names in the whole model, if the job collects them."""
+        return collect_gradients((name, p) for p, name in self.names.items()) if self.job.collect_gradients else {}
+
+    def update(self, recorder: Recorder, spans: NoSpans) -> None:
+        """Clip the gradients by the norm over all ranks, and take the optimizer's step: what of it the job asks for."""
+        context, limit = self.context, self.job.clip_norm
+        if limit is not None:
+            context.watch("clipping gradients", 0, True)
+            start = recorder.clock.mark()
+            self.norms.append(clip_gradients(list(self.names), self._own, limit, context.rank, context.num_ranks))
+            recorder.other("clipping", start, recorder.clock.mark())
+        if self.optimizer is not None:
+            context.watch("in the optimizer", 0, False)
+            start = recorder.clock.mark()
+            with spans.named("pp.optimizer_step"):
+                self.optimizer.step()
+            recorder.other("optimizer", start, recorder.clock.mark())
 
     def saved(self) -> Saved:
         """What this rank saves of the stages that it answers for."""
@@ -289,7 +286,7 @@ def train_whole(
     with autocast(context.device, dtype):
         loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
     loss.backward()
-    gradients = collect_gradients([model])
+    gradients = collect_gradients(model.named_parameters())
     times = []
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
@@ -324,14 +321,13 @@ def _loss(stages: Mapping[int, Stage]) -> float:
     return torch.stack(losses).sum().item() if losses else 0.0
 
 
-def collect_gradients(modules: Iterable[nn.Module]) -> dict[str, np.ndarray]:
+def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, np.ndarray]:
     """Every parameter's gradient by name, in single precision or better, on the host."""
     found = {}
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                gradient = parameter.grad.detach().cpu()
-                found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
+    for name, parameter in named:
+        if parameter.grad is not None:
+            gradient = parameter.grad.detach().cpu()
+            found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
     return found
 
 

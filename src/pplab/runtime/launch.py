@@ -30,13 +30,13 @@ from ..replicate import replicate
 from ..schedule import Schedule
 from ..validate import validate
 from .checkpoint import Checkpoint, Resumed, check_place, write
-from .job import Job, RankReport, WholeReport, tied_weights, train, train_whole
+from .job import Job, RankReport, WholeReport, train, train_whole
 from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .reduction import REDUCTIONS
 from .report import GradientReport, Reference, Run, compare_gradients, make_run
 from .torch_engine import train_torch
-from .workload import Workload, check_divides
+from .workload import Workload, check_divides, tied_weights
 
 POLL_S = 0.1
 BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
@@ -162,28 +162,27 @@ class Pool:
             resume=resume,
             save=save,
         )
-        schedule, workload = job.schedule, job.workload
-        if job.delays_s and self.transport != "shared":
-            raise ValueError(f'pace with latency needs transport="shared", and this pool has {self.transport}')
-        rows = lower(schedule, ahead=1)
-        reports = self.run(ENGINES[engine], job, where=lambda rank, place: _where(schedule, rows[rank], place))
+        return self.carry_out(job, save=save)
+
+    def carry_out(self, job: Job, *arguments: object, save: str | os.PathLike | None = None) -> Run:
+        """Run a job that `check_job` made; `save` as in `train`, `arguments` for its engine. Raises as `train` does."""
+        check_transport(job, self.devices, self.transport)
+        rows = lower(job.schedule, ahead=1)
+        where = lambda rank, place: _where(job.schedule, rows[rank], place)  # noqa: E731
+        reports = self.run(ENGINES[job.engine], job, *arguments, where=where)
         if save is not None:
             save_reports(save, reports, job)
         gradients = None
-        if check_gradients:
-            whole = self.run(train_whole, workload, schedule.num_microbatches, 0, autocast)[0]
-            gradients = report_gradients(reports, whole, autocast)
+        if job.collect_gradients:
+            whole = self.run(train_whole, job.workload, job.schedule.num_microbatches, 0, job.autocast)[0]
+            gradients = report_gradients(reports, whole, job.autocast)
         return make_run(
-            schedule,
-            workload,
+            job,
             reports,
             gradients,
             device=", ".join(dict.fromkeys(self.devices)),
             transport=self.transport,
-            how="measured" if pace is None else "paced",
-            notes=(*workload.notes, *_paced_notes(self.devices, self.notes, pace)),
-            engine=engine,
-            first_step=job.first_step,
+            notes=_paced_notes(self.devices, self.notes, job.pace_s is not None),
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -511,7 +510,7 @@ def check_job(
         _check_order_of_losses(schedule)
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and 0 < clip_norm < math.inf):
+    if clip_norm is not None and not (type(clip_norm) in (int, float) and 0 < clip_norm < math.inf):
         raise ValueError(f"clip_norm must be a number of more than 0, or None, got {clip_norm!r}")
     again = _stages_that_recompute(recompute, schedule.num_stages)
     if engine == "torch" and again:
@@ -545,7 +544,18 @@ def check_job(
         clip_norm=clip_norm,
         resume=checkpoint,
         save=save is not None,
+        engine=engine,
     )
+
+
+def check_transport(job: Job, devices: Sequence[str], transport: str) -> None:
+    """Raise ValueError for a job that these devices, with tensors crossing this way, can't do."""
+    if job.delays_s and transport != "shared":
+        raise ValueError(f'pace with latency needs transport="shared", and these ranks have {transport}')
+    if job.engine == "torch" and devices[0] != "cpu" and transport != "nccl":
+        raise ValueError(
+            "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
+        )
 
 
 def _stages_that_recompute(recompute: bool | Iterable[int], num_stages: int) -> frozenset[int]:
@@ -653,9 +663,9 @@ def _mps_notes(num_clients: int, num_ranks: int) -> list[str]:
     ]
 
 
-def _paced_notes(devices: Sequence[str], notes: Sequence[str], pace: Costs | None) -> Sequence[str]:
+def _paced_notes(devices: Sequence[str], notes: Sequence[str], paced: bool) -> Sequence[str]:
     """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
-    if pace is None or not notes:
+    if not paced or not notes:
         return notes
     if devices[0] == "cpu":
         return [

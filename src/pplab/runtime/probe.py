@@ -61,7 +61,7 @@ def all_reduce_times(context: RankContext, num_bytes: int, count: int = 20) -> l
     """All ranks add up `num_bytes` of float32, `count` times; returns each time in milliseconds."""
     device = context.device if context.transport == "nccl" else torch.device("cpu")
     numbers = torch.zeros(max(1, num_bytes // 4), device=device)
-    group = dist.new_group(backend="nccl") if context.transport == "nccl" else None
+    group = context.group("all", range(context.num_ranks)) if context.transport == "nccl" else None
     times = []
     for _ in range(count):
         dist.barrier()

@@ -35,6 +35,7 @@ PHASES = (
     "running the model in one process",
     "clipping gradients",
     "decoding",
+    "in a step of torch's runtime",
 )
 FIELDS = 4  # of a rank on the board: phase, position in the row, whether it waits, a count of changes
 

@@ -6,7 +6,7 @@ several stages. Both are buckets: parameters of this rank, and the ranks that ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,9 @@ from ..actions import Action, parts
 from ..schedule import Schedule
 from .comm import naming
 from .stage import Stage
+from .workload import Places
 
 REDUCTIONS = ("end", "drain")
-
-Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
 
 @dataclass
@@ -38,8 +37,8 @@ class Reducer:
     """This rank's buckets. `begin` a step, tell of every action that is `done`, and `finish`.
 
     `when` is "drain" (a bucket is on its way as soon as this rank has run the last backward of its stages) or "end"
-    (once the rank has run its row). All ranks must make theirs, and every rank adds up buckets in the same order:
-    otherwise two ranks could wait for each other.
+    (once the rank has run its row). `group` gives the process group of some ranks. All ranks must make theirs, and
+    every rank adds up buckets in the same order: otherwise two ranks could wait for each other.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Reducer:
         schedule: Schedule,
         stages: Mapping[int, Stage],
         tied: Mapping[str, Places],
-        backend: str,
+        group: Callable[[Sequence[int]], dist.ProcessGroup],
         wire: torch.device,
         when: str = "end",
     ):
@@ -57,13 +56,11 @@ class Reducer:
         shared = {place for places in tied.values() for place in places}
         held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
         held |= {f"stage {stage}": (stage,) for stage in range(schedule.num_stages)}
-        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.buckets: list[_Bucket] = []
         last = _last_actions(schedule)
         for name in sorted(held, key=lambda name: (max(last[at] for at in last if at[1] in held[name]), name)):
             ranks = tuple(sorted({r for r, stage in last if stage in held[name]}))
-            if len(ranks) > 1 and ranks not in groups:
-                groups[ranks] = dist.new_group(list(ranks), backend=backend)  # by all ranks in one order
+            shares = group(ranks) if len(ranks) > 1 else None  # all ranks ask, in one order
             if rank not in ranks:
                 continue
             if name in tied:
@@ -72,7 +69,7 @@ class Reducer:
                 (stage,) = held[name]
                 found = [[p] for local, p in own[stage].items() if p.requires_grad and (stage, local) not in shared]
             if found and (len(ranks) > 1 or len(found[0]) > 1):
-                self.buckets.append(_Bucket(found, groups.get(ranks), {s for s in held[name] if s in own}))
+                self.buckets.append(_Bucket(found, shares, {s for s in held[name] if s in own}))
         self._last = {stage: position for (r, stage), (_, position) in last.items() if r == rank}
         self.label = "gradients of both copies"
         if tied or len(schedule.replicas) > 1:

@@ -18,8 +18,8 @@ from ..costs import Costs, Memory
 from ..profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
-from .job import RankReport, StepTrace
-from .workload import Workload
+from .job import Job, RankReport
+from .trace import StepTrace
 
 _TRANSPORTS = {"shared": "shared memory"}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -248,19 +248,19 @@ class Run:
 
 
 def make_run(
-    schedule: Schedule,
-    workload: Workload,
+    job: Job,
     reports: Sequence[RankReport],
     gradients: GradientReport | None,
     *,
     device: str,
     transport: str,
-    how: str,
     notes: Sequence[str],
-    engine: str = "pplab",
-    first_step: int = 0,
 ) -> Run:
-    """Put the ranks' reports together."""
+    """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
+    schedule, workload, how = job.schedule, job.workload, "measured" if job.pace_s is None else "paced"
+    notes = (*workload.notes, *notes)
+    if job.engine == "torch" and transport == "shared":
+        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     steps = list(zip(*(report.traces for report in reports), strict=True))
     changes = {key: change for report in reports for key, change in report.bytes_of.items()}
     stages = range(schedule.num_stages)
@@ -293,14 +293,14 @@ def make_run(
         tuple(max(0, rise - recomputed.get(stage, 0)) for stage, (_, rise) in enumerate(of_input)),
         gradients,
         versions(),
-        engine,
-        profile=_profile(schedule, reports, engine),
+        job.engine,
+        profile=_profile(schedule, reports, job.engine),
         allocated_bytes=tuple(peak for _, peak in allocated) if all(allocated) else None,
         resident_bytes=tuple(before for before, _ in allocated) if all(allocated) else None,
         recomputed_of=tuple(recomputed.get(stage, 0) for stage in stages) if again else (),
         recompute_ms=tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
         gradient_norms=reports[0].gradient_norms,
-        first_step=first_step,
+        first_step=job.first_step,
     )
 
 

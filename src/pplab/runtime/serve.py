@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..models.gpt import LanguageModel
+from ..errors import positive_int
 from .comm import naming
 from .job import RankContext
+
+if TYPE_CHECKING:
+    from ..models import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def decode(
     window of T tokens moves along. `pace_s` is what a stage takes at least for a group. Raises ValueError when the
     requests don't divide.
     """
-    if len(prompts) % groups:
+    if len(prompts) % positive_int("groups", groups):
         raise ValueError(f"{len(prompts)} requests don't divide into {groups} equal groups")
     rank, num_ranks = context.rank, context.num_ranks
     stage = workload.build_stage(rank, num_ranks).to(context.device).eval()

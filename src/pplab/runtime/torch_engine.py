@@ -17,8 +17,7 @@ import torch.distributed as dist
 from .. import schedule_csv
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
 from ..lower import LoweredRow
-from ..schedule import Schedule
-from .job import Job, RankContext, RankReport, State, collect_gradients, stage_modules
+from .job import Job, RankContext, RankReport, State, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
 from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
@@ -45,10 +44,6 @@ def train_torch(
     which torch posts them, as on a GPU's stream, and records when each did.
     """
     schedule, workload, device = job.schedule, job.workload, context.device
-    if device.type == "cuda" and context.transport != "nccl":
-        raise ValueError(
-            "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
-        )
     context.watch("setting up", 0, False)
     recorder = recorder_for(device)
     times: dict[Action, tuple[object, object]] = {}
@@ -58,11 +53,9 @@ def train_torch(
     spans = NoSpans()
     messages = _Messages(recorder) if one_queue else None
     runner = _runner(
-        schedule, job, modules, device, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
+        context, job, modules, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
     )
-    parameters = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
-    optimizer = job.optimizer(parameters) if job.optimizer and parameters else None
-    state = State(context, job, modules, optimizer)
+    state = State(context, job, modules)
 
     def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
         for module in modules.values():
@@ -75,19 +68,12 @@ def train_torch(
         dist.barrier()
         times.clear()
         recorder.begin()
-        context.watch("step", 0, False)
+        context.watch("in a step of torch's runtime", 0, False)  # where in its row, only torch knows
         with spans.named("pp.step"):
             with autocast(device, job.autocast), meter or nullcontext():
                 runner.step(*inputs, **last, **batch.context)
-            if update and job.clip_norm is not None:
-                start = recorder.clock.mark()
-                state.clip()
-                recorder.other("clipping", start, recorder.clock.mark())
-            if update and optimizer is not None:
-                start = recorder.clock.mark()
-                with spans.named("pp.optimizer_step"):
-                    optimizer.step()
-                recorder.other("optimizer", start, recorder.clock.mark())
+            if update:
+                state.update(recorder, spans)
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]
             recorder.action(item, halves[0][0], halves[-1][1])
@@ -97,7 +83,7 @@ def train_torch(
     run_pass(0)  # torch learns the shapes in its first step, with an extra pass
     meter = Meter(t for module in modules.values() for t in (*module.parameters(), *module.buffers()))
     _, first_loss = run_pass(0, meter)
-    gradients = collect_gradients(modules.values()) if job.collect_gradients else {}
+    gradients = state.gradients()
     for _ in range(job.warmup):
         run_pass(0)
     state.restore_buffers()
@@ -114,10 +100,9 @@ def train_torch(
 
 
 def _runner(
-    schedule: Schedule,
+    context: RankContext,
     job: Job,
     modules: dict,
-    device: torch.device,
     mark: Callable[[], object],
     times: dict,
     span: Callable[[Action], AbstractContextManager],
@@ -127,6 +112,8 @@ def _runner(
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    schedule, device = job.schedule, context.device
 
     class Timed(pipelining.PipelineStage):
         def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
@@ -172,7 +159,7 @@ def _runner(
                     op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
             return ops
 
-    group = dist.new_group(backend="nccl") if device.type == "cuda" else None
+    group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in modules.items()]
     options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
     name = CLASSES.get(schedule.name)

@@ -11,10 +11,10 @@ from ..costs import Costs
 from ..lower import LoweredRow
 from ..queues import compute_of, parse_lowered, simulate_lowered
 from ..schedule import Schedule
-from .job import RankContext, train_whole
-from .launch import Pool, check_job, report_gradients
-from .report import Run, make_run
-from .torch_engine import CLASSES, train_torch
+from .job import RankContext
+from .launch import Pool, check_job
+from .report import Run
+from .torch_engine import CLASSES
 from .workload import Batch, Workload
 
 
@@ -59,9 +59,8 @@ def train_lowered(
     """
     if one_queue and pool.devices[0] != "cpu":
         raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
-    schedule = compute_of(rows, name)
     job = check_job(
-        schedule,
+        compute_of(rows, name),
         workload,
         pool.num_ranks,
         steps=steps,
@@ -70,21 +69,7 @@ def train_lowered(
         engine="torch",
     )
     simulate_lowered(rows, queue="rank" if one_queue else "channel")
-    reports = pool.run(train_torch, job, rows, one_queue)
-    gradients = None
-    if check_gradients:
-        gradients = report_gradients(reports, pool.run(train_whole, workload, schedule.num_microbatches, 0)[0])
-    return make_run(
-        schedule,
-        workload,
-        reports,
-        gradients,
-        device=", ".join(dict.fromkeys(pool.devices)),
-        transport="nccl" if pool.transport == "nccl" else "gloo",
-        how="measured" if pace is None else "paced",
-        notes=(*workload.notes, *pool.notes),
-        engine="torch",
-    )
+    return pool.carry_out(job, rows, one_queue)
 
 
 def take_steps(

@@ -24,7 +24,16 @@ import torch.distributed as dist
 
 from ..schedule import Schedule
 from .job import RankContext, train_whole
-from .launch import ENGINES, _notes, check_job, choose_transport, report_gradients, save_reports
+from .launch import (
+    ENGINES,
+    _notes,
+    _paced_notes,
+    check_job,
+    check_transport,
+    choose_transport,
+    report_gradients,
+    save_reports,
+)
 from .report import Run, make_run
 from .workload import Workload
 
@@ -50,7 +59,6 @@ def train_here(
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
     job = check_job(schedule, workload, num_ranks, engine=engine, **options)
-    schedule, workload = job.schedule, job.workload
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
@@ -61,34 +69,32 @@ def train_here(
         dist.all_gather_object(found, transport)
         if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
             transport = "gloo"
+        check_transport(job, [str(place)], transport)
         store = dist.distributed_c10d._get_default_store()
         context = RankContext(rank, num_ranks, place, transport, store, watch=lambda phase, position, waits: None)
-        reports: list = [None] * num_ranks
-        dist.all_gather_object(reports, ENGINES[engine](context, job))
-        whole = None
-        if job.collect_gradients:
-            whole = train_whole(context, workload, schedule.num_microbatches, 0, job.autocast)
+        reports = None if rank else [None] * num_ranks
+        dist.gather_object(ENGINES[engine](context, job), reports)
         if job.save and rank == 0:
             save_reports(options["save"], reports, job)
+        dist.barrier()  # no rank goes on, to resume perhaps, before the checkpoint is there
         if rank:
             return None
+        whole = None
+        if job.collect_gradients:
+            whole = train_whole(context, job.workload, job.schedule.num_microbatches, 0, job.autocast)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        notes = [*workload.notes, *_notes(devices, cores)]
+        notes = [*_paced_notes(devices, _notes(devices, cores), job.pace_s is not None)]
         if local_ranks < num_ranks:
             notes.append(
                 "ranks on several hosts: each host's clock is its own, so times of different hosts don't align"
             )
         return make_run(
-            schedule,
-            workload,
+            job,
             reports,
             whole and report_gradients(reports, whole, job.autocast),
             device=str(place),
             transport=transport,
-            how="measured" if job.pace_s is None else "paced",
             notes=notes,
-            engine=engine,
-            first_step=job.first_step,
         )
     finally:
         dist.destroy_process_group()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ..errors import positive_int
 
+Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -138,6 +140,11 @@ class Modules:
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss that was given."""
         return self._loss(output, target)
+
+
+def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
+    """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
+    return workload.tied(num_stages) if hasattr(workload, "tied") else {}
 
 
 def loss_scale(workload: Workload, num_microbatches: int) -> float:
