@@ -170,12 +170,12 @@ class Pool:
         rows = lower(job.schedule, ahead=1)
         where = lambda rank, place: _where(job.schedule, rows[rank], place)  # noqa: E731
         reports = self.run(ENGINES[job.engine], job, *arguments, where=where)
-        if save is not None:
-            save_reports(save, reports, job)
         gradients = None
         if job.collect_gradients:
             whole = self.run(train_whole, job.workload, job.schedule.num_microbatches, 0, job.autocast)[0]
             gradients = report_gradients(reports, whole, job.autocast)
+        if save is not None:  # last: it may replace the file that the run, and its reference, went on from
+            save_reports(save, reports, job)
         return make_run(
             job,
             reports,

@@ -74,14 +74,14 @@ def train_here(
         context = RankContext(rank, num_ranks, place, transport, store, watch=lambda phase, position, waits: None)
         reports = None if rank else [None] * num_ranks
         dist.gather_object(ENGINES[engine](context, job), reports)
-        if job.save and rank == 0:
+        whole = None
+        if job.collect_gradients:
+            whole = train_whole(context, job.workload, job.schedule.num_microbatches, 0, job.autocast)
+        if job.save and rank == 0:  # after that: it may replace the file that the run went on from
             save_reports(options["save"], reports, job)
         dist.barrier()  # no rank goes on, to resume perhaps, before the checkpoint is there
         if rank:
             return None
-        whole = None
-        if job.collect_gradients:
-            whole = train_whole(context, job.workload, job.schedule.num_microbatches, 0, job.autocast)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         notes = [*_paced_notes(devices, _notes(devices, cores), job.pace_s is not None)]
         if local_ranks < num_ranks:
