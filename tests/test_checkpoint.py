@@ -20,7 +20,7 @@ import modules
 import pplab as pp
 from pplab import models
 from pplab.runtime import Checkpoint, CheckpointError, Pool, RankError, checkpoint
-from pplab.runtime.launch import check_job
+from pplab.runtime.checks import check_job
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import modules
 import pplab as pp
 from pplab import models
 from pplab.runtime import Pool, RankError
-from pplab.runtime.launch import check_job
+from pplab.runtime.checks import check_job
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ import pplab as pp
 from conftest import built
 from pplab import models
 from pplab.runtime import Pool, RankError
-from pplab.runtime.launch import choose_transport
+from pplab.runtime.devices import choose_transport
 from pplab.runtime.mps import choose_share
 
 DEVICE = os.environ.get("PPLAB_TEST_DEVICE", "cuda")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import modules
-from pplab.runtime import Pool, launch
+from pplab.runtime import Pool, devices, launch
 from pplab.runtime.mps import CONTROL, Mps, choose_share
 
 pytestmark = pytest.mark.slow
@@ -160,13 +160,13 @@ def test_a_share_is_an_equal_part_of_the_fullest_gpu(control):
 
 
 def test_notes_say_what_a_shared_gpu_shows():
-    taking_turns = launch._notes(["cuda:0"] * 4, 8)[0]
+    taking_turns = devices.notes(["cuda:0"] * 4, 8)[0]
     assert taking_turns.startswith("4 ranks share 1 GPU, where processes take turns")
-    beside = launch._notes(["cuda:0"] * 4, 8, 25)[0]
+    beside = devices.notes(["cuda:0"] * 4, 8, 25)[0]
     assert "at most 25 % of the multiprocessors" in beside and "only as far as" in beside
-    assert launch._notes(["cuda:0", "cuda:1"], 8) == []
-    assert launch._paced_notes(["cuda:0"] * 2, ["turns"], False) == ["turns"]
-    assert launch._paced_notes(["cpu"] * 2, [], True) == []
-    assert "the durations say nothing about the GPU" in launch._paced_notes(["cuda:0"] * 2, ["turns"], True)[1]
-    (paced,) = launch._paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"], True)
+    assert devices.notes(["cuda:0", "cuda:1"], 8) == []
+    assert devices.paced_notes(["cuda:0"] * 2, ["turns"], False) == ["turns"]
+    assert devices.paced_notes(["cpu"] * 2, [], True) == []
+    assert "the durations say nothing about the GPU" in devices.paced_notes(["cuda:0"] * 2, ["turns"], True)[1]
+    (paced,) = devices.paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"], True)
     assert "the order and the waits are the schedule's" in paced and "share" not in paced

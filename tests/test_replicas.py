@@ -19,7 +19,7 @@ from pplab import models
 from pplab.actions import parts
 from pplab.runtime import Pool, RankError
 from pplab.runtime.job import RankReport, WholeReport
-from pplab.runtime.launch import report_gradients
+from pplab.runtime.report import report_gradients
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
 

@@ -13,7 +13,7 @@ import modules
 import pplab as pp
 from pplab.queues import parse_lowered
 from pplab.runtime import Pool, RankError
-from pplab.runtime.launch import check_job, check_transport
+from pplab.runtime.checks import check_job, check_transport
 from pplab.runtime.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
 
 

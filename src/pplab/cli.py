@@ -92,7 +92,7 @@ def _train(options: argparse.Namespace) -> int:
 
     from . import models
     from .runtime import Pool
-    from .runtime.launch import check_job
+    from .runtime.checks import check_job
     from .runtime.torchrun import is_torchrun, train_here
 
     schedule = _schedule(options)
@@ -137,7 +137,7 @@ def _train(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> None:
     from . import models
     from .runtime import Pool
-    from .runtime.launch import check_job
+    from .runtime.checks import check_job
 
     names = [options.schedule, *options.predict]
     schedules = [_schedule(argparse.Namespace(**{**vars(options), "schedule": name})) for name in names]
@@ -166,7 +166,7 @@ def _predict(options: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     from . import models
     from .runtime import Pool
-    from .runtime.launch import check_job
+    from .runtime.checks import check_job
     from .runtime.versus import HEADINGS, versus
 
     schedule = _schedule(options)

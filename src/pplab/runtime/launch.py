@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from ..actions import Kind, parts
+from ..actions import parts
 from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
 from ..lower import LoweredRow, lower
-from ..replicate import replicate
 from ..schedule import Schedule
-from ..validate import validate
-from .checkpoint import Checkpoint, Resumed, check_place, write
-from .job import Job, RankReport, WholeReport, train, train_whole
+from .checkpoint import write
+from .checks import ENGINES, check_job, check_transport
+from .devices import choose_transport, mps_notes, notes, paced_notes
+from .job import Job, RankReport, train_whole
 from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
-from .reduction import REDUCTIONS
-from .report import GradientReport, Reference, Run, compare_gradients, make_run
-from .torch_engine import train_torch
-from .workload import Workload, check_divides, tied_weights
+from .report import Reference, Run, make_run, report_gradients
+from .workload import Workload, check_divides
 
 POLL_S = 0.1
 BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
@@ -45,8 +40,6 @@ ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
 _PRELOAD = ["torch", "torch.distributed", "numpy", "pplab.runtime.rank"]
 
 _DEAD = object()  # in place of a rank's answer
-
-ENGINES = {"pplab": train, "torch": train_torch}
 
 Place = tuple[str, int, bool]  # phase, position in the row, waiting
 
@@ -91,7 +84,7 @@ class Pool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
         self.share, self._percentage = share, choose_share(share, self.devices)
-        self.notes = tuple(_notes(self.devices, cores, self._percentage))
+        self.notes = tuple(notes(self.devices, cores, self._percentage))
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
         self.timeout_s = timeout_s
@@ -182,7 +175,7 @@ class Pool:
             gradients,
             device=", ".join(dict.fromkeys(self.devices)),
             transport=self.transport,
-            notes=_paced_notes(self.devices, self.notes, job.pace_s is not None),
+            notes=paced_notes(self.devices, self.notes, job.pace_s is not None),
         )
 
     def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
@@ -285,7 +278,7 @@ class _Ranks:
         try:
             self._collect(_whereabouts)
             if self._mps:
-                pool.notes = (*pool.notes[:1], *_mps_notes(self._mps[0].num_clients(), pool.num_ranks))
+                pool.notes = (*pool.notes[:1], *mps_notes(self._mps[0].num_clients(), pool.num_ranks))
         except BaseException:
             self.end(0)
             raise
@@ -455,252 +448,9 @@ def _end(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_job(
-    schedule: Schedule,
-    workload: Workload,
-    num_ranks: int,
-    *,
-    steps: int = 3,
-    warmup: int = 1,
-    check_gradients: bool = False,
-    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    pace: Costs | None = None,
-    autocast: torch.dtype | None = None,
-    engine: str = "pplab",
-    profile: str | Path | None = None,
-    replicas: int = 1,
-    reduction: str = "end",
-    recompute: bool | Iterable[int] = False,
-    clip_norm: float | None = None,
-    resume: str | os.PathLike | None = None,
-    save: str | os.PathLike | None = None,
-) -> Job:
-    """The job for `num_ranks` ranks, with everything checked that can be before anything starts."""
-    validate(schedule)
-    ranks, microbatches = schedule.num_ranks, schedule.num_microbatches
-    schedule = replicate(schedule, replicas)
-    if schedule.num_ranks != num_ranks:
-        times = f" times {replicas} replicas" if replicas > 1 else ""
-        raise ValueError(
-            f"{schedule.name} is for {ranks} ranks{times} and there are {num_ranks}: "
-            f"start {schedule.num_ranks} ranks, or build the schedule for "
-            + (f"{num_ranks // replicas}" if num_ranks % replicas == 0 else "another number")
-        )
-    workload.check(schedule.num_stages)
-    if replicas > 1 and workload.batch_size % schedule.num_microbatches:
-        raise ValueError(
-            f"a batch of {workload.batch_size} doesn't divide into {replicas} replicas of {microbatches} equal "
-            f"microbatches: make it a multiple of {schedule.num_microbatches}"
-        )
-    check_divides(workload.batch_size, schedule.num_microbatches)
-    if reduction not in REDUCTIONS:
-        raise unknown("reduction", reduction, REDUCTIONS)
-    if engine == "torch" and len(schedule.replicas) > 1:
-        raise ValueError('replicas need engine="pplab": with torch\'s runtime, reduce gradients yourself (DDP, FSDP)')
-    if engine == "torch" and tied_weights(workload, schedule.num_stages):
-        raise ValueError("tied weights need engine=\"pplab\": torch's runtime doesn't add up their gradients")
-    if not isinstance(warmup, int) or warmup < 0:
-        raise ValueError(f"warmup must be an integer of at least 0, got {warmup!r}")
-    paces = _pace_s(pace, schedule)
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    if engine == "torch" and schedule.copies > 1:
-        raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: take engine=\"pplab\"")
-    if engine == "torch":
-        _check_order_of_losses(schedule)
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
-    if clip_norm is not None and not (type(clip_norm) in (int, float) and 0 < clip_norm < math.inf):
-        raise ValueError(f"clip_norm must be a number of more than 0, or None, got {clip_norm!r}")
-    again = _stages_that_recompute(recompute, schedule.num_stages)
-    if engine == "torch" and again:
-        raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
-    steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    if engine == "torch" and delays:
-        raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
-    if save is not None:
-        check_place(save)
-    checkpoint = None
-    if resume is not None:
-        checkpoint = Checkpoint.open(resume)
-        checkpoint.check_fits(workload)
-        workload = Resumed(workload, checkpoint)
-    if profile is not None:
-        Path(profile).mkdir(parents=True, exist_ok=True)
-        profile = str(Path(profile).resolve())
-    return Job(
-        schedule,
-        workload,
-        steps,
-        warmup,
-        optimizer,
-        check_gradients,
-        paces,
-        autocast,
-        delays,
-        profile=profile,
-        reduction=reduction,
-        recompute=again,
-        clip_norm=clip_norm,
-        resume=checkpoint,
-        save=save is not None,
-        engine=engine,
-    )
-
-
-def check_transport(job: Job, devices: Sequence[str], transport: str) -> None:
-    """Raise ValueError for a job that these devices, with tensors crossing this way, can't do."""
-    if job.delays_s and transport != "shared":
-        raise ValueError(f'pace with latency needs transport="shared", and these ranks have {transport}')
-    if job.engine == "torch" and devices[0] != "cpu" and transport != "nccl":
-        raise ValueError(
-            "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
-        )
-
-
-def _stages_that_recompute(recompute: bool | Iterable[int], num_stages: int) -> frozenset[int]:
-    if isinstance(recompute, bool):
-        return frozenset(range(num_stages) if recompute else ())
-    stages = list(recompute) if isinstance(recompute, Iterable) else [recompute]
-    if not isinstance(recompute, Iterable) or any(type(s) is not int or not 0 <= s < num_stages for s in stages):
-        raise ValueError(
-            f"recompute must be True, False or some of the stages 0 to {num_stages - 1}, such as [0], got {recompute!r}"
-        )
-    return frozenset(stages)
-
-
-def _check_order_of_losses(schedule: Schedule) -> None:
-    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
-    last = schedule.num_stages - 1
-    halves = (a for row in schedule.rows for item in row for a in parts(item))
-    order = [a.microbatch for a in halves if a.stage == last and a.kind is Kind.F]
-    if order != sorted(order):
-        raise ValueError(
-            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
-            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or take "
-            'engine="pplab"'
-        )
-
-
 def save_reports(path: str | os.PathLike, reports: Sequence[RankReport], job: Job) -> None:
     """Write what all ranks collected as one checkpoint."""
     write(path, [report.saved for report in reports], job.first_step + job.steps, job.workload.name)
-
-
-def report_gradients(
-    reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
-) -> GradientReport:
-    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
-    merged: dict[str, np.ndarray] = {}
-    for name, gradient in (item for report in reports for item in report.gradients.items()):
-        one = whole.gradients.get(name)
-        if name not in merged or (one is not None and _apart(gradient, one) > _apart(merged[name], one)):
-            merged[name] = gradient
-    first_loss = sum(report.first_loss for report in reports)
-    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
-
-
-def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or NCCL."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise unknown("device", device, ("auto", "cpu", "cuda"))
-    if transport not in ("auto", "shared", "gloo", "nccl"):
-        raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
-    by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
-    if transport == "shared" and by_host != "shared":
-        raise ValueError('transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"')
-    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
-    if device == "cuda" and not gpus:
-        raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
-    if transport == "nccl" and gpus < num_ranks:
-        raise ValueError(
-            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
-            'use "auto", by which ranks share what there is'
-        )
-    if transport == "auto":
-        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
-    if not gpus:
-        return ["cpu"] * num_ranks, transport
-    return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
-
-
-def _notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:
-    """What this machine can't show, in so many words."""
-    num_ranks, places = len(devices), len(set(devices))
-    if devices[0] == "cpu":
-        if num_ranks <= cores:
-            return []
-        return [
-            f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other: losses, "
-            "gradients and memory are valid, the times and the bubble are not the schedule's"
-        ]
-    if places == num_ranks:
-        return []
-    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
-    if percentage is not None:
-        return [
-            f"{shared} by MPS, each with at most {percentage} % of the multiprocessors: losses, gradients and memory "
-            "are valid; times and bubble are those of GPUs that small only as far as the ranks don't slow each other "
-            "down by the memory, the caches and the clock that they share"
-        ]
-    return [
-        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
-        "not the schedule's"
-    ]
-
-
-def _mps_notes(num_clients: int, num_ranks: int) -> list[str]:
-    """That MPS didn't take all ranks: CUDA then goes on without it and without a word."""
-    if num_clients >= num_ranks:
-        return []
-    return [
-        f"MPS lists {num_clients} of {num_ranks} ranks as its clients: the others take turns, so the times and the "
-        "bubble are not the schedule's"
-    ]
-
-
-def _paced_notes(devices: Sequence[str], notes: Sequence[str], paced: bool) -> Sequence[str]:
-    """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
-    if not paced or not notes:
-        return notes
-    if devices[0] == "cpu":
-        return [
-            f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
-            "action kept to its time; the durations say nothing about the machine"
-        ]
-    return [
-        *notes,
-        "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
-        "are the schedule's where every action kept to its time; the durations say nothing about the GPU",
-    ]
-
-
-def _pace_s(pace: Costs | None, schedule: Schedule) -> Mapping[str, list[float]] | None:
-    if pace is None:
-        return None
-    pace.check(schedule.num_stages, schedule.num_ranks)
-    if pace.has_queues:
-        raise ValueError("pace can't limit bandwidth: give latencies, which can differ by link")
-    if _seconds(pace) is None:
-        raise ValueError(f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {pace!r}')
-    stages = range(schedule.num_stages)
-    return {kind: [_seconds(pace) * pace.of(kind, stage) for stage in stages] for kind in "FBIW"}
-
-
-def _delays_s(pace: Costs | None, num_ranks: int) -> dict[tuple[int, int], float]:
-    if pace is None or not pace.has_latency:
-        return {}
-    ranks = range(num_ranks)
-    return {(a, b): _seconds(pace) * pace.link(a, b).latency for a in ranks for b in ranks if a != b}
-
-
-def _seconds(costs: Costs) -> float | None:
-    """The unit of these costs in seconds."""
-    return {"s": 1.0, "ms": 1e-3, "us": 1e-6}.get(costs.unit)
 
 
 def _where(schedule: Schedule, row: LoweredRow, place: Place) -> tuple[object, str]:

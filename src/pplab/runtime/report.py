@@ -18,7 +18,7 @@ from ..costs import Costs, Memory
 from ..profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
-from .job import Job, RankReport
+from .job import Job, RankReport, WholeReport
 from .trace import StepTrace
 
 _TRANSPORTS = {"shared": "shared memory"}
@@ -245,6 +245,23 @@ class Run:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def report_gradients(
+    reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
+) -> GradientReport:
+    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
+    merged: dict[str, np.ndarray] = {}
+    for name, gradient in (item for report in reports for item in report.gradients.items()):
+        one = whole.gradients.get(name)
+        if name not in merged or (one is not None and _apart(gradient, one) > _apart(merged[name], one)):
+            merged[name] = gradient
+    first_loss = sum(report.first_loss for report in reports)
+    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
 
 
 def make_run(

@@ -11,8 +11,9 @@ from ..costs import Costs
 from ..lower import LoweredRow
 from ..queues import compute_of, parse_lowered, simulate_lowered
 from ..schedule import Schedule
+from .checks import check_job
 from .job import RankContext
-from .launch import Pool, check_job
+from .launch import Pool
 from .report import Run
 from .torch_engine import CLASSES
 from .workload import Batch, Workload

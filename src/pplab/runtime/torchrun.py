@@ -23,18 +23,11 @@ import torch
 import torch.distributed as dist
 
 from ..schedule import Schedule
+from .checks import ENGINES, check_job, check_transport
+from .devices import choose_transport, notes, paced_notes
 from .job import RankContext, train_whole
-from .launch import (
-    ENGINES,
-    _notes,
-    _paced_notes,
-    check_job,
-    check_transport,
-    choose_transport,
-    report_gradients,
-    save_reports,
-)
-from .report import Run, make_run
+from .launch import save_reports
+from .report import Run, make_run, report_gradients
 from .workload import Workload
 
 
@@ -83,18 +76,16 @@ def train_here(
         if rank:
             return None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        notes = [*_paced_notes(devices, _notes(devices, cores), job.pace_s is not None)]
+        said = [*paced_notes(devices, notes(devices, cores), job.pace_s is not None)]
         if local_ranks < num_ranks:
-            notes.append(
-                "ranks on several hosts: each host's clock is its own, so times of different hosts don't align"
-            )
+            said.append("ranks on several hosts: each host's clock is its own, so times of different hosts don't align")
         return make_run(
             job,
             reports,
             whole and report_gradients(reports, whole, job.autocast),
             device=str(place),
             transport=transport,
-            notes=notes,
+            notes=said,
         )
     finally:
         dist.destroy_process_group()

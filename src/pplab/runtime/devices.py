@@ -1,0 +1,86 @@
+"""Which device each rank has, how tensors cross, and what such a machine can and can't show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from ..errors import unknown
+
+
+def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or NCCL."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise unknown("device", device, ("auto", "cpu", "cuda"))
+    if transport not in ("auto", "shared", "gloo", "nccl"):
+        raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
+    by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
+    if transport == "shared" and by_host != "shared":
+        raise ValueError('transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"')
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device == "cuda" and not gpus:
+        raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
+    if transport == "nccl" and gpus < num_ranks:
+        raise ValueError(
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
+            'use "auto", by which ranks share what there is'
+        )
+    if transport == "auto":
+        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
+    if not gpus:
+        return ["cpu"] * num_ranks, transport
+    return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
+
+
+def notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:
+    """What this machine can't show, in so many words."""
+    num_ranks, places = len(devices), len(set(devices))
+    if devices[0] == "cpu":
+        if num_ranks <= cores:
+            return []
+        return [
+            f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other: losses, "
+            "gradients and memory are valid, the times and the bubble are not the schedule's"
+        ]
+    if places == num_ranks:
+        return []
+    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
+    if percentage is not None:
+        return [
+            f"{shared} by MPS, each with at most {percentage} % of the multiprocessors: losses, gradients and memory "
+            "are valid; times and bubble are those of GPUs that small only as far as the ranks don't slow each other "
+            "down by the memory, the caches and the clock that they share"
+        ]
+    return [
+        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
+        "not the schedule's"
+    ]
+
+
+def mps_notes(num_clients: int, num_ranks: int) -> list[str]:
+    """That MPS didn't take all ranks: CUDA then goes on without it and without a word."""
+    if num_clients >= num_ranks:
+        return []
+    return [
+        f"MPS lists {num_clients} of {num_ranks} ranks as its clients: the others take turns, so the times and the "
+        "bubble are not the schedule's"
+    ]
+
+
+def paced_notes(devices: Sequence[str], notes: Sequence[str], paced: bool) -> Sequence[str]:
+    """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
+    if not paced or not notes:
+        return notes
+    if devices[0] == "cpu":
+        return [
+            f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+            "action kept to its time; the durations say nothing about the machine"
+        ]
+    return [
+        *notes,
+        "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
+        "are the schedule's where every action kept to its time; the durations say nothing about the GPU",
+    ]
