@@ -279,9 +279,10 @@ def test_a_run_that_fails_leaves_the_last_checkpoint(saved, tmp_path):
 
 def test_torchrun_saves_clips_and_goes_on(tmp_path):
     path, out = tmp_path / "run.safetensors", tmp_path / "run.json"
-    launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 -m pplab train --device cpu"
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pplab train --device cpu"
     options = "--source sample --schedule 1F1B --ranks 2 --microbatches 4 --batch-size 8 --clip-norm 0.5 --steps 2"
     for extra in (["--save", path], ["--resume", path, "--json", out]):
-        subprocess.run([*launcher.split(), *options.split(), *map(str, extra)], check=True, capture_output=True)
+        command = [sys.executable, *launcher.split(), *options.split(), *map(str, extra)]
+        subprocess.run(command, check=True, capture_output=True)
     data = json.loads(out.read_text())
     assert data["first_step"] == 2 and len(data["gradient_norms"]) == 2
