@@ -46,7 +46,14 @@ def paired(cap):
     return rows
 
 
+def side_by_side(folded):
+    """Two DualPipeVs that never meet."""
+    both = pp.replicate(folded, 2).rows
+    return [*both[: folded.num_ranks], *both[: folded.num_ranks - 1 : -1]]
+
+
 WRONG = [
+    (dualpipe.unfold, side_by_side, "goes through all 2 ranks and back: yours sends 0 messages"),
     (dualpipe.pairs, 3, "that is with 8 microbatches"),
     (dualpipe.pairs, 20, "have no partner"),
     (dualpipe.pairs, 10, "both directions count"),

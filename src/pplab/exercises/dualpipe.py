@@ -8,6 +8,7 @@ from ..actions import Action, B, F, Overlap
 from ..builders import build
 from ..costs import Costs
 from ..formulas import dualpipe_idle
+from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulate import simulate
 from .verdict import Verdict, builder, number, numbers, right, schedule_of, unanswered, wrong
@@ -82,6 +83,8 @@ def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
         return f"expected {2 * P} ranks, {2 * P} stages and {2 * M} microbatches; yours: {repr(schedule)[10:-1]}"
     if schedule.placement != expected.placement:
         return f"the stages are on ranks {schedule.placement}; DualPipe has them on {expected.placement}"
+    if (sent := num_messages(schedule)) != (least := num_messages(expected)):
+        return f"a microbatch goes through all {2 * P} ranks and back: yours sends {sent} messages, DualPipe {least}"
     made, right_one = simulate(schedule, MIXTURE), simulate(expected, MIXTURE)
     if made.makespan != right_one.makespan:
         return f"it takes {made.makespan}; DualPipe takes {right_one.makespan}"

@@ -55,7 +55,7 @@ def crossover(answer: object) -> Verdict:
         1.375: "that is where 1F1B overtakes; eager 1F1B does so much earlier",
     }
     why = "beyond c = 0.5 it is 35.5 + 18 (c - 0.5) against 33 + 6 c: they meet at 13/24"
-    return number(answer, 13 / 24, why, traps=traps, tolerance=0.01)
+    return number(answer, 13 / 24, why, traps=traps)
 
 
 def beat_24(answer: object) -> Verdict:
