@@ -242,7 +242,7 @@ def test_paper(browser, book):
         for name in (CHAPTER, "book/sources.html"):
             page = visit.open(name)
             page.evaluate("MathJax.startup.promise")
-            page.evaluate("() => document.querySelector('section > details').open = true")
+            page.evaluate("() => document.querySelector('section > details, .cell > details').open = true")
             assert page.evaluate(dark)
             page.emulate_media(media="print", color_scheme="dark")
             page.wait_for_function(f"!({dark})")
@@ -256,8 +256,8 @@ def test_paper(browser, book):
                 if (shown(e)) wrong.push("shown: " + e.className);
               for (const e of document.querySelectorAll("pre, .pplab-figure, .pplab-table, table"))
                 if (shown(e) && e.scrollWidth > e.clientWidth + 1) wrong.push("cut: " + e.outerHTML.slice(0, 200));
-              for (const e of document.querySelectorAll("section > details"))
-                if (shown(e) !== e.open) wrong.push("folded: " + e.textContent.slice(0, 40));
+              for (const e of document.querySelectorAll("section > details, .cell > details"))
+                if (shown(e) !== !e.closest("details:not([open])")) wrong.push("folded: " + e.textContent.slice(0, 40));
               return wrong;
             }""")
             page.emulate_media(media="screen", color_scheme="dark")

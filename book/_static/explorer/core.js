@@ -332,8 +332,31 @@ var pplab = (function make() {
     }
   }
 
-  /** Every stage on one rank, or every stage on two mirrored ranks (bidirectional). */
-  function checkPlacement({ placement, numRanks, numStages, rows }) {
+  /** The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism. */
+  function replicasOf({ rows, placement }) {
+    if (placement.every(Number.isInteger)) return [rows.map((_, rank) => rank)];
+    let found = []; // ranks, and the microbatches that they work on
+    rows.forEach((row, rank) => {
+      let ranks = [rank], microbatches = new Set(row.flatMap((item) => item.parts.map((a) => a.microbatch)));
+      for (const other of found.filter(([, theirs]) => [...theirs].some((m) => microbatches.has(m)))) {
+        found = found.filter((each) => each !== other);
+        [ranks, microbatches] = [[...other[0], ...ranks], new Set([...other[1], ...microbatches])];
+      }
+      found.push([ranks, microbatches]);
+    });
+    return found.map(([ranks]) => ranks.sort((a, b) => a - b));
+  }
+
+  /** Whether these ranks, a replica, hold every stage once, or every stage twice on mirrored ranks. */
+  function isPlaced(placement, ranks) {
+    const held = placement.map((place) => [place].flat().filter((rank) => ranks.includes(rank)));
+    const isMirrored = (place) =>
+      place.length === 2 && place[0] < place[1] && ranks.indexOf(place[0]) + ranks.indexOf(place[1]) === ranks.length - 1;
+    return held.every(isMirrored) || held.every((place) => place.length < 2);
+  }
+
+  /** Every stage on one rank of every replica, or on two mirrored ones (bidirectional). */
+  function checkPlacement({ placement, numStages, rows }) {
     const gap = placement.findIndex((place) => Array.isArray(place) && !place.length);
     if (gap >= 0) {
       throw new ScheduleError(
@@ -345,9 +368,8 @@ var pplab = (function make() {
     if (empty >= 0) {
       throw new ScheduleError(`rank ${empty} has nothing to run`, "remove its row, or place a stage on it", { rank: empty });
     }
-    const isMirrored = (place) =>
-      place.length === 2 && place[0] < place[1] && place[0] + place[1] === numRanks - 1;
-    if (placement.every(isMirrored) || placement.every(Number.isInteger)) return;
+    if (placement.every(Number.isInteger)) return;
+    if (replicasOf({ rows, placement }).every((ranks) => isPlaced(placement, ranks))) return;
     const stage = placement.findIndex(Array.isArray);
     const ofStage = (rank) => rows[rank].flatMap((item) => item.parts).filter((a) => a.stage === stage);
     const ranks = [...placement[stage]].sort((a, b) => ofStage(a).length - ofStage(b).length);
@@ -355,7 +377,7 @@ var pplab = (function make() {
     throw new ScheduleError(
       `rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
       `move ${stray} to rank ${home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on ` +
-        "two ranks, r and P-1-r)",
+        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
       { rank, action: stray },
     );
   }
