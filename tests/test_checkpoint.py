@@ -211,6 +211,13 @@ def test_another_optimizer(saved):
         pool.train(built("1F1B", 2), gpt(), resume=saved[0], optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
+def test_a_state_that_nobody_would_go_on_with(saved, tmp_path):
+    options = {"resume": saved[0], "save": tmp_path / "next.safetensors"}
+    with pytest.raises(ValueError, match="holds the state of AdamW, which would be lost in .*next.safetensors"):
+        check_job(built("1F1B", 2), gpt(), 2, **options)
+    check_job(built("1F1B", 2), gpt(), 2, **options, optimizer=ADAM)
+
+
 @pytest.mark.parametrize("place", ["nowhere/run.safetensors", "."])
 def test_places_where_nothing_can_be_saved(tmp_path, place):
     with pytest.raises(ValueError, match="can't save to .*: give a file's name in a folder"):

@@ -88,6 +88,8 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --engine jax", "unknown engine 'jax'"),
         ("bench --schedule DualPipe --ranks 2 --microbatches 4 --source sample", "torch's runtime doesn't know"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --steps 0", "steps must be at least 1"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --warmup -1", "warmup must be"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
         (
             "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --recompute 0,2",

@@ -151,7 +151,7 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
 def test_what_cannot_be_profiled_is_said(gpt):
     with pytest.raises(ValueError, match="profile knows the layers of models.gpt and models.distilbert, got Modules"):
         models.profile(modules.workload(nn.Linear(6, 6)))
-    found = models.Profile(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
+    found = models.LayerProfile(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
     assert found.split((2, 1)) == (1, 0) and found.split((3,)) == (1,)
     with pytest.raises(ValueError, match="at least one layer per stage and 3 in all, .* got \\(2, 2\\)"):
         found.split((2, 2))

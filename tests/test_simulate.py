@@ -372,6 +372,7 @@ def test_costs_per_stage_and_finer_stages():
         ({"recompute": [-1]}, "recompute must be"),
         ({"links": {(0, 1): 3}}, "links must map"),
         ({"links": {0: pp.Link()}}, "links must map"),
+        ({"forward": 0, "backward_input": [0, 0], "backward_weight": 0}, "give one of them a duration above 0"),
     ],
 )
 def test_bad_costs_are_refused(options, message):

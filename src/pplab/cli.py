@@ -99,6 +99,7 @@ def _train(options: argparse.Namespace) -> int:
     workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
     details = {
         "steps": options.steps,
+        "warmup": options.warmup,
         "check_gradients": options.check_gradients,
         "optimizer": partial(torch.optim.AdamW, lr=options.learning_rate),
         "autocast": torch.bfloat16 if options.bf16 else None,
@@ -112,13 +113,15 @@ def _train(options: argparse.Namespace) -> int:
         "save": options.save,
     }
     if is_torchrun():
+        if options.share != "turns":
+            raise ValueError(f"--share {options.share} is for ranks that pplab starts: torchrun has started these")
         run = train_here(schedule, workload, device=options.device, **details)
         if run is None:
             return 0
     else:
         num_ranks = schedule.num_ranks * positive_int("replicas", options.replicas)
         check_job(schedule, workload, num_ranks, **details)
-        with Pool(num_ranks, device=options.device) as pool:
+        with Pool(num_ranks, device=options.device, share=options.share) as pool:
             print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
             run = pool.train(schedule, workload, **details)
     explained = where(run.timeline)
@@ -288,6 +291,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_schedule(training)
     _add_workload(training)
     training.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
+    training.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before them (default 1)")
+    training.add_argument("--share", default="turns", help="of one GPU by several ranks: turns or mps (default turns)")
     training.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     training.add_argument(
         "--explain",

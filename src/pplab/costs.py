@@ -61,6 +61,12 @@ class Costs:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _per_stage(name, value))
+        works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
+        if not any(any(each) if isinstance(each, tuple) else each for each in works):
+            raise ValueError(
+                "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare "
+                "idle time with: give one of them a duration above 0"
+            )
         if self.overlap not in ("sum", "max"):
             if isinstance(self.overlap, str):
                 raise ValueError(f'overlap must be "sum", "max" or a duration, got {self.overlap!r}')

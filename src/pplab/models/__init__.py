@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import unknown
 from .distilbert import DistilBert, distilbert
 from .gpt import GPT, GPTConfig, LanguageModel, gpt
-from .profile import Profile, profile
+from .profile import LayerProfile, profile
 from .split import layer_ranges, split
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
@@ -23,7 +23,7 @@ __all__ = [
     "DistilBert",
     "GPTConfig",
     "LanguageModel",
-    "Profile",
+    "LayerProfile",
     "distilbert",
     "gpt",
     "layer_ranges",

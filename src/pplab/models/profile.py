@@ -15,7 +15,7 @@ from .gpt import LanguageModel
 
 
 @dataclass(frozen=True)
-class Profile:
+class LayerProfile:
     """A model's layers in order, embedding and head included, each with its values for one microbatch."""
 
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ def profile(
     steps: int = 5,
     threads: int = 1,
     device: str = "auto",
-) -> Profile:
+) -> LayerProfile:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
     `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
@@ -103,4 +103,4 @@ def profile(
         sum(p.numel() * p.element_size() for p in layerwise.build_stage(stage, last + 1).parameters())
         for stage in range(last + 1)
     ]
-    return Profile(names, run.costs.forward, run.costs.backward_input, run.bytes_of, inputs, tuple(sizes))
+    return LayerProfile(names, run.costs.forward, run.costs.backward_input, run.bytes_of, inputs, tuple(sizes))

@@ -94,6 +94,11 @@ def check_job(
     if resume is not None:
         checkpoint = Checkpoint.open(resume)
         checkpoint.check_fits(workload)
+        if save is not None and optimizer is None and checkpoint.optimizer is not None:
+            raise ValueError(
+                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost in {save}, since "
+                f"this run has no optimizer: resume with {checkpoint.optimizer}, or don't save"
+            )
         workload = Resumed(workload, checkpoint)
     if profile is not None:
         Path(profile).mkdir(parents=True, exist_ok=True)

@@ -116,6 +116,8 @@ class Run:
     recompute_ms: tuple[float, ...] = ()  # per stage: the median time of that
     gradient_norms: tuple[float, ...] = ()  # of a run that clips: over all parameters, per step, before clipping
     first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
+    precision: str = "float32"  # or the dtype of mixed precision
+    reduction: str = "end"  # when gradients kept on several ranks were added up
 
     @property
     def timeline(self) -> Timeline:
@@ -193,6 +195,8 @@ class Run:
             "transport": self.transport,
             "how": self.how,
             "engine": self.engine,
+            "precision": self.precision,
+            "reduction": self.reduction,
             "notes": self.notes,
             "first_loss": self.first_loss,
             "losses": self.losses,
@@ -223,7 +227,9 @@ class Run:
         )
         lines = [
             f"{self.schedule.name}{' by torch' * (self.engine == 'torch')}, {self.how}: {ranks} on {self.device} "
-            f"({_TRANSPORTS.get(self.transport, self.transport)}), {microbatches}",
+            f"({_TRANSPORTS.get(self.transport, self.transport)}), {microbatches}"
+            + f", mixed precision in {self.precision}"
+            * (self.precision != "float32"),
             self.workload,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
@@ -318,6 +324,8 @@ def make_run(
         recompute_ms=tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
         gradient_norms=reports[0].gradient_norms,
         first_step=job.first_step,
+        precision=str(job.autocast or torch.float32).removeprefix("torch."),
+        reduction=job.reduction,
     )
 
 
