@@ -1,35 +1,36 @@
 """One colour table for every drawing: kind is colour, number is microbatch.
 
-Chosen to stay apart for protanopia, deuteranopia and tritanopia, and in greyscale.
+All colours of a drawing stay apart for protanopia, deuteranopia and tritanopia, those of actions in greyscale too:
+tests/test_palette.py measures the distances.
 """
 
 from __future__ import annotations
 
 from .actions import B, F, I, Kind, W
 
-FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#c4502e", W: "#a9dbc0"}
+FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#8c2a1c", W: "#a9dbc0"}
 IDLE = "#8a8f98"
-OTHER = "#7a5c99"  # optimizer, barriers: what isn't an action of the schedule
-MESSAGE = {"send": "#3f8f4a", "receive": "#e3a3c3"}  # of a rank's queue, under its actions
+OTHER = "#7f6e90"  # optimizer, barriers: what isn't an action of the schedule
+MESSAGE = {"send": "#3d3350", "receive": "#d9d2e9"}  # of a rank's queue, under its actions
 NAME: dict[Kind, str] = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"}
 PART: dict[str, str] = {  # of a step, in drawings of where its time went
     **{NAME[kind]: fill for kind, fill in FILL.items()},
-    "overlap": "#1b4f72",
+    "overlap": "#1d4f72",
     "optimizer": OTHER,
-    "gradients of both copies": "#b39ddb",
-    "gradients of all copies": "#b39ddb",
-    "clipping": "#5f6b7a",
-    "bubble": "#d0d3d8",
-    "imbalance": "#e3c4a8",
-    "communication": "#9fc9d9",
-    "overhead": "#d9b3c7",
-    "jitter": "#8a8f98",
+    "gradients of both copies": "#a28dd1",
+    "gradients of all copies": "#a28dd1",
+    "clipping": "#5f6268",
+    "bubble": "#e8e8ec",
+    "imbalance": "#f2d376",
+    "communication": "#79d7f4",
+    "overhead": "#9a7a66",
+    "jitter": "#79999f",
 }
 
 
 def shade(colour: str, step: int, steps: int) -> str:
     """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
-    share = 0.45 * step / max(steps - 1, 1)
+    share = 0.35 * step / max(steps - 1, 1)
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
 
