@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .actions import B, F, I, Kind, W
 
-FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#8c2a1c", W: "#a9dbc0"}
+FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0"}
 IDLE = "#8a8f98"
 OTHER = "#7f6e90"  # optimizer, barriers: what isn't an action of the schedule
 MESSAGE = {"send": "#3d3350", "receive": "#d9d2e9"}  # of a rank's queue, under its actions
@@ -30,7 +30,7 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went
 
 def shade(colour: str, step: int, steps: int) -> str:
     """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
-    share = 0.35 * step / max(steps - 1, 1)
+    share = 0.33 * step / max(steps - 1, 1)
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
 

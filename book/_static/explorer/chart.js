@@ -9,7 +9,7 @@ var pplabChart = (() => {
 
   // ---- palette.py (the page's test compares) -----------------------------------------------------------------------
 
-  const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#8c2a1c", W: "#a9dbc0" };
+  const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0" };
   const NAME = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
   const IDLE = "#8a8f98";
   const PHASE = { fill: "filling", wait: "inside", drain: "draining" };
@@ -18,7 +18,7 @@ var pplabChart = (() => {
 
   /** `colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour. */
   function shade(colour, step, steps) {
-    const share = (0.35 * step) / Math.max(steps - 1, 1);
+    const share = (0.33 * step) / Math.max(steps - 1, 1);
     return "#" + channels(colour).map((c) => toEven(c + (255 - c) * share).toString(16).padStart(2, "0")).join("");
   }
 
