@@ -143,6 +143,7 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
             expected("ZBVZeroBubble", P=8, forward=3, backward_input=4, backward_weight=2),
         ),
         ({"schedule": "DualPipe", "overlap": "max"}, expected("DualPipe", overlap="max")),
+        ({"schedule": "DualPipe", "pair": 2.5}, expected("DualPipe", overlap=2.5)),
         (
             {"schedule": "ZB-2P", "forward": 10, "backward-input": 11, "backward-weight": 7, "latency": 1},
             expected("ZB-2P", forward=10, backward_input=11, backward_weight=7, latency=1),
@@ -312,6 +313,16 @@ def test_the_critical_path_and_the_rows_as_text(visit):
     assert tab.inner_text(".pplab-rows tbody tr:nth-child(2) .pplab-row").split() == [
         str(a) for a in t.schedule.rows[1]
     ]
+    path = " ".join(str(span.action) for span in pp.critical_path(t))
+    assert f"Critical path: {path}" in tab.inner_text(".pplab-text")
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    assert tab.inner_text(".pplab-says").endswith(" It is on the critical path.")
+    tab.uncheck("input[name=path]")
+    settle(tab)
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    assert not tab.inner_text(".pplab-says").endswith("critical path.")
 
 
 def test_colours_are_the_packages(visit):

@@ -32,6 +32,7 @@ KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
     "actions": {**KINDS, "idle": palette.IDLE, "other": palette.OTHER},
     "messages": {**KINDS, "idle": palette.IDLE, **palette.MESSAGE},
+    "categories": {fill: fill for fill in palette.CATEGORIES},
     "parts": {fill: fill for fill in palette.PART.values()},
 }
 

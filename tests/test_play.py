@@ -58,6 +58,8 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
         "bubbleFraction": t.bubble_fraction,
         "spanBubbleFraction": t.span_bubble_fraction,
     }
+    mine = Schedule.from_csv(level["reference"].to_csv())
+    assert eval(level["inPython"], {"pp": pplab, "mine": mine}).makespan == t.makespan
     assert level["cap"] in (None, list(t.peak_in_flight)) and len(t.spans) == level["numActions"]
     for count, span in enumerate(sorted(t.spans, key=lambda s: (s.start, s.rank))):
         score = evaluate("pplab.play.score(state)")

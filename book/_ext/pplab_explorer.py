@@ -61,6 +61,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "backward-weight": (_duration, 1),
     "latency": (_duration, 0),
     "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
+    "pair": (_duration, 0),  # how long the two take; 0: as `overlap` says
     "per": (_per, "rank"),  # what the durations are for: a microbatch on a rank, on a stage, or the batch on a rank
     "until": (_duration, 0),  # where the time axis ends, at least
     "path": (_flag, False),
@@ -155,7 +156,8 @@ def timelines(state: dict[str, object]) -> list:
 
     slices = state["microbatches"] if state["per"] == "batch" else 1
     durations = (state[name] / slices for name in ("forward", "backward-input", "backward-weight"))
-    costs = pp.Costs(*durations, latency=state["latency"], overlap=state["overlap"])
+    overlap = state["pair"] / slices if state["pair"] else state["overlap"]
+    costs = pp.Costs(*durations, latency=state["latency"], overlap=overlap)
     found = []
     for name in filter(None, (state["schedule"], state["compare"])):
         builder = pp.builders.find(name)

@@ -1,4 +1,4 @@
-"""One colour table for every drawing: kind is colour, number is microbatch.
+"""One colour table for every drawing. In a chart of a schedule, kind is colour and number is microbatch.
 
 All colours of a drawing stay apart for protanopia, deuteranopia and tritanopia, those of actions in greyscale too:
 tests/test_palette.py measures the distances.
@@ -26,6 +26,8 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went
     "overhead": "#9a7a66",
     "jitter": "#79999f",
 }
+# What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
+CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
 
 
 def shade(colour: str, step: int, steps: int) -> str:

@@ -32,7 +32,11 @@ _WIDTH = 7.4  # inches
 _BAR = 0.84  # of a row
 _HATCH = {"fill": "\\\\\\\\", "inner": "xxxx", "drain": "////"}
 _LABEL_SIZE = 8
-_AXES = {"tp": ("tensor", "#2f6db5"), "pp": ("pipeline", "#f0a13a"), "dp": ("data", "#4f9d78")}
+_AXES = {
+    "tp": ("tensor", palette.CATEGORIES[0]),
+    "pp": ("pipeline", palette.CATEGORIES[3]),
+    "dp": ("data", palette.CATEGORIES[2]),
+}
 
 
 def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
@@ -393,13 +397,13 @@ def bars(
         ax = _new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
     kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
-    fills = dict(zip(kinds, (*palette.FILL.values(), palette.OTHER, palette.IDLE), strict=False))
+    fills = dict(zip(kinds, palette.CATEGORIES, strict=False))
     for place, row in enumerate(rows.values()):
         start = 0.0
         for kind, amount in row:
             ax.barh(place, amount, left=start, height=_BAR, color=fills[kind], edgecolor="white", lw=0.6)
             start += amount
-        ax.text(start, place, f" {start:.3g}", va="center", fontsize=_LABEL_SIZE)
+        ax.text(start, place, f"  {start:.3g}", va="center", fontsize=_LABEL_SIZE)
     mean = total(sums) / len(sums)
     if mark:
         ax.axvline(mean, color="black", lw=1, ls="--")

@@ -108,7 +108,8 @@ var pplabChart = (() => {
     const charts = timelines.map((timeline, index) => {
       const top = y + TITLE;
       y = top + timeline.schedule.numRanks * row + BETWEEN;
-      return { timeline, index, top, row, idle: idleOf(timeline), bottom: y - BETWEEN };
+      const longest = path ? pplab.criticalPath(timeline) : [];
+      return { timeline, index, top, row, idle: idleOf(timeline), path: longest, bottom: y - BETWEEN };
     });
     const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight) * fullStages(t)));
     const height = y - BETWEEN + AXIS;
@@ -239,10 +240,9 @@ var pplabChart = (() => {
 
   function drawPath({ x, scale }, chart) {
     const outline = ({ rank, start, end }) => box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
-    const path = pplab.criticalPath(chart.timeline);
-    const narrowest = Math.min(...path.map(({ start, end }) => (end - start) * scale).filter((length) => length > 0));
+    const narrowest = Math.min(...chart.path.map(({ start, end }) => (end - start) * scale).filter((length) => length > 0));
     const stroke = px(Math.max(0.8, Math.min(2, narrowest / 5))); // so that thin bars keep their colour
-    return `<path class="pplab-path" stroke-width="${stroke}" d="${path.map(outline).join("")}"/>`;
+    return `<path class="pplab-path" stroke-width="${stroke}" d="${chart.path.map(outline).join("")}"/>`;
   }
 
   // ---- marks -------------------------------------------------------------------------------------------------------
@@ -317,7 +317,8 @@ var pplabChart = (() => {
       }
     } else if (idle.for) drawn += link("pplab-from", idle.for, idle, idle.end);
     marks.innerHTML = drawn + outline("pplab-selected", span || idle);
-    return span ? tellAction(timeline, span) : tellIdle(idle);
+    if (!span) return tellIdle(idle);
+    return tellAction(timeline, span) + (chart.path.includes(span) ? " It is on the critical path." : "");
   }
 
   /** What the colours and hatchings of `timelines` mean, as HTML. */

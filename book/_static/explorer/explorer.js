@@ -21,6 +21,7 @@
     { name: "backward-weight", label: "weight gradient W", kind: "duration" },
     { name: "latency", label: "latency", kind: "duration" },
     { name: "overlap", label: "a pair F & B takes", kind: "choice", choices: OVERLAP },
+    { name: "pair", label: "F & B (0: as chosen)", kind: "duration" },
     { name: "per", label: "F, I, W are for", kind: "choice", choices: PER },
     { name: "until", label: "time axis at least", kind: "duration" },
     { name: "zoom", label: "zoom", kind: "choice", choices: { 1: "1 ×", 2: "2 ×", 4: "4 ×", 8: "8 ×" } },
@@ -77,10 +78,11 @@
       const rows = t.byRank.map((row, rank) =>
         `<tr><th scope="row">rank ${rank}</th><td>${short(t.busy[rank])}</td><td>${short(t.makespan - t.busy[rank])}</td>` +
         `<td>${t.peakInFlight[rank]}</td><td class="pplab-row">${row.map((s) => escaped(s.item.text)).join(" ")}</td></tr>`);
+      const path = pplab.criticalPath(t).map((s) => escaped(s.item.text)).join(" ");
       return (
         `<table class="pplab-rows"><caption>${escaped(t.schedule.name)}</caption><thead><tr><td></td><th scope="col">busy</th>` +
         `<th scope="col">idle</th><th scope="col">peak in flight</th><th scope="col">actions in order</th></tr></thead>` +
-        `<tbody>${rows.join("")}</tbody></table><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
+        `<tbody>${rows.join("")}</tbody></table><p>Critical path: ${path}</p><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
         `${encodeURIComponent(pplab.toCSV(t.schedule))}">${escaped(t.schedule.name)}.csv</a>, as torch and ` +
         `<code>pplab.Schedule.from_csv</code> read it</p>`
       );
@@ -278,7 +280,7 @@
       if (!name) return;
       if (type === "checkbox") state[name] = target.checked;
       else state[name] = typeof DEFAULTS[name] === "number" ? number(target.value) : target.value;
-      if (name === "until" && Number.isNaN(state.until)) state.until = 0;
+      if (["until", "pair"].includes(name) && Number.isNaN(state[name])) state[name] = 0;
       changed(target);
     });
     form.addEventListener("submit", (event) => event.preventDefault());

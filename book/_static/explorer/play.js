@@ -109,6 +109,7 @@ pplab.play = (() => {
       numMicrobatches: schedule.numMicrobatches,
       placement: schedule.placement,
       costs: timeline.costs,
+      inPython: `pp.simulate(mine${costs.latency ? `, pp.Costs(latency=${costs.latency})` : finer > 1 ? `, pp.Costs().finer(${finer})` : ""})`,
       kinds: [...new Set(timeline.spans.map(({ item }) => item.parts[0].kind))].sort(), // F, B or F, I, W
       numActions: timeline.spans.length,
       cap: capped ? peakInFlight : null,

@@ -47,11 +47,11 @@
       `<p class="pplab-task"></p><div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of what is placed"></div>` +
       `<ul class="pplab-legend"></ul><p class="pplab-says" role="status"></p><div class="pplab-tray"></div>` +
       `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<p class="pplab-buttons"><a class="pplab-csv" download="mine.csv">mine.csv</a>` +
+      `<p class="pplab-buttons"><a class="pplab-csv" download="mine.csv">mine.csv</a><span class="pplab-python">: <code></code></span>` +
       `<label class="pplab-check"><input type="checkbox" class="pplab-reference"> show the reference</label></p>`;
     root.append(live);
-    const [choice, task, scroll, legend, says, tray, figures, csv, reference] = [
-      "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-reference",
+    const [choice, task, scroll, legend, says, tray, figures, csv, python, reference] = [
+      "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-python", ".pplab-reference",
     ].map((selector) => live.querySelector(selector));
     const button = (name) => live.querySelector(`[data-do="${name}"]`);
     const kept = stored();
@@ -83,7 +83,8 @@
       button("undo").disabled = button("start again").disabled = !state.moves.length;
       button("hint").disabled = score.isComplete;
       button("next level").hidden = !isSolved || level === play.levels[play.levels.length - 1];
-      csv.hidden = !score.isComplete;
+      csv.hidden = python.hidden = !score.isComplete;
+      python.lastChild.textContent = level.inPython;
       csv.href = `data:text/csv;charset=utf-8,${encodeURIComponent(play.toCSV(state))}`;
       const stuck = play.isStuck(state) ? "Nothing more can be placed: take back a move." : "";
       const solved = isSolved ? "Solved. " : "";

@@ -6,7 +6,7 @@ var pplabSettings = (() => {
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
-    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum",
+    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
     per: "rank", until: 0, path: false, memory: true, zoom: 1,
   };
   const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
@@ -45,7 +45,8 @@ var pplabSettings = (() => {
   function costsOf(state, stages) {
     const slices = state.per === "batch" ? state.microbatches : 1;
     const [forward, backwardInput, backwardWeight] = ["forward", "backward-input", "backward-weight"].map((name) => state[name] / slices);
-    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap: state.overlap });
+    const overlap = state.pair === 0 ? state.overlap : state.pair / slices; // a number that isn't one is refused there
+    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap });
     return state.per === "stage" ? whole : whole.finer(stages);
   }
 
