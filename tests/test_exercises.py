@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 import pplab as pp
 from conftest import assert_explained
 from pplab.exercises import bubble_math, gpipe, naive, one_f_one_b
-from pplab.exercises.verdict import Verdict
+from pplab.exercises.verdict import Verdict, number
 
 
 def lifo_rows(num_ranks, num_microbatches):
@@ -55,6 +57,11 @@ WRONG = [
     (bubble_math.makespan, 33, "expected a function"),
     (bubble_math.tokens_per_second, (2.13, 0.099, 246000), "efficiency: 0.099 isn't it; the number is larger"),
     (naive.idle_share, 6 / 7, "one of six ranks works"),
+    (naive.idle_share, 0.167, "the share that works"),
+    (naive.idle_share, 0.83, "0.83 is near: give 3 digits"),
+    (naive.idle_share, float("nan"), "nan isn't it"),
+    (naive.idle_share, 0, "the number is larger"),
+    (naive.idle_share, float("inf"), "the number is smaller"),
     (naive.three_stages, 3, "expected a list of three torch modules"),
     (naive.diagnose, dict.fromkeys("ABCD", "no detach"), "A: with 'no detach', the gradients are right"),
     (naive.diagnose, {"A": "x", "B": "x", "C": "x", "D": "x"}, "expected one of no gradient sent"),
@@ -90,6 +97,26 @@ WRONG = [
 @pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_wrong_answer_is_explained(check, answer, says):
     assert_explained(check, answer, says)
+
+
+def test_rounded_answers_are_right():
+    """To three digits or more, of numbers that aren't counts."""
+    assert naive.idle_share(0.833) and naive.idle_share(0.8333) and naive.idle_share(Fraction(5, 6))
+    assert bubble_math.tokens_per_second((2.13, 0.901, 246_000)) and bubble_math.tokens_per_second(
+        (2.13, 0.9014, 2.46e5)
+    )
+    for answer, expected, same in (
+        (105, 105.4, True),
+        (120, 120.3, True),  # its 0 may be a digit
+        (100, 100.4, True),
+        (100.4, 100, False),  # a count
+        (100.0, 100, True),
+        (1.05, 1.0549, True),
+        (1.050, 1.0551, False),
+        (-0.0313, -0.03125, True),
+        (0.0, 0.001, False),
+    ):
+        assert bool(number(answer, expected, "")) is same, (answer, expected)
 
 
 @pytest.mark.slow

@@ -78,6 +78,8 @@ def doubled(group_size):
 
 WRONG = [
     (interleaved.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
+    (interleaved.one_denominator, (0.127, 0.073, 96), "7/96 is the ratio, idle over ideal"),
+    (interleaved.one_denominator, (0.127, 0.068, 96.4), "microbatches for GPipe: 96.4 isn't it"),
     (interleaved.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it; the number is larger"),
     (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it; the number is smaller"),
     (interleaved.where_is, (8, 0, 12), "messages: 12 isn't it"),
@@ -85,6 +87,8 @@ WRONG = [
     (interleaved.transfers, 3, "not V times"),
     (interleaved.transfers, 23, "1F1B has seven"),
     (interleaved.transfers, 2, "the number is larger"),
+    (interleaved.transfers, 3.3, "3.3 is near: give 3 digits"),
+    (interleaved.transfers, 3.28, "3.28 is near; the number is a little larger"),
     (interleaved.even_groups_builder, rows_of_groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
     (interleaved.even_groups_builder, breadth_rows, "one rank holds 16 stages' activations; 11 are enough"),
     (interleaved.even_groups_builder, thick_rows, "yours: 4 ranks, 4 stages and 8 microbatches"),
@@ -94,7 +98,7 @@ WRONG = [
     (interleaved.even_groups_builder, 28.5, "expected a function"),
     (interleaved.crossover, 0.5625, "only up to c = 0.5"),
     (interleaved.crossover, 0.140625, "overtake four"),
-    (interleaved.crossover, 0.54, "the number is larger"),
+    (interleaved.crossover, 0.54, "0.54 is near: give 3 digits"),
     (interleaved.crossover, 1.375, "that is where 1F1B overtakes"),
     (interleaved.beat_24, doubled(3), "holds (8, 6, 4): at most 6"),
     (interleaved.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
@@ -120,7 +124,8 @@ def test_dots_are_no_answer(check):
 
 def test_other_right_answers_are_accepted():
     assert interleaved.looped_bfs_builder(breadth_rows)
-    assert interleaved.where_is([8, 0, 11]) and interleaved.crossover(0.5417)
+    assert interleaved.where_is([8, 0, 11]) and interleaved.crossover(0.5417) and interleaved.crossover(0.542)
+    assert interleaved.one_denominator((0.127, 0.068, 96)) and interleaved.transfers(3.29)
     assert interleaved.beat_24(pp.Schedule(undoubled(3)))
 
 

@@ -67,6 +67,10 @@ WRONG = [
     (zero_bubble.affordable_overhead, 1 / 64, "both halves are longer"),
     (zero_bubble.affordable_overhead, 0.25, "that is with 8 microbatches"),
     (zero_bubble.affordable_overhead, 0.5, "the number is smaller"),
+    (zero_bubble.affordable_overhead, 0.031, "0.031 is near: give 3 digits"),
+    (zero_bubble.small_weights, 0.14, "0.14 is near: give 3 digits"),
+    (zero_bubble.small_weights, 0.179, "that is 1F1B's"),
+    (zero_bubble.small_weights, 0.162, "that is the ratio"),
     (zero_bubble.least_held_for_zero, 7, "here it leaves 6"),
     (zero_bubble.least_held_for_zero, 9, "16 of the 18"),
     (zero_bubble.least_held_for_zero, 11, "one less is enough"),
@@ -92,6 +96,8 @@ def test_other_measures_of_table_5_are_named():
 
 def test_any_right_answer_is_accepted():
     assert zero_bubble.table_5((0.1240, 0.0674, 0.0444))  # as printed in the paper
+    assert zero_bubble.affordable_overhead(0.0313) and zero_bubble.affordable_overhead(0.0312)  # of 0.03125
+    assert zero_bubble.small_weights(0.139)
     assert zero_bubble.products([8, 4])
     assert zero_bubble.balanced_placement([[0, 6, 9, 15], [1, 7, 8, 14], [2, 4, 11, 13], [3, 5, 10, 12]])
     assert zero_bubble.place_weights(pp.build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3])

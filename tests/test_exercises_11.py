@@ -44,14 +44,25 @@ def only_sends(rank, num_ranks):
 
 
 WRONG = [
-    (communication.pipeline_bytes, 57.3, "128 MiB, which is 134 MB"),
-    (communication.pipeline_bytes, 57.344, "128 MiB, which is 134 MB"),
-    (communication.pipeline_bytes, 30.0648, "one direction"),
-    (communication.pipeline_bytes, 68.719, "8 stages have 7 boundaries"),
-    (communication.pipeline_bytes, 8.59, "that is one boundary"),
-    (communication.pipeline_bytes, 1.879, "one microbatch of 32"),
-    (communication.pipeline_bytes, 56.0, "GB here is 10^9 bytes"),
-    (communication.pipeline_bytes, "60", "expected a number"),
+    (communication.volumes, (80, 310, 8.05), "one message: that is in MiB"),
+    (communication.volumes, (41.9, 310, 8.05), "each has two bytes"),
+    (communication.volumes, (21, 310, 8.05), "that is one sample"),
+    (communication.volumes, (168, 310, 8.05), "with four bytes a number, or both directions"),
+    (communication.volumes, (83886080, 310, 8.05), "that is in bytes"),
+    (communication.volumes, (0.0839, 310, 8.05), "that is in GB"),
+    (communication.volumes, (83.9, 325, 8.05), "gradients over a message: a message is 80 MiB, which is 83.9 MB"),
+    (communication.volumes, (83.9, 155, 8.05), "each gradient has two bytes, too"),
+    (communication.volumes, (83.9, 620, 8.05), "gradients have two bytes here"),
+    (communication.volumes, (83.9, 1 / 310, 8.05), "the other way round"),
+    (communication.volumes, (83.9, 310, 7.68), "all boundaries: a message is 80 MiB"),
+    (communication.volumes, (83.9, 310, 4.03), "one direction"),
+    (communication.volumes, (83.9, 310, 10.7), "4 stages have 3 boundaries"),
+    (communication.volumes, (83.9, 310, 2.68), "that is one boundary"),
+    (communication.volumes, (83.9, 310, 0.503), "that is one microbatch of 16"),
+    (communication.volumes, (83.9, 310, 7.5), "GB here is 10^9 bytes"),
+    (communication.volumes, (83.9, 310, 8.1), "8.1 is near: give 3 digits"),
+    (communication.volumes, 83.9, "expected 3 numbers"),
+    (communication.volumes, (83.9, "310", 8.05), "expected a number"),
     (communication.pipeline_group, 13, "expected four ranks"),
     (communication.pipeline_group, [397, 269, 141, 13], "first stage first"),
     (communication.pipeline_group, range(5, 128, 8), "the same stage in all replicas"),
@@ -107,6 +118,7 @@ def test_dots_are_no_answer(check):
 
 
 def test_answers_may_differ_where_several_are_right():
+    assert communication.volumes((83.9, 310, 8.05)) and communication.volumes((83.886, 309.94, 8.0531))
     assert communication.pipeline_group((13, 141, 269, 397))
     assert communication.tied_group([7, 4, 3, 0])
     assert communication.replicated(rows(f"{TWO}|{ONE}"))

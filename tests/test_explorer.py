@@ -76,8 +76,8 @@ def random_configuration(rng: random.Random, name: str, most_ranks: int = 4, mos
     P, M = rng.randint(1, most_ranks), rng.randint(1, most_microbatches)
     options: dict = {}
     if name.startswith("DualPipe"):
-        P = rng.choice([1, 2, 2, 3, 4])
-        M = max(1, 2 * P + rng.randint(-1, 5))
+        P = rng.choice([1, 2, 2, 3, 4, *range(6, most_ranks + 1, 2)])
+        M = max(1, 2 * P + rng.randint(-1, 5 if most_microbatches <= 8 else most_microbatches - 2 * P))
     if "nterleaved" in name or name == "LoopedBFS":
         options["stages_per_rank"] = rng.randint(1, 3)
     if "nterleaved" in name and rng.random() < 0.3:
@@ -102,6 +102,17 @@ def test_every_action_and_figure(evaluate: Evaluate, name: str) -> None:
     in_page(evaluate, name)
     rng = random.Random(name)
     agree(evaluate, [random_configuration(rng, name) for _ in range(COUNT)])
+
+
+@pytest.mark.parametrize("name", [b.name for b in ALL if b.name not in SEARCHED])
+def test_the_largest_that_the_page_must_handle(evaluate: Evaluate, name: str) -> None:
+    """Up to 8 ranks and 32 microbatches, those two numbers included."""
+    in_page(evaluate, name)
+    rng = random.Random(f"{name}, larger")
+    configurations = [random_configuration(rng, name, 8, 32) for _ in range(10)]
+    largest = {"name": name, "num_ranks": 8, "num_microbatches": 32, "costs": {"backward_weight": 0.7, "latency": 0.3}}
+    assert "error" not in expected(**largest)
+    agree(evaluate, [*configurations, largest])
 
 
 def agree(evaluate: Evaluate, configurations: list[dict], batch: int = 100) -> None:

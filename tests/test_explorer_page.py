@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
@@ -409,19 +410,23 @@ def test_wrong_options_fail_the_build_and_are_named(tmp_path):
 
 
 def test_a_change_is_drawn_soon(visit, capsys):
-    """Prints how long a change takes, drawing included; only that it is measured can be asserted on any machine."""
+    """Within a few frames, of which the page measures the length between the changes: a busy machine stretches both."""
+    frame = "() => new Promise((done) => requestAnimationFrame((a) => requestAnimationFrame((b) => done(b - a))))"
     for state in ("schedule=1F1B", "schedule=ZB-H1&compare=DualPipeV"):
         tab = visit(f"book/explorer.html#{state}&ranks=8&microbatches=31")
         tab.focus("input[type=range][name=microbatches]")
-        took = []
+        took, frames = [], []
         for key in ("ArrowRight", "ArrowLeft") * 5:
+            frames.append(tab.evaluate(frame))
             tab.keyboard.press(key)
             settle(tab)
             took.append(float(tab.get_attribute(".pplab-explorer", "data-update-ms")))
-        middle = sorted(took)[len(took) // 2]
+        middle, frame_ms = median(took), median(frames)
         with capsys.disabled():
-            print(f"\n{state}, P=8, M=32: a change takes {middle:.1f} ms, the slowest {max(took):.1f}")
-        assert len(took) == 10 and min(took) > 0
+            print(f"\n{state}, P=8, M=32: a change takes {middle:.1f} ms, the slowest {max(took):.1f}", end="")
+            print(f"; a frame {frame_ms:.1f}")
+        assert len(took) == 10 and 0 < min(took)
+        assert middle <= 4 * frame_ms  # one or two on an idle machine
 
 
 def test_play_refuses_with_the_reason_and_scores(visit):

@@ -96,6 +96,24 @@ def test_there_are_enough_exercises(path):
     assert all("… not answered" in "".join(o["data"]["text/plain"]) for o in last_outputs(path, "exercise.", "(...)"))
 
 
+def test_every_exercise_has_a_hint_and_a_solution(path):
+    """Folded, between the exercise before it and the cell that takes its answer."""
+    prose, folded = "", []
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "markdown":
+            prose += text(cell)
+        elif text(cell).startswith("exercise.") and "(...)" in text(cell):
+            parts = [prose.count(f"<details><summary>{part}</summary>") for part in ("Hint", "Solution")]
+            folded.append((text(cell), *parts))
+            prose = ""
+    assert folded == [(source, 1, 1) for source, *_ in folded]
+
+
+def test_colours_are_of_the_palette(path):
+    """tests/test_palette.py measures whether those stay apart for everybody."""
+    assert not re.findall(r"#[0-9a-fA-F]{6}\b", "\n".join(map(text, cells(path, "code"))))
+
+
 def last_outputs(path: Path, start: str, end: str) -> list[dict]:
     code = [(text(cell).strip(), cell) for cell in cells(path, "code")]
     return [cell["outputs"][-1] for source, cell in code if source.startswith(start) and source.endswith(end)]

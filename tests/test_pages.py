@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+PAPER = {"width": 680, "height": 1000}  # the text's width on A4
 SERVER = "http://book.test/"  # answered by the test
 CHAPTER = "notebooks/04_1f1b.html"
 
@@ -48,6 +49,9 @@ TOO_WIDE = """() => {
     (e) => e.getBoundingClientRect().right > room + 1 && !scrolls(e.parentElement));
   return ["page", ...out.slice(-3).map((e) => e.outerHTML.slice(0, 200))];
 }"""
+CUT = """() => [...document.querySelectorAll("pre, .pplab-figure, .pplab-table, table")].filter(
+  (e) => e.checkVisibility() && e.getBoundingClientRect().height > 0 && e.scrollWidth > e.clientWidth + 1,
+).map((e) => "cut: " + e.outerHTML.slice(0, 200))"""
 PALE = """() => {
   const numbers = (colour) => (colour.match(/[\\d.]+/g) ?? []).map(Number);
   const over = (top, below) => {
@@ -162,11 +166,12 @@ def test_the_checks_find_what_is_wrong(browser, book):
           const add = (html) => document.querySelector("article").insertAdjacentHTML("beforeend", html);
           add('<p>so $$x$$</p><img src="../_static/logo.svg"><svg width="9" height="9"></svg>');
           add('<p style="color: #999; background: #fff">pale</p><div style="width: 600px">wide</div>');
-          add('<span class="math">x</span>');
+          add('<span class="math">x</span><pre style="width: 80px; overflow: auto">too long for its box</pre>');
         }""")
         for script, found in ((MATHS, 2), (UNDESCRIBED, 2), (PALE, 1)):
             assert len(page.evaluate(script)) == found, script
         assert any("600px" in what for what in page.evaluate(TOO_WIDE))
+        assert any("too long for its box" in what for what in page.evaluate(CUT))
         page.evaluate(
             "() => { setTimeout(() => { throw new Error('thrown') }); fetch('https://example.org').catch(() => 0) }"
         )
@@ -234,11 +239,24 @@ def test_notebooks_download(browser, book):
         assert not visit.wrong, visit.wrong
 
 
+def test_every_page_on_paper(browser, book):
+    """No page is wider than the paper, its folded blocks unfolded."""
+    with Visit(browser, book, PAPER) as visit:
+        for name in names(book):
+            page = visit.open(name)
+            page.evaluate("window.MathJax?.startup.promise")
+            page.evaluate("() => { for (const e of document.querySelectorAll('details')) e.open = true }")
+            page.emulate_media(media="print")
+            visit.ask(TOO_WIDE, name)
+            visit.ask(CUT, name)
+            page.emulate_media(media="screen")
+        assert not visit.wrong, "\n".join(visit.wrong)
+
+
 def test_paper(browser, book):
     """Printed from the dark: light, the text alone, nothing cut; folded blocks only where the reader opened them."""
-    paper = {"width": 680, "height": 1000}  # the text's width on A4
     dark = "document.documentElement.dataset.theme === 'dark'"
-    with Visit(browser, book, paper, "dark") as visit:
+    with Visit(browser, book, PAPER, "dark") as visit:
         for name in (CHAPTER, "book/sources.html"):
             page = visit.open(name)
             page.evaluate("MathJax.startup.promise")
@@ -249,13 +267,12 @@ def test_paper(browser, book):
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
             visit.ask(PALE, name)
             visit.ask(TOO_WIDE, name)
+            visit.ask(CUT, name)
             visit.wrong += page.evaluate("""() => {
               const shown = (e) => e.checkVisibility() && e.getBoundingClientRect().height > 0;
               const wrong = [];
               for (const e of document.querySelectorAll(".bd-sidebar, .bd-header-article, .bd-footer, .copybtn"))
                 if (shown(e)) wrong.push("shown: " + e.className);
-              for (const e of document.querySelectorAll("pre, .pplab-figure, .pplab-table, table"))
-                if (shown(e) && e.scrollWidth > e.clientWidth + 1) wrong.push("cut: " + e.outerHTML.slice(0, 200));
               for (const e of document.querySelectorAll("section > details, .cell > details"))
                 if (shown(e) !== !e.closest("details:not([open])")) wrong.push("folded: " + e.textContent.slice(0, 40));
               return wrong;

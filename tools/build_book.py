@@ -1,4 +1,4 @@
-"""Build the book with warnings as errors, and say where it is.
+"""Build the book with warnings as errors, and say how long its chapters took and where it is.
 
 A failed build leaves no page that could be taken for a good one.
 """
@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import durations
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "_build" / "html" / "index.html"
@@ -34,6 +36,7 @@ def main() -> int:
         for report in reports:
             print(f"== {report.relative_to(ROOT)}\n{report.read_text()[-3000:]}", file=sys.stderr)
         return done.returncode
+    print(durations.report(durations.cached(ROOT / "_build" / ".jupyter_cache" / "global.db")))
     print(f"== open {PAGE.as_uri()}")
     return 0
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import durations
 import nbformat
 from nbclient import NotebookClient
 
@@ -18,6 +19,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 def main(names: list[str]) -> None:
     """Execute the named notebooks, or all."""
     paths = [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    took = {}
     for path in paths:
         print(f"{path.name} ...", end=" ", flush=True)
         started = time.monotonic()
@@ -28,7 +30,9 @@ def main(names: list[str]) -> None:
         client.execute()
         clean(notebook)
         nbformat.write(notebook, path)
-        print(f"{time.monotonic() - started:.0f} s")
+        took[path.stem] = time.monotonic() - started
+        print(f"{took[path.stem]:.0f} s")
+    print(durations.report(took).splitlines()[-1])
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:

@@ -13,7 +13,7 @@ from ..layout import Layout, Machine, Plan, Transformer, best, layouts, plan
 from ..replicate import replicate
 from ..schedule import Schedule
 from ..simulate import simulate
-from .verdict import Verdict, number, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
 
 Order = Sequence[tuple[str, int]]  # what a rank does, in order: ("send", to) or ("recv", from)
 
@@ -60,20 +60,42 @@ def send_first(context: object, num_bytes: int) -> float | None:
     return None
 
 
-def pipeline_bytes(answer: object) -> Verdict:
-    """A step's boundary messages over all boundaries, in GB (10^9): C=8192, L=4096, b=2, bf16, 8 stages, M=32."""
-    one = 2 * 4096 * 8192 * 2 / 1e9
-    expected = 2 * 7 * 32 * one
-    traps = {
-        57.344: "a message is 128 MiB, which is 134 MB: powers of two and of ten are mixed",
-        57.3: "a message is 128 MiB, which is 134 MB: powers of two and of ten are mixed",
-        expected / 2: "that is one direction: a gradient of the same size comes back",
-        2 * 8 * 32 * one: "8 stages have 7 boundaries",
-        2 * 32 * one: "that is one boundary; 8 stages have 7",
-        2 * 7 * one: "that is one microbatch of 32",
-        expected / 2**30 * 1e9: "GB here is 10^9 bytes",
-    }
-    return number(answer, expected, "2 directions x 7 boundaries x 32 microbatches x 134.2 MB", traps=traps)
+def volumes(answer: object) -> Verdict:
+    """C=5120, L=2048, b=4, two bytes, 4 stages, M=16, 13 billion parameters.
+
+    One message in MB, the gradients' bytes over a message's, a step's messages over all boundaries in GB.
+    """
+    one = 4 * 2048 * 5120 * 2
+    gradients = 2 * 13e9
+    everything = 2 * 3 * 16 * one
+    mixed = "a message is 80 MiB, which is 83.9 MB: powers of two and of ten are mixed"
+    traps = (
+        {
+            one / 2**20: "that is in MiB; MB here is 10^6 bytes",
+            one / 2e6: "that is how many millions of numbers: each has two bytes",
+            one / 4e6: "that is one sample; a microbatch has four",
+            one * 2 / 1e6: "that is with four bytes a number, or both directions: one message has two bytes a number",
+            float(one): "that is in bytes; the question asks for MB",
+            one / 1e9: "that is in GB; the question asks for MB",
+        },
+        {
+            gradients / 80e6: mixed,
+            gradients / 2 / one: "each gradient has two bytes, too",
+            gradients * 2 / one: "gradients have two bytes here, as the messages have",
+            one / gradients: "the other way round: the gradients' bytes over the message's",
+        },
+        {
+            96 * 80e6 / 1e9: mixed,
+            everything / 2e9: "that is one direction: a gradient of the same size comes back",
+            2 * 4 * 16 * one / 1e9: "4 stages have 3 boundaries",
+            2 * 16 * one / 1e9: "that is one boundary; 4 stages have 3",
+            2 * 3 * one / 1e9: "that is one microbatch of 16",
+            everything / 2**30: "GB here is 10^9 bytes",
+        },
+    )
+    why = "4 x 2,048 x 5,120 x 2 bytes; 26 GB over that; 2 directions x 3 boundaries x 16 microbatches of it"
+    expected = (one / 1e6, gradients / one, everything / 1e9)
+    return numbers(answer, expected, why, ("one message", "gradients over a message", "all boundaries"), traps=traps)
 
 
 def pipeline_group(answer: object) -> Verdict:

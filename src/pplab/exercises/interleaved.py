@@ -123,7 +123,8 @@ def one_denominator(answer: object) -> Verdict:
     if (verdict := unanswered(answer)) is not None:
         return verdict
     names = ("GPipe's fraction", "the interleaved fraction", "microbatches for GPipe")
-    verdict = numbers(answer, (7 / 55, 7 / 103, 96), "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time", names)
-    if not verdict and "interleaved" in verdict.says and number(tuple(answer)[1], 7 / 96, ""):
+    why = "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time"
+    verdict = numbers(answer, (7 / 55, 7 / 103, 96), why, names, digits=2)
+    if not verdict and "interleaved" in verdict.says and number(tuple(answer)[1], 7 / 96, "", digits=2):
         return wrong("the interleaved fraction: 7/96 is the ratio, idle over ideal; a fraction is idle over total")
     return verdict

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from math import isfinite
 from numbers import Real
 
 from ..costs import Costs
@@ -41,35 +43,58 @@ def unanswered(answer: object) -> Verdict | None:
 
 
 def number(
-    answer: object, expected: float, why: str, *, traps: Mapping[float, str] | None = None, tolerance: float = 1e-3
+    answer: object,
+    expected: float,
+    why: str,
+    *,
+    traps: Mapping[float, str] | None = None,
+    tolerance: float = 1e-3,
+    digits: int = 3,
 ) -> Verdict:
-    """Check a number to a relative tolerance. `traps` explains the wrong ones that people give."""
+    """Check a number: an int exactly, a float to a relative tolerance or as rounded by whoever answers.
+
+    Rounded is the expected number to as many significant digits as the answer has, and to `digits` of them at least.
+    `traps` explains the wrong ones that people give.
+    """
     if (verdict := unanswered(answer)) is not None:
         return verdict
     if isinstance(answer, bool) or not isinstance(answer, Real):
         return wrong(f"expected a number, got {answer!r}")
-    if _near(answer, expected, tolerance):
+    if _same(answer, expected, tolerance, digits):
         return right(why)
     for trap, explanation in (traps or {}).items():
-        if _near(answer, trap, tolerance):
+        if _same(answer, trap, tolerance, digits):
             return wrong(explanation)
     direction = "smaller" if answer > expected else "larger"
+    if not isinstance(expected, int) and _near(answer, expected, 0.02):
+        if _significant(answer) < digits:
+            return wrong(f"{answer:g} is near: give {digits} digits")
+        return wrong(f"{answer:g} is near; the number is a little {direction}")
     return wrong(f"{answer:g} isn't it; the number is {direction}")
 
 
-def numbers(answer: object, expected: Iterable[float], why: str, names: Iterable[str]) -> Verdict:
-    """Check several numbers, each with a name; the first wrong one is told."""
+def numbers(
+    answer: object,
+    expected: Iterable[float],
+    why: str,
+    names: Iterable[str],
+    *,
+    traps: Iterable[Mapping[float, str]] | None = None,
+    digits: int = 3,
+) -> Verdict:
+    """Check several numbers, each with a name, and perhaps with traps; the first wrong one is told."""
     if (verdict := unanswered(answer)) is not None:
         return verdict
     expected, names = tuple(expected), tuple(names)
+    traps = tuple(traps or ({},) * len(names))
     try:
         answer = tuple(answer)
     except TypeError:
         return wrong(f"expected {len(expected)} numbers, got {answer!r}")
     if len(answer) != len(expected):
         return wrong(f"expected {len(expected)} numbers ({', '.join(names)}), got {len(answer)}")
-    for name, given, value in zip(names, answer, expected, strict=True):
-        verdict = number(given, value, why)
+    for name, given, value, known in zip(names, answer, expected, traps, strict=True):
+        verdict = number(given, value, why, traps=known, digits=digits)
         if not verdict:
             return wrong(f"{name}: {verdict.says}")
     return right(why)
@@ -126,6 +151,23 @@ def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> s
     if sizes != (num_ranks, num_ranks, num_microbatches):
         return f"your schedule is for {repr(schedule)[10:-1]}"
     return None
+
+
+def _same(answer: Real, value: float, tolerance: float, digits: int) -> bool:
+    """Whether the answer is the value: a count exactly, else to the tolerance or rounded."""
+    if isinstance(value, int):
+        return _near(answer, value, 1e-9)
+    if _near(answer, value, tolerance):
+        return True
+    if not (found := _significant(answer)):
+        return False
+    last = Decimal(repr(float(answer))).adjusted() - max(found, digits) + 1  # the place of the last digit
+    return abs(float(answer) - value) <= 0.5 * 10.0**last * (1 + 1e-9)  # a half may be rounded up or down
+
+
+def _significant(answer: Real) -> int:
+    """How many digits a number has from its first to its last that isn't 0."""
+    return len(Decimal(repr(float(answer))).normalize().as_tuple().digits) if answer and isfinite(answer) else 0
 
 
 def _near(a: float, b: float, tolerance: float) -> bool:
