@@ -91,6 +91,14 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --warmup -1", "warmup must be"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --perfetto /no/where.json", "there is no folder /no"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --csv /no/where.csv", "there is no folder /no"),
+        (
+            "train --schedule GPipe --ranks 2 --microbatches 2 --engine torch --explain",
+            "--explain needs --engine pplab",
+        ),
+        ("predict --schedule 1F1B --ranks 2 --microbatches 4 GPipe ZB-H1", "1F1B splits no backward"),
+        ("predict --schedule 1F1B --ranks 2 --microbatches 4 Interleaved1F1B", "cuts or places the model otherwise"),
         (
             "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --recompute 0,2",
             "some of the stages 0 to 1",
@@ -157,3 +165,19 @@ def test_train_explains_and_records(tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"0F0", "thread_name", "rank 1: bubble so far (ms)"} <= names
+
+
+@pytest.mark.slow
+def test_predict_says_how_wrong_it_was(tmp_path, capsys):
+    size = "--ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample --device cpu"
+    found, rows = tmp_path / "found.json", tmp_path / "rows.csv"
+    command = f"predict --schedule ZB-H1 {size} 1F1B GPipe --json {found} --csv {rows}"
+    assert main(shlex.split(command)) == 0
+    said = capsys.readouterr().out.splitlines()
+    data = json.loads(found.read_text())
+    errors = sorted(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in data["rows"])
+    assert [row["schedule"] for row in data["rows"]] == ["ZB-H1", "1F1B", "GPipe"] and data["notes"]
+    assert f"median error {errors[1]:.1%}" in said and [line for line in said if line.startswith("note: ")]
+    order = sorted(data["rows"], key=lambda row: row["measured_ms"])
+    assert f"measured, fastest first: {', '.join(row['schedule'] for row in order)}" in said
+    assert pp.Schedule.from_csv(rows) == pp.build("ZB-H1", num_ranks=2, num_microbatches=2)

@@ -343,6 +343,15 @@ def test_an_overlap_runs_both_halves_at_once():
     assert [str(x.action) for x in pp.critical_path(t)][:4] == ["0F0", "1F0", "1B0", "(0F1;0B0)OVERLAP_F_B"]
 
 
+def test_an_overlap_by_its_stages():
+    s = pp.build("DualPipeV", num_ranks=2, num_microbatches=4)
+    pairs = {(f, b) for f in range(4) for b in range(4)}
+    same = pp.simulate(s, pp.Costs(overlap=dict.fromkeys(pairs, 2.5)))
+    assert same.makespan == pp.simulate(s, pp.Costs(overlap=2.5)).makespan
+    assert pp.simulate(s, pp.Costs(overlap={})).makespan == pp.simulate(s).makespan  # the sum
+    assert pp.Costs(overlap={(0, 1): 3}).finer(2).overlap == {(0, 1): 1.5}
+
+
 def test_two_ranks_may_wait_for_one_overlap():
     s = pp.Schedule(
         [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"], ["2F0", "2B0", "2F1", "2B1"]]
@@ -369,6 +378,7 @@ def test_costs_per_stage_and_finer_stages():
         ({"bandwidth": 0}, "bandwidth must be a number above 0, got 0"),
         ({"overlap": "half"}, 'overlap must be "sum", "max" or a duration, got \'half\''),
         ({"overlap": -1}, "overlap must be a finite number of at least 0, got -1"),
+        ({"overlap": {(0, 1): "2"}}, "overlap must be a finite number of at least 0, got '2'"),
         ({"recompute": [-1]}, "recompute must be"),
         ({"links": {(0, 1): 3}}, "links must map"),
         ({"links": {0: pp.Link()}}, "links must map"),

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
+from statistics import median
 
 from . import builders
+from .actions import Kind
 from .costs import Costs, Link, Memory
 from .errors import positive_int
 from .metrics import summary
@@ -25,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 for success, 1 for an error that is told on stderr, 2 for usage."""
     options = _parser().parse_args(arguments)
     try:
+        _check_places(options)
         return options.command(options) or 0
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"pplab {options.name}: {error}", file=sys.stderr)
@@ -70,8 +73,6 @@ def _simulate(options: argparse.Namespace) -> None:
     schedule = _schedule(options, costs)
     timeline = simulate(schedule, costs)
     _write(options, timeline)
-    if options.csv and options.schedule:
-        Path(options.csv).write_text(schedule.to_csv())
     if options.json:
         _write_json(options.json, {**summary(timeline), **timeline.to_dict()})
     if options.json != "-":
@@ -95,6 +96,8 @@ def _train(options: argparse.Namespace) -> int:
     from .runtime.checks import check_job
     from .runtime.torchrun import is_torchrun, train_here
 
+    if options.explain and options.engine == "torch":
+        raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
     schedule = _schedule(options)
     workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
     details = {
@@ -124,10 +127,10 @@ def _train(options: argparse.Namespace) -> int:
         with Pool(num_ranks, device=options.device, share=options.share) as pool:
             print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
             run = pool.train(schedule, workload, **details)
-    explained = where(run.timeline)
+    explained = where(run.timeline) if run.engine == "pplab" else None
     _write(options, explained if options.explain else run.timeline)
     if options.json:
-        _write_json(options.json, {**run.to_dict(), "where": explained.to_dict()})
+        _write_json(options.json, {**run.to_dict(), "where": explained and explained.to_dict()})
     if options.json != "-":
         print(run)
         if options.explain:
@@ -142,13 +145,18 @@ def _predict(options: argparse.Namespace) -> None:
     from .runtime import Pool
     from .runtime.checks import check_job
 
-    names = [options.schedule, *options.predict]
-    schedules = [_schedule(argparse.Namespace(**{**vars(options), "schedule": name})) for name in names]
+    others = [argparse.Namespace(**{**vars(options), "schedule": name, "csv": None}) for name in options.predict]
+    schedules = [_schedule(given) for given in (options, *others)]
     workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
     for schedule in schedules:
         check_job(schedule, workload, schedule.num_ranks, steps=options.steps)
         if schedule.placement != schedules[0].placement:
             raise ValueError(f"{schedule.name} cuts or places the model otherwise than {schedules[0].name}: measure it")
+        if _is_split(schedule) and not _is_split(schedules[0]):
+            raise ValueError(
+                f"{schedules[0].name} splits no backward, so it doesn't tell how long the halves are that "
+                f"{schedule.name} runs apart: measure one that does, with --schedule ZB-H1, say"
+            )
     rows = []
     with Pool(schedules[0].num_ranks, device=options.device) as pool:
         print(f"measuring {schedules[0].name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
@@ -157,13 +165,25 @@ def _predict(options: argparse.Namespace) -> None:
             predicted = simulate(schedule, costs).makespan
             measured = pool.train(schedule, workload, steps=options.steps).timeline.makespan
             rows.append({"schedule": schedule.name, "predicted_ms": predicted, "measured_ms": measured})
+        notes = (*workload.notes, *pool.notes)
     if options.json:
-        _write_json(options.json, rows)
+        _write_json(options.json, {"rows": rows, "notes": notes})
     if options.json != "-":
         print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7}")
         for row in rows:
             error = row["predicted_ms"] / row["measured_ms"] - 1
             print(f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} {error:7.1%}")
+        middle = median(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in rows)
+        print(f"median error {middle:.1%}")
+        for how in ("predicted", "measured"):
+            order = sorted(rows, key=lambda row: row[f"{how}_ms"])
+            print(f"{how}, fastest first: {', '.join(row['schedule'] for row in order)}")
+        for note in notes:
+            print(f"note: {note}")
+
+
+def _is_split(schedule: Schedule) -> bool:
+    return Kind.I in schedule.columns.kinds
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -195,7 +215,18 @@ def _schedule(options: argparse.Namespace, costs: Costs | None = None) -> Schedu
     extra = {} if options.stages_per_rank is None else {"stages_per_rank": options.stages_per_rank}
     if costs is not None and "costs" in builders.find(options.schedule).options:
         extra["costs"] = costs
-    return builders.build(options.schedule, num_ranks=options.ranks, num_microbatches=options.microbatches, **extra)
+    schedule = builders.build(options.schedule, num_ranks=options.ranks, num_microbatches=options.microbatches, **extra)
+    if options.csv:
+        Path(options.csv).write_text(schedule.to_csv())
+    return schedule
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Raise before anything is measured if what is found couldn't be written."""
+    for name in ("json", "png", "perfetto", "csv"):
+        place = getattr(options, name, None)
+        if isinstance(place, str) and place != "-" and not Path(place).parent.is_dir():
+            raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
 
 
 def _write(options: argparse.Namespace, found: Timeline | Where) -> None:

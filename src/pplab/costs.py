@@ -38,7 +38,8 @@ class Costs:
 
     - `backward`: of a full backward; the sum of its halves when left out.
     - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
-    - `overlap`: of an overlapped forward and backward: "sum" or "max" of the two, or a duration.
+    - `overlap`: of an overlapped forward and backward: "sum" or "max" of the two, a duration, or durations by stages,
+      (forward's, backward's); pairs that these lack take the sum.
     - `latency`, `bandwidth`: of every link between two ranks; `links[source, target]` sets one of them apart. The
       sender goes on meanwhile.
     - `message`: what a stage gives the next, and takes back as a gradient, in the unit of bandwidth; per stage: what
@@ -51,7 +52,7 @@ class Costs:
     latency: float = 0
     backward: PerStage | None = None
     recompute: PerStage = 0
-    overlap: str | float = "sum"
+    overlap: str | float | Mapping[tuple[int, int], float] = "sum"
     bandwidth: float = inf
     message: PerStage = 1
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
@@ -70,7 +71,8 @@ class Costs:
         if self.overlap not in ("sum", "max"):
             if isinstance(self.overlap, str):
                 raise ValueError(f'overlap must be "sum", "max" or a duration, got {self.overlap!r}')
-            _number("overlap", self.overlap)
+            for duration in self.overlap.values() if isinstance(self.overlap, Mapping) else (self.overlap,):
+                _number("overlap", duration)
         Link(self.latency, self.bandwidth)
         for pair, link in dict(self.links).items():
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(link, Link)):
@@ -94,6 +96,9 @@ class Costs:
             return self.of(F, forward_stage) + self.of(B, backward_stage)
         if self.overlap == "max":
             return max(self.of(F, forward_stage), self.of(B, backward_stage))
+        if isinstance(self.overlap, Mapping):
+            both = self.of(F, forward_stage) + self.of(B, backward_stage)
+            return self.overlap.get((forward_stage, backward_stage), both)
         return self.overlap
 
     def of_item(self, item: Action | Overlap) -> float:
@@ -127,7 +132,9 @@ class Costs:
         1.0
         """
         divided = {name: _divide(getattr(self, name), stages_per_rank) for name in _DURATIONS}
-        if not isinstance(self.overlap, str):
+        if isinstance(self.overlap, Mapping):
+            divided["overlap"] = {pair: duration / stages_per_rank for pair, duration in self.overlap.items()}
+        elif not isinstance(self.overlap, str):
             divided["overlap"] = self.overlap / stages_per_rank
         return replace(self, **divided)
 

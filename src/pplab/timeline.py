@@ -124,7 +124,9 @@ class Timeline:
                 start, end = next(items)
                 starts += [start] * (1 + isinstance(item, Overlap))
                 ends += [start, end] if isinstance(item, Overlap) else [end]
-        others = tuple(Span(rank, _action_or_label(text), start, end) for rank, text, start, end in data["others"])
+        others = tuple(
+            Span(rank, _action_or_label(text), start, end) for rank, text, start, end in data.get("others", ())
+        )
         return cls(schedule, starts, ends, data["unit"], data["how"], others)
 
     def to_perfetto(self, path: str | Path) -> None:

@@ -11,6 +11,8 @@ was measured, and what it adds to a rank's idle time is the part's:
 
 A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
 
+A link has one time per message. Where messages queue for a link's bandwidth, what they wait for each other is jitter.
+
 Every machine idles before an action or after the last one, so each measured gap between actions has its parts, too.
 """
 
@@ -165,7 +167,10 @@ def _idle_before(replay: Timeline, rank: int, makespan: float, lasts: Sequence[f
 
 def calibrate(timeline: Timeline) -> Costs:
     """Costs by which to predict other schedules of the same stages on the same machine: the mean duration of every kind
-    on every stage, the mean time of every link, and each rank's mean lateness, added to its actions."""
+    on every stage, the mean time of every link, and each rank's mean lateness, added to its actions.
+
+    A schedule that splits no backward tells nothing of I and W apart, so it predicts only those that split none.
+    """
     return _machines(timeline)[-1]
 
 
@@ -177,11 +182,13 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
         lasted = span.end - span.start
         if isinstance(span.action, Overlap):
             durations[Overlap].append(lasted)
+            durations[Overlap, span.action.forward.stage, span.action.backward.stage].append(lasted)
         else:
             durations[span.action.kind].append(lasted)
             durations[span.action.kind, span.action.stage].append(lasted)
     mean = {key: total(found) / len(found) for key, found in durations.items()}
     overlap = mean.get(Overlap, "sum")
+    overlaps = {key[1:]: value for key, value in mean.items() if isinstance(key, tuple) and key[0] is Overlap}
 
     def of(kind: Kind, stage: int) -> float:
         return mean.get((kind, stage), mean.get(kind, 0))
@@ -199,11 +206,12 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
     links, lateness = _links_and_lateness(timeline)
     holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
-    on_stages = costs(of, none)
+    on_stages = replace(costs(of, none), overlap=overlaps or "sum")
     with_links = replace(on_stages, links={pair: Link(time) for pair, time in links.items()})
     with_overhead = replace(costs(of, late), links=with_links.links)
-    if overlap != "sum":
-        with_overhead = replace(with_overhead, overlap=overlap + total(lateness) / len(lateness))
+    if overlaps:
+        beside = total(lateness) / len(lateness)
+        with_overhead = replace(with_overhead, overlap={pair: value + beside for pair, value in overlaps.items()})
     return costs(lambda kind, _: mean.get(kind, 0), none), on_stages, with_links, with_overhead
 
 
