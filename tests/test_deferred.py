@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modules
 from pplab import models
+from pplab.runtime.deferred import Deferred
 from pplab.runtime.stage import Stage
 
 pytestmark = pytest.mark.slow
@@ -112,3 +116,16 @@ def test_nothing_is_multiplied_twice(make):
         products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
         counts[bool(split)] = sum(event.count for event in profile.key_averages() if event.key in products)
     assert counts[True] == counts[False] > 0
+
+
+def test_layers_go_when_their_stage_does():
+    """Without the collector: on a GPU, weights that stay would count in the next run's memory."""
+    gc.disable()
+    try:
+        layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        kept, deferred = weakref.ref(layers[0]), Deferred(layers)
+        assert deferred.unsplit == set() and layers(torch.ones(1, 2)).shape == (1, 2)
+        del layers, deferred
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -57,9 +57,10 @@ def test_on_a_gpu_kernels_count():
         span("gemm", 10, 50, "kernel"),
         span("ncclDevKernel_SendRecv", 40, 70, "kernel"),
         span("Memcpy DtoH", 70, 80, "gpu_memcpy"),
+        span("Memcpy DtoD (Device -> Device)", 60, 65, "gpu_memcpy"),
     ]
     found = summarise({"traceEvents": HOST + kernels})
-    assert (found.compute_ms, found.communication_ms, found.overlap_ms) == (40, 40, 10)
+    assert (found.compute_ms, found.communication_ms, found.overlap_ms) == (45, 40, 15)
 
 
 def test_memory_is_a_running_sum():

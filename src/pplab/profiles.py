@@ -114,7 +114,7 @@ def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 
         if category == "user_annotation":
             named.setdefault(name, []).append(span)
         elif category in ("kernel", "gpu_memcpy"):
-            transfers = category == "gpu_memcpy" or "nccl" in name.lower()
+            transfers = (category == "gpu_memcpy" and "DtoD" not in name) or "nccl" in name.lower()
             device["communication" if transfers else "compute"].append(span)
     steps = named.get("pp.step", [])
     if not steps:

@@ -7,6 +7,7 @@ the input's. In a transformer that takes next to no time.
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import NamedTuple
 
@@ -38,11 +39,12 @@ class Deferred:
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
-                layer.forward = partial(self._forward, layer)
+                layer.forward = partial(self._forward, weakref.ref(layer))  # no cycle: weights go when the stage does
             elif any(p.requires_grad for p in layer.parameters(recurse=False)):
                 self.unsplit.add(type(layer).__name__)
 
-    def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
+    def _forward(self, of: weakref.ref[nn.Linear], x: Tensor) -> Tensor:
+        layer = of()
         if not self.active:
             return functional.linear(x, layer.weight, layer.bias)
         if torch.is_autocast_enabled(x.device.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,16 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     if not gpus:
         return ["cpu"] * num_ranks, transport
     return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
+
+
+def load_eagerly(transport: str) -> None:
+    """Before CUDA starts: with NCCL, load all kernels at once.
+
+    A kernel that is loaded at its first launch may have to wait for the ones that run, and a receive that was posted
+    early runs until its message comes.
+    """
+    if transport == "nccl":
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:

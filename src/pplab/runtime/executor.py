@@ -15,7 +15,7 @@ from ..deps import incoming, outgoing
 from .comm import Comm
 from .recording import NoSpans
 from .stage import Stage
-from .trace import Meter, Recorder
+from .trace import Meter, Recorder, settle
 from .workload import Batch
 
 
@@ -77,6 +77,7 @@ class Executor:
 
     def _run(self, action: Action, received: tuple[Tensor, ...], microbatches: Sequence[Batch]) -> tuple[Tensor, ...]:
         """Run one action, at least as long as its pace; returns what it made for another stage."""
+        settle(self.comm.device, self.pace_s)
         begun = time.perf_counter()
         before = self.meter.watch() if self.meter else 0
         made = self._apply(action, received, microbatches[action.microbatch])
@@ -85,6 +86,7 @@ class Executor:
             self.bytes_of.setdefault((action.stage, action.kind), change)
         self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
         if self.pace_s is not None:
+            settle(self.comm.device, self.pace_s)
             time.sleep(max(0.0, begun + self.pace_s[action.kind][action.stage] - time.perf_counter()))
         return made
 
@@ -126,6 +128,7 @@ class Executor:
         start = self.recorder.clock.mark()
         with self.spans.named("pp.receive"):
             tensors = self.comm.receive(receive)
+            settle(self.comm.device, self.pace_s)
         self.recorder.other(receive, start, self.recorder.clock.mark())
         self.watch(position, False)
         return tensors

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,7 @@ from .recording import NoSpans, Recording
 from .reduction import Reducer
 from .shared import Pipes, SharedComm
 from .stage import Stage, autocast
-from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
+from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for, settle
 from .workload import Workload, loss_scale, tied_weights
 
 
@@ -43,6 +44,7 @@ class RankContext:
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
+    timeout: timedelta | None = None  # of what ranks do together
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
@@ -52,7 +54,7 @@ class RankContext:
         key = purpose, tuple(ranks)
         if key not in self.groups:
             backend = "nccl" if self.transport == "nccl" else "gloo"
-            self.groups[key] = dist.new_group(list(ranks), backend=backend)
+            self.groups[key] = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
         return self.groups[key]
 
     def channels(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], dist.ProcessGroup]:
@@ -180,6 +182,7 @@ def train(context: RankContext, job: Job) -> RankReport:
                 recorder.other(copies.label, start, recorder.clock.mark())
             if update:
                 state.update(recorder, executor.spans)
+            settle(device, job.profile)
         return recorder.finish(), _loss(stages) * job.loss_scale
 
     meter: Meter | None = None

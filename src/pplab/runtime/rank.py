@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from .comm import LostPeer
+from .devices import load_eagerly
 from .job import RankContext
 from .shared import Pipes
 
@@ -105,6 +107,10 @@ def rank_main(settings: Settings, jobs: Connection, lifeline: Connection, board,
         except Exception as error:
             answer = failure(error)
         jobs.send_bytes(pack(answer))
+        if context.device.type == "cuda":  # ranks may share a GPU, and none can use what another one caches
+            del answer
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def pack(value: object) -> bytes:
@@ -127,6 +133,7 @@ def unpack(payload: bytes) -> object:
 
 def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankContext:
     os.environ.update(settings.environment)
+    load_eagerly(settings.transport)
     torch.set_num_threads(settings.threads)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a pool's ranks are all on this host
@@ -143,7 +150,8 @@ def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankCo
         timeout=timedelta(seconds=settings.timeout_s),
     )
     pipes = Pipes(settings.rank, Path(settings.folder), dist.barrier) if settings.transport == "shared" else None
-    return RankContext(settings.rank, settings.num_ranks, device, settings.transport, store, watch, pipes=pipes)
+    ends = (settings.rank, settings.num_ranks, device, settings.transport, store, watch)
+    return RankContext(*ends, pipes=pipes, timeout=timedelta(seconds=settings.timeout_s))
 
 
 def _die_with(lifeline: Connection, folder: str) -> None:

@@ -70,6 +70,9 @@ class Reducer:
                 found = [[p] for local, p in own[stage].items() if p.requires_grad and (stage, local) not in shared]
             if found and (len(ranks) > 1 or len(found[0]) > 1):
                 self.buckets.append(_Bucket(found, shares, {s for s in held[name] if s in own}))
+        for bucket in self.buckets:  # NCCL connects at first use, which would be in the first step
+            if bucket.group is not None and wire.type == "cuda":
+                dist.all_reduce(torch.zeros(1, device=wire), group=bucket.group)
         self._last = {stage: position for (r, stage), (_, position) in last.items() if r == rank}
         self.label = "gradients of both copies"
         if tied or len(schedule.replicas) > 1:

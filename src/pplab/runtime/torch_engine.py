@@ -20,7 +20,7 @@ from ..lower import LoweredRow
 from .job import Job, RankContext, RankReport, State, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
-from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for
+from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for, settle
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -74,6 +74,7 @@ def train_torch(
                 runner.step(*inputs, **last, **batch.context)
             if update:
                 state.update(recorder, spans)
+            settle(device, job.profile)
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]
             recorder.action(item, halves[0][0], halves[-1][1])
@@ -133,10 +134,12 @@ def _runner(
 
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
+            settle(device, job.pace_s)
             start, begun = mark(), time.perf_counter()
             with span(action):
                 made = call(chunk, *args, **kwargs)
                 if job.pace_s is not None:
+                    settle(device, job.pace_s)
                     time.sleep(max(0.0, begun + job.pace_s[kind][self.stage_index] - time.perf_counter()))
             times[action] = (start, mark())
             return made

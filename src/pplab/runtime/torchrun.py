@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ..schedule import Schedule
 from .checks import ENGINES, check_job, check_transport
-from .devices import choose_transport, notes, paced_notes
+from .devices import choose_transport, load_eagerly, notes, paced_notes
 from .job import RankContext, train_whole
 from .launch import save_reports
 from .report import Run, make_run, report_gradients
@@ -52,6 +52,7 @@ def train_here(
         int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
     )
     job = check_job(schedule, workload, num_ranks, engine=engine, **options)
+    load_eagerly("nccl")  # as it may turn out: to ask for devices starts CUDA
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
@@ -64,7 +65,9 @@ def train_here(
             transport = "gloo"
         check_transport(job, [str(place)], transport)
         store = dist.distributed_c10d._get_default_store()
-        context = RankContext(rank, num_ranks, place, transport, store, watch=lambda phase, position, waits: None)
+        quiet = lambda phase, position, waits: None  # noqa: E731
+        patience = timedelta(seconds=timeout_s)
+        context = RankContext(rank, num_ranks, place, transport, store, quiet, timeout=patience)
         reports = None if rank else [None] * num_ranks
         dist.gather_object(ENGINES[engine](context, job), reports)
         whole = None

@@ -6,6 +6,7 @@ marks are CUDA events, placed on that clock by the closest of some pairs of read
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -117,6 +118,15 @@ def recorder_for(device: torch.device) -> Recorder:
     return Recorder(CudaClock() if device.type == "cuda" else HostClock())
 
 
+def settle(device: torch.device, wanted: object) -> None:
+    """Wait until a GPU has done what it was given to compute, if that is wanted: for a pace, or for a profile's step.
+
+    Not for all its streams: one may hold a receive that was posted early.
+    """
+    if wanted is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 class Allocator:
     """The CUDA allocator's count of a rank from here on, with the gradients dropped first.
 
@@ -130,6 +140,7 @@ class Allocator:
             return
         for module in modules:
             module.zero_grad(set_to_none=True)
+        gc.collect()  # what earlier runs left would be freed in this one's steps
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_allocated(self._device)
