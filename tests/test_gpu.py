@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import statistics
 import time
 
 import pytest
@@ -99,16 +100,45 @@ def test_the_timeline_is_one_of_the_device(pool):
             assert span.end > at[pp.parse(f"{stage - 1}F{m}")].end
 
 
-def test_a_paced_run_keeps_its_schedule_on_a_shared_device(pool):
-    """Work on the device, stretched: the order and the waits are the schedule's even where processes take turns."""
+def test_a_paced_run_keeps_its_schedule(pool):
+    """Work on the device, stretched: the order and the waits are the schedule's where processes take turns, and where
+    a message makes the GPU wait and not the host."""
     gpt = models.gpt(batch_size=4, num_layers=4, width=16, num_heads=2, context=8, source="sample")
-    if pool.transport == "nccl" or pool.num_ranks == 1:
-        pytest.skip(f"{pool!r}: nothing is shared")
+    if pool.num_ranks == 1:
+        pytest.skip(f"{pool!r}: nobody waits")
     pace = pp.Costs(40, 40, 40, unit="ms")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
     run = pool.train(s, gpt, steps=2, pace=pace, check_gradients=True)
     assert run.gradients.equal
     assert 1 <= run.timeline.makespan / pp.simulate(s, pace).makespan < 1.3
+
+
+@pytest.mark.parametrize("engine", ["pplab", "torch"])
+def test_a_profiles_step_is_the_runs(pool, tmp_path, engine):
+    """The span of a step ends when the device is done, not when it has been given everything."""
+    if engine == "torch" and DEVICE == "cuda" and pool.transport != "nccl":
+        pytest.skip(f"{pool!r}: torch's runtime needs a GPU for each rank")
+    gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    run = pool.train(s, gpt, steps=3, engine=engine, profile=tmp_path)
+    assert run.profile.step_ms == pytest.approx(statistics.mean(run.step_times_ms), rel=0.3)
+    assert all(0 < rank.compute_ms <= rank.step_ms for rank in run.profile.ranks)
+
+
+def test_recomputing_clipping_and_going_on(pool, tmp_path):
+    gpt = models.gpt(batch_size=8, num_layers=4, width=64, num_heads=2, context=32, source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    options = {"optimizer": functools.partial(torch.optim.AdamW, lr=1e-3), "clip_norm": 0.5}
+    path = tmp_path / "run.safetensors"
+    plain = pool.train(s, gpt, steps=4, **options)
+    whole = pool.train(s, gpt, steps=4, recompute=True, check_gradients=True, **options)
+    first = pool.train(s, gpt, steps=2, save=path, **options)
+    rest = pool.train(s, gpt, steps=2, resume=path, **options)
+    assert whole.gradients.equal and rest.first_step == 2
+    assert sum(whole.bytes_of) < sum(plain.bytes_of) and whole.peak_bytes == whole.predicted_peak_bytes
+    for figure in ("losses", "gradient_norms"):
+        expected = pytest.approx(getattr(plain, figure), rel=1e-4)
+        assert getattr(whole, figure) == expected and getattr(first, figure) + getattr(rest, figure) == expected
 
 
 def test_whether_gpus_are_shared_is_said(pool):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,12 @@ import modules
 import pplab as pp
 from conftest import built, random_schedule
 from pplab import models
-from pplab.runtime import Modules, Pool, RankError
+from pplab.runtime import Modules, Pool, RankError, devices
+from pplab.runtime.checks import check_job
+from pplab.runtime.executor import Executor
+from pplab.runtime.job import RankContext, RankReport
+from pplab.runtime.report import make_run
+from pplab.runtime.trace import HostClock, Recorder, StepTrace
 
 pytestmark = pytest.mark.slow
 
@@ -408,3 +415,55 @@ def test_a_users_csv_runs(tmp_path, capsys):
     path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
     assert main(["train", "--csv", str(path), "--steps", "1", "--source", "sample", "--device", "cpu"]) == 0
     assert "mine, measured: 2 ranks" in capsys.readouterr().out
+
+
+def test_groups_have_the_patience_of_the_run(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.distributed, "new_group", lambda ranks, **options: asked.append((ranks, options)))
+    patience = timedelta(seconds=7)
+    context = RankContext(0, 2, torch.device("cuda"), "nccl", None, print, timeout=patience)
+    context.channels([(0, 1)])
+    assert asked == [([0, 1], {"timeout": patience, "backend": "nccl"})]
+
+
+def test_kernels_load_before_nccls(monkeypatch):
+    monkeypatch.setattr(devices.os, "environ", {})
+    devices.load_eagerly("shared")
+    assert devices.os.environ == {}
+    devices.load_eagerly("nccl")
+    assert devices.os.environ == {"CUDA_MODULE_LOADING": "EAGER"}
+    devices.os.environ["CUDA_MODULE_LOADING"] = "LAZY"  # somebody's own choice stays
+    devices.load_eagerly("nccl")
+    assert devices.os.environ == {"CUDA_MODULE_LOADING": "LAZY"}
+
+
+@pytest.mark.parametrize("pace_s, waits", [(None, []), ({kind: [0.0] for kind in "FBIW"}, ["wait"] * 3)])
+def test_a_paced_host_knows_when_its_gpu_got_there(monkeypatch, pace_s, waits):
+    """After a message and around an action: a receive over NCCL makes the GPU wait, not the host."""
+    said, gpu = [], torch.device("cuda")
+    stream = SimpleNamespace(synchronize=lambda: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    comm = SimpleNamespace(device=gpu, receive=lambda action: ())
+    stage = SimpleNamespace(recompute=False, in_flight=1, forward=lambda *_: said.append("run") or ())
+    quiet = lambda *_: None  # noqa: E731
+    recorder = Recorder(HostClock())
+    executor = Executor(0, (), {1: stage}, 2, {}, comm, recorder, quiet, pace_s and {k: [0, 0] for k in pace_s})
+    executor.local, executor.outbox, executor.meter = {}, {}, None
+    executor._compute(0, pp.parse("1F0"), [None])
+    assert [each for each in said if each == "wait"] == waits and said.index("run") == len(waits) - bool(waits)
+
+
+@pytest.mark.parametrize("error_ns, noted", [(90_000, False), (300_000, True)])
+def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
+    s = pp.build("GPipe", num_ranks=1, num_microbatches=1)
+    actions = [(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])]
+    trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
+    report = RankReport([trace], [1.0], 1, 0, {}, {}, 1.0)
+    run = make_run(check_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
+    assert run.clock_error_ms == run.to_dict()["clock_error_ms"] == error_ns / 1e6
+    assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
+
+
+def test_a_paced_run_on_gpus_says_so():
+    (said,) = devices.paced_notes(["cuda:0", "cuda:1"], [], True)
+    assert "the durations say nothing about the GPU" in said

@@ -82,10 +82,11 @@ def mps_notes(num_clients: int, num_ranks: int) -> list[str]:
 
 
 def paced_notes(devices: Sequence[str], notes: Sequence[str], paced: bool) -> Sequence[str]:
-    """The notes on a pool's machine, with what pacing makes valid again where ranks share it."""
-    if not paced or not notes:
+    """The notes on a pool's machine, with what of a paced run is valid where ranks share it or compute on GPUs."""
+    on_cpu = devices[0] == "cpu"
+    if not paced or (on_cpu and not notes):
         return notes
-    if devices[0] == "cpu":
+    if on_cpu:
         return [
             f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
             "action kept to its time; the durations say nothing about the machine"

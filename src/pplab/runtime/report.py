@@ -21,6 +21,7 @@ from ..timeline import Span, Timeline
 from .job import Job, RankReport, WholeReport
 from .trace import StepTrace
 
+_CLOCK_ERROR_MS = 0.1  # what is worth a note
 _TRANSPORTS = {"shared": "shared memory"}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -118,6 +119,7 @@ class Run:
     first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
     precision: str = "float32"  # or the dtype of mixed precision
     reduction: str = "end"  # when gradients kept on several ranks were added up
+    clock_error_ms: float = 0.0  # how far a rank's times can be off the host's clock, at worst: 0 on the CPU
 
     @property
     def timeline(self) -> Timeline:
@@ -217,6 +219,7 @@ class Run:
             "gradients": gradients,
             "versions": self.versions,
             "profile": self.profile and self.profile.to_dict(),
+            "clock_error_ms": self.clock_error_ms,
             "timelines": [timeline.to_dict() for timeline in self.timelines],
         }
 
@@ -298,6 +301,9 @@ def make_run(
         again[stage].append((end - start) / 1e6)
     if again:
         notes = (*notes, f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
+    clock_error_ms = max(trace.error_ns for traces in steps for trace in traces) / 1e6
+    if clock_error_ms > _CLOCK_ERROR_MS:
+        notes = (*notes, f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     return Run(
         schedule,
         workload.name,
@@ -326,6 +332,7 @@ def make_run(
         first_step=job.first_step,
         precision=str(job.autocast or torch.float32).removeprefix("torch."),
         reduction=job.reduction,
+        clock_error_ms=clock_error_ms,
     )
 
 

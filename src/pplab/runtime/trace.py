@@ -22,6 +22,8 @@ _TIES = 5  # pairs of readings that tie a GPU's time to the host's
 class HostClock:
     """Marks are nanoseconds of the host's clock."""
 
+    error_ns = 0
+
     def start(self) -> None:
         """Begin a step."""
 
@@ -72,6 +74,7 @@ class StepTrace:
     start: int
     end: int
     again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
+    error_ns: int = 0  # how far off the host's clock these times can be
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Recorder:
         actions = [(item, *next(spans)) for item, _, _ in self._actions]
         others = [(what, *next(spans)) for what, _, _ in self._others]
         again = [(stage, *next(spans)) for stage, _, _ in self._again]
-        return StepTrace(actions, others, first, last, again)
+        return StepTrace(actions, others, first, last, again, self.clock.error_ns)
 
 
 def recorder_for(device: torch.device) -> Recorder:
