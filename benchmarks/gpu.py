@@ -2,9 +2,10 @@
 
     python benchmarks/gpu.py [--device cuda|cpu] [--size full|small] [--only PART ...] [--folder FOLDER]
 
-Every part's results are written as soon as they are there, so a later part that fails loses nothing. Whatever is not
-run is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries
-the command itself: it measures nothing about a GPU, and its file says so.
+Every part's results are written as soon as they are there, so a later part that fails loses nothing; the file of an
+earlier run is replaced when all parts have had their turn. With --only, it keeps its other parts. Whatever is not run
+is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the
+command itself: it measures nothing about a GPU, and its file says so.
 """
 
 from __future__ import annotations
@@ -27,46 +28,88 @@ from pplab import results
 
 
 def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:
-    """Run the parts and write the file after each; returns what the file holds."""
+    """Run the parts and write the file; returns what it holds. With `only`, it keeps its other parts.
+
+    Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
+    """
     box = gpu_box.facts(setting.device)
     print(gpu_box.show(box), flush=True)
     data = {
         "form": results.FORM,
         "device": box["devices"][0]["name"],
         "kind": setting.device,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": _now(),
         "command": command,
         "versions": box["versions"],
         "box": box,
-        "not_run": [],
-        "parts": [],
     }
+    kept = _kept(path, data) if only else {}
+    reason = f"only {', '.join(only)} was asked for" if only else "it was not reached"
+    found = {name: kept.get(name) or _not_reached(name, reason) for name in PARTS}
     for name, run in PARTS.items():
-        part = Part(name, data["not_run"])
-        started = time.monotonic()
         if only and name not in only:
-            part.leave_out("all of it", f"only {', '.join(only)} was asked for")
-        else:
-            print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
-            try:
-                run(setting, part)
-            except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
-                part.errors.append("".join(traceback.format_exception(error))[-4000:])
-                print(f"FAILED: {name}: {error}", flush=True)
-        data["parts"].append(part.to_dict(time.monotonic() - started))
-        write(path, data)
+            print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
+            continue
+        print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
+        part, date, started = Part(name, []), _now(), time.monotonic()
+        try:
+            run(setting, part)
+        except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
+            part.errors.append("".join(traceback.format_exception(error))[-4000:])
+            print(f"FAILED: {name}: {error}", flush=True)
+        said = _checked(data, part, time.monotonic() - started)
+        found[name] = {**said, "date": date, "by": command}, part.left_out
+        data["not_run"] = [each for _, left_out in found.values() for each in left_out]
+        data["parts"] = [each for each, _ in found.values()]
+        write(path.with_suffix(".unfinished"), data)
+    path.with_suffix(".unfinished").replace(path)
     return data
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _not_reached(name: str, reason: str) -> tuple[dict, list[dict]]:
+    left_out = [{"what": f"{name}: all of it", "why": reason}]
+    return {"name": name, "state": "not run", "seconds": 0, "rows": []}, left_out
+
+
+def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
+    """The parts that a file has of the same machine with the same versions, and what each of them left out."""
+    if not path.exists():
+        return {}
+    older = json.loads(path.read_text())
+    same = ("form", "device", "kind", "versions")
+    if results.problems(older) or any(older[name] != data[name] for name in same):
+        raise SystemExit(
+            f"{path} is of another machine or other versions: --only would mix them: measure all, or name a --folder"
+        )
+    return {
+        part["name"]: (part, [each for each in older["not_run"] if each["what"].startswith(f"{part['name']}: ")])
+        for part in older["parts"]
+    }
+
+
+def _checked(data: dict, part: Part, seconds: float) -> dict:
+    """The part as the file has it, without its rows if those are no rows of a recording."""
+    try:
+        wrong = results.problems(json.loads(json.dumps({**data, "not_run": [], "parts": [part.to_dict(seconds)]})))
+    except (TypeError, ValueError) as error:
+        wrong = [str(error)]
+    if wrong:
+        print(f"FAILED: {part.name}: {'; '.join(wrong)}", flush=True)
+        part.errors.append(f"what was measured is no recording: {'; '.join(wrong[:5])}")
+        part.rows, part.more = [], {}
+    return part.to_dict(seconds)
 
 
 def write(path: Path, data: dict) -> None:
     """Write the file at once or not at all: a line for every entry and every row."""
-    plain = json.loads(json.dumps(data))
-    if wrong := results.problems(plain):
-        raise AssertionError(f"what was measured is no recording: {wrong}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(_lines(plain) + "\n")
-    unfinished.replace(path)
+    beside = path.with_suffix(".writing")
+    beside.write_text(_lines(json.loads(json.dumps(data))) + "\n")
+    beside.replace(path)
 
 
 def _lines(value: object, depth: int = 4) -> str:
@@ -78,9 +121,9 @@ def _lines(value: object, depth: int = 4) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(each, depth - 1)}" for key, each in value.items()) + "\n}"
 
 
-def file_name(device: str) -> str:
-    """`nvidia-h200.json` for a device's name."""
-    return re.sub("[^A-Za-z0-9]+", "-", device).strip("-").lower() + ".json"
+def file_name(device: str, count: int = 1) -> str:
+    """`nvidia-h200.json` for a device's name, `nvidia-h200-x4.json` for four of them."""
+    return re.sub("[^A-Za-z0-9]+", "-", device).strip("-").lower() + (f"-x{count}" if count > 1 else "") + ".json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     setting = Setting(options.device, num_devices, SIZES[options.size])
     name = torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
     folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
-    path = folder / file_name(name)
+    path = folder / file_name(name, num_devices if options.device == "cuda" else 1)
     words = sys.argv[1:] if arguments is None else arguments
     data = measure(setting, path, " ".join(["python benchmarks/gpu.py", *words]), tuple(options.only))
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]

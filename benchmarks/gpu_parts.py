@@ -24,6 +24,8 @@ from pplab.runtime.probe import multiply_times
 from pplab.runtime.torch_engine import CLASSES
 from pplab.runtime.versus import HEADINGS, versus
 
+_TESTS_TIMEOUT_S = 3600
+
 
 def check(setting: Setting, part: Part) -> None:
     """What kind of machine this is. Its facts are the file's `box`."""
@@ -34,20 +36,25 @@ def check(setting: Setting, part: Part) -> None:
 
 
 def run_tests(setting: Setting, part: Part) -> None:
-    """tests/test_gpu.py, each test's outcome, with the skipped ones among what wasn't run."""
+    """The tests that need a GPU, each one's outcome, with the skipped ones among what wasn't run."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = ["-m", "pytest", "tests/test_gpu.py", "-q", "-p", "no:cacheprovider", *setting.size.tests]
+        command = ["-m", "pytest", "tests", "-m", "gpu", "-q", "-p", "no:cacheprovider", *setting.size.tests]
         part.more["command"] = f"PPLAB_TEST_DEVICE={setting.device} python {' '.join(command)}"
         print(f"== {part.more['command']}", flush=True)
-        done = subprocess.run(
-            [sys.executable, *command, "--junitxml", str(report)],
-            cwd=ROOT,
-            env={**os.environ, "PPLAB_TEST_DEVICE": setting.device},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, *command, "--junitxml", str(report)],
+                cwd=ROOT,
+                env={**os.environ, "PPLAB_TEST_DEVICE": setting.device},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_TESTS_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            part.errors.append(f"pytest took more than {_TESTS_TIMEOUT_S} s: {(error.stdout or b'')[-2000:]!r}")
+            return
         print(done.stdout, flush=True)
         part.ran = True
         part.more["closing_line"] = (done.stdout.strip().splitlines() or [""])[-1].strip("= ")
@@ -109,6 +116,7 @@ def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, **op
         row["wrong"].append(f"gradients differ from one process: {run.gradients}")
     if run.engine == "pplab" and run.peak_bytes != run.predicted_peak_bytes:
         row["wrong"].append(f"held {run.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
+    row["wrong"] += [note for note in run.notes if note.startswith("MPS lists")]
     del row["versions"]  # the file's
     row["timelines"] = [run.timeline.to_dict()]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}
@@ -235,6 +243,7 @@ def profile(setting: Setting, part: Part) -> None:
                     continue
                 schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=8)
                 options = {"steps": size.steps, "engine": engine, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
+                options["profile"] = Path(folder, f"{name}-{engine}")
                 run = partial(_run, pool, schedule, workload, sharing, **options)
                 part.attempt(f"{name} by {engine}, {sharing}", run)
 

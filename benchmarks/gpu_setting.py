@@ -56,14 +56,14 @@ class Part:
     """What one part has measured so far."""
 
     def __init__(self, name: str, left_out: list[dict]):
-        self.name, self.rows, self.errors, self._left_out = name, [], [], left_out
+        self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
         self.more: dict = {}  # of the part as a whole
         self.ran = False
 
     def leave_out(self, what: str, why: str) -> None:
         """Say that something isn't run, on the screen and in the file."""
         print(f"not run: {self.name}: {what}: {why}", flush=True)
-        self._left_out.append({"what": f"{self.name}: {what}", "why": why})
+        self.left_out.append({"what": f"{self.name}: {what}", "why": why})
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
         """Add a row; when it fails say so, and let the part go on."""

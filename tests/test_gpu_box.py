@@ -107,12 +107,13 @@ def test_the_tables_show_the_recording(recorded):
     page = results.runs(folder)._repr_html_()
     assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
     profile = str(results.profile(folder)).splitlines()
-    assert [line.split()[-5] for line in profile[2:]] == ["pplab"] * 3 + ["torch"] * 2
+    assert [line.split()[-6] for line in profile[2:]] == ["pplab"] * 3 + ["torch"] * 2
+    assert "times that" in str(results.sharing(folder)) and "ZB-H1" in str(results.paced(folder))
     assert "1F1B" in str(results.versus(folder)) and "trial of the command" in str(results.not_run(folder))
 
 
 def test_no_recording_is_said(tmp_path):
-    for show in (results.runs, results.versus, results.profile, results.not_run):
+    for show in (results.runs, results.versus, results.profile, results.sharing, results.paced, results.not_run):
         assert str(show(tmp_path)) == results.NONE and "make gpu" in show(tmp_path)._repr_html_()
     assert results.load(tmp_path / "nowhere") == ()
 
@@ -127,7 +128,7 @@ def test_the_books_page_shows_what_is_recorded(monkeypatch):
         *before, last = cell.strip().splitlines()
         exec("\n".join(before), names)
         shown.append(eval(last, names))
-    assert len(shown) == 4
+    assert len(shown) == 6
     recorded = results.load(ROOT / "results")
     for table in shown:
         assert isinstance(table, results.Results)
@@ -164,10 +165,70 @@ def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys
     assert two["state"] == three["state"] == "done" and two["rows"] == [{"figure": 4}]
     printed = capsys.readouterr().out
     assert "FAILED: one: the second: division by zero" in printed and "== FAILED: one" in printed
+    assert ("one: failed", "the second: Traceback (most recent call last):") in results.load(tmp_path)[0].failed
+    assert "one: failed" in str(results.not_run(tmp_path))
     setting = gpu.Setting("cpu", 2, gpu.SIZES["small"])
     data = gpu.measure(setting, tmp_path / "only.json", "make gpu", only=("two",))
     assert [part["state"] for part in data["parts"]] == ["not run", "done", "not run"]
     assert {"what": "one: all of it", "why": "only two was asked for"} in data["not_run"]
+
+
+def test_one_part_anew_keeps_the_others(gpu, tmp_path, monkeypatch):
+    figures = iter(range(10))
+
+    def works(setting, part):
+        """A part."""
+        part.leave_out("half", "it is late")
+        part.attempt("all", lambda: {"figure": next(figures)})
+
+    def stops(setting, part):
+        """A part."""
+        raise KeyboardInterrupt
+
+    setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
+    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": works})
+    gpu.measure(setting, path, "first")
+    data = gpu.measure(setting, path, "second", only=("two",))
+    assert [part["rows"] for part in data["parts"]] == [[{"figure": 0}], [{"figure": 2}]]
+    assert [part["by"] for part in data["parts"]] == ["first", "second"]
+    assert [each["what"] for each in data["not_run"]] == ["one: half", "two: half"]
+    assert json.loads(path.read_text()) == data and not path.with_suffix(".unfinished").exists()
+    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": stops})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(setting, path, "third")
+    assert json.loads(path.read_text()) == data  # what was recorded stays
+    begun = json.loads(path.with_suffix(".unfinished").read_text())
+    assert [part["state"] for part in begun["parts"]] == ["done", "not run"]
+    assert {"what": "two: all of it", "why": "it was not reached"} in begun["not_run"]
+    path.write_text(json.dumps({**data, "versions": {}}))
+    with pytest.raises(SystemExit, match="of another machine or other versions"):
+        gpu.measure(setting, path, "fourth", only=("two",))
+
+
+def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
+    def odd(setting, part):
+        """A part."""
+        part.attempt("all", lambda: {"schedule": "1F1B"})
+
+    def fine(setting, part):
+        """A part."""
+        part.attempt("all", lambda: {"figure": 1})
+
+    monkeypatch.setattr(gpu, "PARTS", {"runs": odd, "two": fine})
+    gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu")
+    runs, two = results.load(tmp_path)[0].data["parts"]
+    assert runs["state"] == "failed" and runs["rows"] == [] and "no recording: a run has no" in runs["error"]
+    assert two["state"] == "done"
+
+
+def test_a_file_says_how_many_devices_there_are(gpu, tmp_path):
+    assert (
+        gpu.file_name("NVIDIA H200") == "nvidia-h200.json" and gpu.file_name("NVIDIA H200", 4) == "nvidia-h200-x4.json"
+    )
+    data = {"device": "A", "kind": "cuda", "date": "2026-01-02T", "box": {"devices": [{}, {}]}, "parts": []}
+    assert results.Recording(tmp_path, data).title() == "2 x A, 2026-01-02"
+    parts = [{"name": "runs", "date": "2026-02-03T"}]
+    assert results.Recording(tmp_path, {**data, "box": {}, "parts": parts}).title("runs") == "A, 2026-02-03"
 
 
 def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu):

@@ -51,10 +51,12 @@ class Recording:
     path: Path
     data: Mapping
 
-    @property
-    def title(self) -> str:
-        """Device and day."""
-        return f"{self.data['device']}, {self.data['date'][:10]}"
+    def title(self, part: str = "") -> str:
+        """The devices, and the day on which that part was measured."""
+        count = len(self.data["box"].get("devices", ())) if self.data["kind"] == "cuda" else 1
+        dates = [each.get("date", self.data["date"]) for each in self.data["parts"] if each["name"] == part]
+        devices = f"{count} x {self.data['device']}" if count > 1 else self.data["device"]
+        return f"{devices}, {(dates or [self.data['date']])[0][:10]}"
 
     def rows(self, part: str) -> list[dict]:
         """What a part measured; nothing where it was not run."""
@@ -64,6 +66,12 @@ class Recording:
     def not_run(self) -> list[tuple[str, str]]:
         """What was left out, and why."""
         return [(each["what"], each["why"]) for each in self.data["not_run"]]
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """The parts that failed, and how each one's first failure reads."""
+        failed = [part for part in self.data["parts"] if part["state"] == "failed"]
+        return [(f"{part['name']}: failed", part["error"].strip().splitlines()[0]) for part in failed]
 
 
 class Results(Table):
@@ -148,11 +156,11 @@ def runs(folder: Path | str | None = None) -> Results:
             "step ms",
             "gradients",
             "held (predicted)",
-            "allocator",
+            "allocator (expected)",
         ),
         (
             (
-                recording.title,
+                recording.title("runs"),
                 str(row["num_ranks"]),
                 row["sharing"],
                 row["workload"],
@@ -161,12 +169,55 @@ def runs(folder: Path | str | None = None) -> Results:
                 f"{row['step_time_ms']:.1f}",
                 "equal" if row["gradients"]["equal"] else "NOT equal",
                 f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
-                _mega(row.get("allocated_bytes")),
+                _allocator(row),
             )
             for recording in load(folder)
             for row in recording.rows("runs")
         ),
-        "Memory is the fullest rank's, in MB. Step times are the schedule's only where every rank has a GPU.",
+        "Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: "
+        "expected are four times the weights (AdamW) and what is held. Step times are the schedule's only where every "
+        "rank has a GPU.",
+    )
+
+
+def sharing(folder: Path | str | None = None) -> Results:
+    """How far ranks that compute at once slow each other down: 1 where each has a device or a part of one to itself."""
+    return Results(
+        ("device, date", "ranks", "sharing", "one alone, ms", "all at once take", "notes"),
+        (
+            (
+                recording.title("slow_down"),
+                str(row["num_ranks"]),
+                row["sharing"],
+                f"{row['alone_ms']:.2f}",
+                f"{row['ratio']:.2f} times that",
+                "; ".join(row["notes"]),
+            )
+            for recording in load(folder)
+            for row in recording.rows("slow_down")
+        ),
+        "The time of one matrix product of a rank, alone and while all ranks compute theirs.",
+    )
+
+
+def paced(folder: Path | str | None = None) -> Results:
+    """Paced runs on a shared device: the schedule's makespan, measured and simulated."""
+    return Results(
+        ("device, date", "ranks", "schedule", "an action, ms", "measured, ms", "simulated, ms", "ratio"),
+        (
+            (
+                recording.title("paced"),
+                str(row["num_ranks"]),
+                row["schedule"],
+                f"{row['pace_ms']:.1f}",
+                f"{row['makespan_ms']:.1f}",
+                f"{row['predicted_makespan_ms']:.1f}",
+                f"{row['makespan_ms'] / row['predicted_makespan_ms']:.3f}",
+            )
+            for recording in load(folder)
+            for row in recording.rows("paced")
+        ),
+        "Every action is stretched to one duration: order and waits are the schedule's, times say nothing of speed.",
     )
 
 
@@ -176,7 +227,7 @@ def versus(folder: Path | str | None = None) -> Results:
         ("device, date", "ranks", "workload", "schedule", "pplab ms", "torch ms", "ratio", "of rounds"),
         (
             (
-                recording.title,
+                recording.title("versus"),
                 str(row["num_ranks"]),
                 row["workload"],
                 row["schedule"],
@@ -194,24 +245,36 @@ def versus(folder: Path | str | None = None) -> Results:
 
 def profile(folder: Path | str | None = None) -> Results:
     """Source 000's profile: naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch."""
+    shares = ("utilisation", "communication_share", "overlap_share")
     return Results(
-        ("device, date", "sharing", "workload", "schedule", "runtime", "step ms", "compute", "communication", "held"),
+        (
+            "device, date",
+            "sharing",
+            "workload",
+            "schedule",
+            "runtime",
+            "step ms",
+            "compute",
+            "communication",
+            "overlapped",
+        )
+        + ("peak MB",),
         (
             (
-                recording.title,
+                recording.title("profile"),
                 row["sharing"],
                 row["workload"],
                 row["schedule"],
                 row["engine"],
-                f"{row['step_time_ms']:.1f}",
-                f"{row['compute_share']:.1%}",
-                f"{row['where']['communication'] / row['step_time_ms']:.1%}" if "where" in row else "-",
-                _mega(row["peak_bytes"]),
+                f"{row['profile']['step_ms']:.1f}",
+                *(f"{_mean(row, share):.1%}" for share in shares),
+                _mega([rank["peak_bytes"] or 0 for rank in row["profile"]["ranks"]]),
             )
             for recording in load(folder)
             for row in recording.rows("profile")
         ),
-        "Compute is the ranks' mean share of a step; held is the fullest rank's, in MB. PyTorch's waits are unknown.",
+        "Means over the ranks of their torch.profiler traces, which slow every operation; the peak is the fullest "
+        "rank's. Communication, as a share of it and compute, contains waiting.",
     )
 
 
@@ -219,8 +282,12 @@ def not_run(folder: Path | str | None = None) -> Results:
     """What the recorded runs left out, and why."""
     return Results(
         ("device, date", "not run", "because"),
-        ((recording.title, what, why) for recording in load(folder) for what, why in recording.not_run),
-        "What was left out.",
+        (
+            (recording.title(), what, why)
+            for recording in load(folder)
+            for what, why in (*recording.failed, *recording.not_run)
+        ),
+        "What failed or was left out.",
     )
 
 
@@ -232,6 +299,20 @@ def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[
         for name, kind in fields.items()
         if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool)
     ]
+
+
+def _mean(row: Mapping, figure: str) -> float:
+    ranks = row["profile"]["ranks"]
+    return sum(rank[figure] for rank in ranks) / len(ranks)
+
+
+def _allocator(row: Mapping) -> str:
+    """The allocator's peak of the fullest rank, and what that rank is expected to need."""
+    if not row.get("allocated_bytes"):
+        return "-"
+    expected = [4 * w + held for w, held in zip(row["resident_bytes"], row["predicted_peak_bytes"], strict=True)]
+    fullest = max(range(len(expected)), key=row["allocated_bytes"].__getitem__)
+    return f"{row['allocated_bytes'][fullest] / 1e6:.1f} ({expected[fullest] / 1e6:.1f})"
 
 
 def _mega(counts: Iterable[float] | None) -> str:
