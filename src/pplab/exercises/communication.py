@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 
 from ..actions import parts
@@ -43,7 +44,7 @@ def meet(orders: Sequence[Order]) -> int:
     return rounds
 
 
-def send_first(context: object, num_bytes: int) -> float | None:
+def send_first(context: object, num_bytes: int, timeout_s: float = 3) -> float | None:
     """On each of two ranks: send to the other, then receive from it. Where sends wait for their receive, it hangs.
 
     Returns the seconds after which the transport gave up (its channel is broken then), or None if it went through.
@@ -51,10 +52,11 @@ def send_first(context: object, num_bytes: int) -> float | None:
     import torch
     import torch.distributed as dist
 
+    pair = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s), backend="gloo")
     other, started = 1 - context.rank, time.perf_counter()
     try:
-        dist.send(torch.zeros(num_bytes, dtype=torch.uint8), other)
-        dist.recv(torch.zeros(num_bytes, dtype=torch.uint8), other)
+        dist.send(torch.zeros(num_bytes, dtype=torch.uint8), other, group=pair)
+        dist.recv(torch.zeros(num_bytes, dtype=torch.uint8), other, group=pair)
     except RuntimeError:  # a timeout on one rank, and on the other that, or the loss of its peer
         return time.perf_counter() - started
     return None
