@@ -49,6 +49,8 @@ WRONG = [
     (bubble_math.best_microbatches, 16, "takes 39.9; try fewer"),
     (bubble_math.best_microbatches, 4, "takes 46.2; try more"),
     (bubble_math.best_microbatches, 3, "choose one of 1, 2, 4"),
+    (bubble_math.repair, bubble_math.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3"), "run 1B0 before 1F3"),
+    (bubble_math.best_microbatches, [8], "choose one of 1, 2, 4"),
     (bubble_math.repair, bubble_math.BROKEN_CHART, "1B2 is missing"),
     (bubble_math.repair, "0F0,0B0\n", "must keep 3 ranks"),
     (bubble_math.repair, pp.build("naive", num_ranks=3, num_microbatches=4), "runs, in 36"),
@@ -71,6 +73,7 @@ WRONG = [
     (naive.naive_builder, lifo_rows, "one rank at a time takes"),
     (gpipe.peak_of_rank_2, 8, "that was with 8"),
     (gpipe.largest_microbatches, 27, "20.25 GB"),
+    (gpipe.largest_microbatches, 20 / 0.75, "cut further"),
     (gpipe.weights_of_means, lambda tokens: [1 / len(tokens)] * len(tokens), "equal factors are right only for equal"),
     (gpipe.weights_of_means, lambda tokens: [1], "gives 1 factors for 2 microbatches"),
     (gpipe.overhead_from_a_sweep, (40, 2), "overhead: 2 isn't it; the number is smaller"),
@@ -137,6 +140,7 @@ def test_wrong_modules_are_explained():
     assert "your function raised RuntimeError" in naive.backward_by_hand(lambda _, received, sent: sent.backward()).says
     assert "depends on which samples are beside it" in gpipe.a_norm_that_survives(nn.BatchNorm1d(8)).says
     assert "doesn't normalise" in gpipe.a_norm_that_survives(nn.Identity()).says
+    assert "ten times the input" in gpipe.a_norm_that_survives(nn.Tanh()).says
     assert "expected a torch module" in gpipe.a_norm_that_survives(torch.ones(3)).says
 
 

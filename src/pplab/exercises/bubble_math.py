@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from numbers import Real
 
 from ..actions import parse
 from ..builders import build
@@ -14,7 +15,7 @@ from ..simulate import simulate
 from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
-1F0,1F2,1F1,1B0,1B1,1F3,1B3
+1F0,1F1,1F2,1F3,1B0,1B1,1B3
 2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3
 """
 
@@ -81,7 +82,7 @@ def best_microbatches(answer: object) -> Verdict:
     if (verdict := unanswered(answer)) is not None:
         return verdict
     times = {m: (m + 3) * (24 / m + 0.6) for m in (1, 2, 4, 8, 16, 32)}
-    if answer not in times:
+    if not isinstance(answer, int) or answer not in times:
         return wrong(f"choose one of {', '.join(map(str, times))}, got {answer!r}")
     if answer == min(times, key=times.get):
         return right("39.6; more microbatches shrink the ramps but pay the overhead more often")
@@ -118,7 +119,7 @@ def makespan(answer: Callable[[int, int, float, float], float] | object) -> Verd
             given = answer(P, M, F, B)
         except Exception as error:  # the reader's code: whatever it raises is the answer to show
             return wrong(f"makespan({P}, {M}, {F}, {B}) raised {type(error).__name__}: {error}")
-        if given != expected:
+        if not isinstance(given, Real) or abs(given - expected) > 1e-9 * expected:
             return wrong(f"makespan({P}, {M}, {F}, {B}) gives {given}; the simulation takes {expected}")
     return right("equal to the simulation at 24 sizes")
 

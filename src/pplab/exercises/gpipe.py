@@ -17,7 +17,7 @@ def peak_of_rank_2(answer: object) -> Verdict:
 def largest_microbatches(answer: object) -> Verdict:
     """A rank has 20 GB left for activations; a microbatch of one sample keeps 0.75 GB on it. The largest M that GPipe
     can run with microbatches of one sample?"""
-    traps = {26.7: "a microbatch can't be cut further", 27: "27 times 0.75 GB is 20.25 GB"}
+    traps = {20 / 0.75: "a microbatch can't be cut further", 27: "27 times 0.75 GB is 20.25 GB"}
     return number(answer, 26, "26 x 0.75 GB = 19.5 GB", traps=traps, tolerance=1e-9)
 
 
@@ -59,6 +59,8 @@ def a_norm_that_survives(answer: object) -> Verdict:
     x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
     if torch.allclose(answer(10 * x + 3), answer(x) * 10 + 3, atol=1e-2):
         return wrong("this module doesn't normalise anything")
+    if not torch.allclose(answer(10 * x), answer(x), atol=1e-2):
+        return wrong("this module doesn't normalise: ten times the input gives another output")
     stages = [nn.Sequential(nn.Linear(8, 8), answer), nn.Linear(8, 8)]
     try:
         with Pool(2, device="cpu") as pool:

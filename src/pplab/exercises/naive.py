@@ -102,7 +102,7 @@ def best_cut(answer: object) -> Verdict:
     as little as possible should cross?"""
     if (verdict := unanswered(answer)) is not None:
         return verdict
-    if answer not in range(6):
+    if not isinstance(answer, int) or answer not in range(6):
         return wrong(f"expected the number of the layer behind which you cut, 0 to 5, got {answer!r}")
     front, back = sum(LAYER_MS[: answer + 1]), sum(LAYER_MS[answer + 1 :])
     if max(front, back) > 24:
