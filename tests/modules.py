@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pplab.runtime import Batch, Modules
+from pplab.runtime.executor import Executor
 
 
 def batch(size: int = 8, width: int = 6) -> Batch:
@@ -191,6 +192,20 @@ class Sleeps(nn.Module):
         if self.only_call in (None, self.calls):
             time.sleep(self.seconds)
         return self.linear(x)
+
+
+def dawdle(context, rank: int, seconds: float) -> None:
+    """From now on the rank starts every action late: it has what it needs, and sleeps."""
+    if context.rank != rank:
+        return
+    fetch = Executor._fetch
+
+    def late(self, *arguments) -> tuple[Tensor, ...]:
+        found = fetch(self, *arguments)
+        time.sleep(seconds)
+        return found
+
+    Executor._fetch = late
 
 
 def environment(context, *names: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -10,7 +11,9 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import random_costs, random_schedule
+from pplab import engine
 from pplab.runtime import Pool
+from pplab.simulate import durations_of, lags_of
 from pplab.where import IDLE_PARTS
 
 
@@ -75,6 +78,38 @@ def test_calibrated_costs_predict_the_same_stages(rng):
         assert pp.simulate(s, calibrated).makespan == pytest.approx(pp.simulate(s, costs).makespan)
 
 
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "ZB-V", "Interleaved1F1B"])
+@pytest.mark.parametrize("bandwidth", [2, 1, 0.5, 0.25])
+def test_what_messages_wait_for_each_other_is_communication(name, bandwidth):
+    s = pp.build(name, num_ranks=4, num_microbatches=8)
+    narrow = pp.simulate(s, pp.Costs(latency=0.5, bandwidth=bandwidth))
+    found = pp.where(narrow).mean
+    assert found["communication"] == pytest.approx(narrow.makespan - pp.simulate(s).makespan)
+    assert found["jitter"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_link_is_found_where_messages_queue_or_differ_in_size():
+    gpipe = pp.build("GPipe", num_ranks=2, num_microbatches=8)
+    queued = pp.calibrate(pp.simulate(gpipe, pp.Costs(latency=0.5, bandwidth=1 / 4))).links
+    assert all((link.latency, link.bandwidth) == pytest.approx((0.5, 1 / 4)) for link in queued.values())
+    alone = pp.calibrate(pp.simulate(gpipe, pp.Costs(latency=0.5, bandwidth=2))).links
+    assert set(alone.values()) == {pp.Link(1.0)}  # half a unit to pass and half a unit on the way: nobody can tell
+    interleaved = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=8)
+    costs = pp.Costs(latency=0.5, bandwidth=20, message=[1, 2, 8, 0])
+    sizes = pp.calibrate(pp.simulate(interleaved, costs), costs.message).links
+    assert (sizes[0, 1].latency, sizes[0, 1].bandwidth) == pytest.approx((0.5, 20))
+
+
+def test_noise_makes_no_narrow_link(rng):
+    """Durations and latencies that vary, and some that are far off, look like no queue."""
+    for name in ("GPipe", "1F1B", "ZB-H2", "Interleaved1F1B"):
+        s = pp.build(name, num_ranks=4, num_microbatches=8)
+        durations, lags = durations_of(s.columns, pp.Costs()), lags_of(s, pp.Costs(latency=0.3))
+        vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
+        noisy = pp.Timeline(s, *engine.run(s, list(map(vary, durations)), list(map(vary, lags))))
+        assert all(link.bandwidth == float("inf") for link in pp.calibrate(noisy).links.values())
+
+
 @pytest.mark.parametrize("name", ["DualPipe", "DualPipeV"])
 def test_calibrated_pairs_of_unequal_stages(name):
     s = pp.build(name, num_ranks=4, num_microbatches=8)
@@ -104,36 +139,79 @@ def pool():
 PACE = pp.Costs(10, 10, 10, unit="ms")
 
 
-def share(run) -> dict[str, float]:
-    found = pp.where(run.timeline)
+def share(timeline: pp.Timeline) -> dict[str, float]:
+    found = pp.where(timeline)
     for row in found.by_rank:
         assert sum(row.values()) == pytest.approx(found.step_time)
     return {part: amount / found.step_time for part, amount in found.mean.items()}
 
 
+def least_disturbed(pool, schedule, workload, pace=PACE):
+    run = pool.train(schedule, workload, pace=pace)
+    return min(run.timelines, key=lambda timeline: timeline.makespan)
+
+
 @pytest.mark.slow
 def test_causes_in_real_processes(pool):
-    """Four ranks, paced; then a slow stage, a slow link, and a rank that sleeps once."""
+    """Four ranks, paced; then a slow stage, a slow link, a narrow link, each with the parts that a simulation has of
+    it, and a rank that sleeps once."""
     s = pp.build("1F1B", num_ranks=4, num_microbatches=8)
+    gpipe = pp.build("GPipe", num_ranks=4, num_microbatches=8)
     good = [nn.Linear(6, 6) for _ in range(4)]
-    plain = share(pool.train(s, modules.workload(*good), steps=1, pace=PACE))
-    assert plain["bubble"] == pytest.approx(3 / 11, abs=0.06)
-    assert max(plain[part] for part in ("imbalance", "communication")) < 0.06
-
     slow_stage = [*good[:2], modules.Sleeps(0.02), good[3]]
-    slow = share(pool.train(s, modules.workload(*slow_stage), steps=1, pace=PACE))
-    assert slow["imbalance"] > 0.1 and max(IDLE_PARTS[1:], key=slow.__getitem__) == "imbalance"
-
-    links = {pair: pp.Link(latency=20) for pair in ((1, 2), (2, 1))}
-    far = share(pool.train(s, modules.workload(*good), steps=1, pace=pp.Costs(10, 10, 10, links=links, unit="ms")))
-    assert far["communication"] > 0.1 and max(IDLE_PARTS[1:], key=far.__getitem__) == "communication"
+    slow_link = {pair: pp.Link(latency=20) for pair in ((1, 2), (2, 1))}
+    narrow_link = {pair: pp.Link(bandwidth=1 / 25) for pair in ((1, 2), (2, 1))}
+    for cause, schedule, stages, pace, like in (
+        (None, s, good, PACE, PACE),
+        ("imbalance", s, slow_stage, PACE, pp.Costs([10, 10, 20, 10], 10, 10)),
+        ("communication", s, good, replace(PACE, links=slow_link), replace(PACE, links=slow_link)),
+        ("communication", gpipe, good, replace(PACE, links=narrow_link), replace(PACE, links=narrow_link)),
+    ):
+        measured = share(least_disturbed(pool, schedule, modules.workload(*stages), pace))
+        expected = share(pp.simulate(schedule, like))
+        for part in IDLE_PARTS:
+            assert measured[part] == pytest.approx(expected[part], abs=0.06), (cause, part)
+        if cause:
+            assert measured[cause] > 0.1 and max(IDLE_PARTS[1:], key=measured.__getitem__) == cause
 
     nap = [good[0], modules.Sleeps(0.3, only_call=8 * 2 + 4), *good[2:]]  # after the counting pass and the warm-up
     once = pool.train(s, modules.workload(*nap), steps=1, pace=PACE)
-    slept = share(once)
+    slept = share(once.timeline)
     assert max(IDLE_PARTS[1:], key=slept.__getitem__) in ("jitter", "imbalance")
     longest = max(once.timeline.spans, key=lambda span: span.end - span.start)
     assert longest.rank == 1 and longest.end - longest.start > 250
+
+
+@pytest.mark.slow
+def test_a_late_rank_is_overhead_in_real_processes():
+    """Rank 2 starts every action 10 ms after it could: to the others that is a slow stage, to the parts it isn't."""
+    s = pp.build("1F1B", num_ranks=4, num_microbatches=8)
+    with Pool(4, device="cpu", timeout_s=60) as pool:
+        pool.run(modules.dawdle, 2, 0.01)
+        measured = share(least_disturbed(pool, s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)])))
+    more = pp.simulate(s, pp.Costs([10, 10, 20, 10], [10, 10, 20, 10], 10)).makespan - pp.simulate(s, PACE).makespan
+    assert measured["overhead"] == pytest.approx(more / (330 + more), abs=0.06)
+    assert max(IDLE_PARTS[1:], key=measured.__getitem__) == "overhead"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GPipe", "ZB-V"])
+def test_a_link_that_is_put_there_is_found(pool, name):
+    """Its latency and its bandwidth, in messages and in bytes, and by them the step of other schedules."""
+    s = pp.build(name, num_ranks=2, num_microbatches=8)
+    links = {(0, 1): pp.Link(latency=5, bandwidth=1 / 40), (1, 0): pp.Link(latency=5)}
+    pace = replace(PACE, links=links)
+    with Pool(2, device="cpu", timeout_s=60) as two:
+        run = two.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)]), steps=1, pace=pace)
+    found = pp.calibrate(run.timeline).links
+    assert 1 / found[0, 1].bandwidth == pytest.approx(40, rel=0.1)
+    assert found[1, 0].bandwidth == float("inf")
+    for pair in links:
+        assert 4 < found[pair].latency < 15
+    sent = 4 * 6  # a row of six numbers
+    assert run.message_bytes == ((sent, 0) if s.num_stages == 2 else (sent, 0, sent, 0))  # 1 and 2 are on one rank
+    in_bytes = pp.calibrate(run.timeline, run.message_bytes).links[0, 1].bandwidth
+    assert in_bytes == pytest.approx(sent * found[0, 1].bandwidth)
 
 
 @pytest.mark.slow
@@ -149,10 +227,9 @@ def test_paces_that_cannot_be_kept_are_refused():
     s = pp.build("GPipe", num_ranks=2, num_microbatches=2)
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
     with Pool(2, device="cpu", transport="gloo") as pool:
-        with pytest.raises(ValueError, match="pace can't limit bandwidth"):
-            pool.train(s, workload, pace=pp.Costs(bandwidth=1, unit="ms"))
-        with pytest.raises(ValueError, match='needs transport="shared", and these ranks have gloo'):
-            pool.train(s, workload, pace=pp.Costs(latency=1, unit="ms"))
+        for late in (pp.Costs(bandwidth=1, unit="ms"), pp.Costs(latency=1, unit="ms")):
+            with pytest.raises(ValueError, match='needs transport="shared", and these ranks have gloo'):
+                pool.train(s, workload, pace=late)
 
 
 def test_gaps_divide_the_same_idle_time(rng, tmp_path):

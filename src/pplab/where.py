@@ -5,13 +5,13 @@ was measured, and what it adds to a rank's idle time is the part's:
 
     1. every action takes the mean of its kind over all stages         idle time: the schedule's own bubble
     2. every action takes the mean of its kind on its own stage        what is added: imbalance
-    3. messages take the mean time of their link                       what is added: communication
+    3. messages take their link's latency and bandwidth                what is added: communication
     4. every action starts late by the mean lateness on its rank       what is added: overhead
     5. the measured step itself                                        what is left: jitter
 
 A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
 
-A link has one time per message. Where messages queue for a link's bandwidth, what they wait for each other is jitter.
+What a link's latency and bandwidth are is said in `pplab.links`.
 
 Every machine idles before an action or after the last one, so each measured gap between actions has its parts, too.
 """
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .actions import B, F, I, Kind, Overlap, W
-from .costs import Costs, Link
-from .deps import incoming
+from .costs import Costs, PerStage
+from .links import fit, observe
 from .palette import NAME
 from .simulate import simulate
 from .timeline import MICROSECONDS, Timeline, chrome_events, total
@@ -165,16 +165,20 @@ def _idle_before(replay: Timeline, rank: int, makespan: float, lasts: Sequence[f
     return [*idle, makespan - free]
 
 
-def calibrate(timeline: Timeline) -> Costs:
+def calibrate(timeline: Timeline, message: PerStage = 1) -> Costs:
     """Costs by which to predict other schedules of the same stages on the same machine: the mean duration of every kind
-    on every stage, the mean time of every link, and each rank's mean lateness, added to its actions.
+    on every stage, latency and bandwidth of every link, and each rank's mean lateness, added to its actions.
+
+    `message` is what a stage gives the next one, as in `Costs`; with a run's `message_bytes` a link's bandwidth is in
+    bytes per unit of time, and in messages without. It is found where messages queued for it or differed in size;
+    elsewhere the whole time of a message is latency, and the bandwidth infinite.
 
     A schedule that splits no backward tells nothing of I and W apart, so it predicts only those that split none.
     """
-    return _machines(timeline)[-1]
+    return _machines(timeline, message)[-1]
 
 
-def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
+def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, Costs, Costs]:
     """What the four replays take: see the module's text."""
     schedule = timeline.schedule
     durations: dict[object, list[float]] = defaultdict(list)
@@ -203,52 +207,18 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
         return Costs(forward, inputs, weights, backward=whole, overlap=overlap, unit=timeline.unit)
 
     none = [0] * schedule.num_stages
-    links, lateness = _links_and_lateness(timeline)
+    found, lateness = observe(timeline, message)
+    action = total(timeline.busy) / len(timeline.spans)
+    links = {pair: fit(messages, action, total(lateness) / len(lateness)) for pair, messages in found.items()}
     holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
     on_stages = replace(costs(of, none), overlap=overlaps or "sum")
-    with_links = replace(on_stages, links={pair: Link(time) for pair, time in links.items()})
-    with_overhead = replace(costs(of, late), links=with_links.links)
+    with_links = replace(on_stages, links=links, message=message)
+    with_overhead = replace(costs(of, late), links=links, message=message)
     if overlaps:
         beside = total(lateness) / len(lateness)
         with_overhead = replace(with_overhead, overlap={pair: value + beside for pair, value in overlaps.items()})
     return costs(lambda kind, _: mean.get(kind, 0), none), on_stages, with_links, with_overhead
-
-
-def _links_and_lateness(timeline: Timeline) -> tuple[dict[tuple[int, int], float], list[float]]:
-    """The mean time of each link's messages, and each rank's mean time from being able to start an action to starting.
-
-    A link's time shows where somebody waited for the message: from when it was made until it was there. Where nobody
-    ever did, the least time within which it must have come stands for it.
-    """
-    schedule, columns = timeline.schedule, timeline.schedule.columns
-    dep, ranks, gates = schedule.graph.dep, columns.ranks(), set(columns.gates)
-    waits = {
-        (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
-    }
-    seen: dict[tuple[int, int], list[float]] = defaultdict(list)
-    bounds: dict[tuple[int, int], list[float]] = defaultdict(list)
-    late: list[list[float]] = [[] for _ in schedule.rows]
-    for rank in range(schedule.num_ranks):
-        free = 0.0
-        for i in range(*columns.bounds[rank : rank + 2]):
-            if i in gates:
-                continue
-            ready = free
-            for user in (i - 1, i) if i - 1 in gates else (i,):
-                d = dep[user]
-                if d < 0 or ranks[d] == rank:
-                    continue
-                receive = incoming(columns.action(user), schedule.num_stages)
-                begun, there = waits.get((rank, receive), (free, timeline.starts[i]))
-                took = max(0.0, there - timeline.ends[d])
-                (seen if begun < timeline.ends[d] else bounds)[ranks[d], rank].append(took)
-                ready = max(ready, there)
-            late[rank].append(max(0.0, timeline.starts[i] - ready))
-            free = timeline.ends[i]
-    links = {pair: total(found) / len(found) for pair, found in seen.items()}
-    links |= {pair: min(found) for pair, found in bounds.items() if pair not in links}
-    return links, [total(found) / len(found) for found in late]
 
 
 def _did(timeline: Timeline, rank: int) -> dict[str, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ..actions import Kind, parts
-from ..costs import Costs
+from ..costs import Costs, Link
 from ..errors import positive_int, unknown
 from ..replicate import replicate
 from ..schedule import Schedule
@@ -19,6 +20,7 @@ from ..validate import validate
 from .checkpoint import Checkpoint, Resumed, check_place
 from .job import Job, train
 from .reduction import REDUCTIONS
+from .shared import PacedLink
 from .torch_engine import train_torch
 from .workload import Workload, check_divides, tied_weights
 
@@ -85,9 +87,9 @@ def check_job(
     again = _stages_that_recompute(recompute, schedule.num_stages)
     if engine == "torch" and again:
         raise ValueError('recompute needs engine="pplab"; for torch\'s runtime wrap the modules in its checkpoint')
-    steps, delays = positive_int("steps", steps), _delays_s(pace, num_ranks)
-    if engine == "torch" and delays:
-        raise ValueError("pace with latency needs engine=\"pplab\": torch's messages can't be delayed")
+    steps, links = positive_int("steps", steps), _paced_links(pace, schedule)
+    if engine == "torch" and links:
+        raise ValueError("pace with latency or bandwidth needs engine=\"pplab\": torch's messages can't be delayed")
     if save is not None:
         check_place(save)
     checkpoint = None
@@ -112,7 +114,7 @@ def check_job(
         check_gradients,
         paces,
         autocast,
-        delays,
+        links,
         profile=profile,
         reduction=reduction,
         recompute=again,
@@ -125,8 +127,8 @@ def check_job(
 
 def check_transport(job: Job, devices: Sequence[str], transport: str) -> None:
     """Raise ValueError for a job that these devices, with tensors crossing this way, can't do."""
-    if job.delays_s and transport != "shared":
-        raise ValueError(f'pace with latency needs transport="shared", and these ranks have {transport}')
+    if job.paced_links and transport != "shared":
+        raise ValueError(f'pace with latency or bandwidth needs transport="shared", and these ranks have {transport}')
     if job.engine == "torch" and devices[0] != "cpu" and transport != "nccl":
         raise ValueError(
             "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
@@ -161,19 +163,21 @@ def _pace_s(pace: Costs | None, schedule: Schedule) -> Mapping[str, list[float]]
     if pace is None:
         return None
     pace.check(schedule.num_stages, schedule.num_ranks)
-    if pace.has_queues:
-        raise ValueError("pace can't limit bandwidth: give latencies, which can differ by link")
     if _seconds(pace) is None:
         raise ValueError(f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {pace!r}')
     stages = range(schedule.num_stages)
     return {kind: [_seconds(pace) * pace.of(kind, stage) for stage in stages] for kind in "FBIW"}
 
 
-def _delays_s(pace: Costs | None, num_ranks: int) -> dict[tuple[int, int], float]:
-    if pace is None or not pace.has_latency:
+def _paced_links(pace: Costs | None, schedule: Schedule) -> dict[tuple[int, int], PacedLink]:
+    if pace is None or not (pace.has_latency or pace.has_queues):
         return {}
-    ranks = range(num_ranks)
-    return {(a, b): _seconds(pace) * pace.link(a, b).latency for a in ranks for b in ranks if a != b}
+
+    def paced(link: Link) -> PacedLink:
+        passing = (pace.occupancy(Kind.F, stage, link.bandwidth) for stage in range(schedule.num_stages))
+        return PacedLink(_seconds(pace) * link.latency, tuple(_seconds(pace) * each for each in passing))
+
+    return {pair: paced(pace.link(*pair)) for pair in permutations(range(schedule.num_ranks), 2)}
 
 
 def _seconds(costs: Costs) -> float | None:

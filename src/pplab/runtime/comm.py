@@ -15,6 +15,7 @@ are taken), so the allocator, which reuses memory in the compute stream's order,
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,6 +166,11 @@ def naming(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         raise LostPeer(f"{what}: {error}") from error
+
+
+def size_of(spec: Spec) -> int:
+    """The bytes of a message."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec)
 
 
 def producer(action: Action) -> int:

@@ -21,11 +21,11 @@ from ..profiles import RankProfile
 from ..schedule import Schedule
 from .checkpoint import Checkpoint, Saved, collect, names_in_whole
 from .clip import clip_gradients, own_parameters, own_stages
-from .comm import Comm
+from .comm import Comm, size_of
 from .executor import Executor
 from .recording import NoSpans, Recording
 from .reduction import Reducer
-from .shared import Pipes, SharedComm
+from .shared import PacedLink, Pipes, SharedComm
 from .stage import Stage, autocast
 from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for, settle
 from .workload import Workload, loss_scale, tied_weights
@@ -74,7 +74,7 @@ class Job:
     collect_gradients: bool
     pace_s: Mapping[str, Sequence[float]] | None
     autocast: torch.dtype | None = None
-    delays_s: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of a paced run's links
+    paced_links: Mapping[tuple[int, int], PacedLink] = field(default_factory=dict)
     profile: str | None = None  # the folder for traces of the measured steps
     reduction: str = "end"  # when gradients of weights that are kept in several places are added up
     recompute: frozenset[int] = frozenset()  # the stages that compute their activations again
@@ -110,6 +110,7 @@ class RankReport:
     allocated: tuple[int, int] | None = None  # the CUDA allocator's bytes before the measured steps, and at their worst
     recomputed_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what computing again adds
     gradient_norms: tuple[float, ...] = ()  # of all ranks, per measured step, before clipping
+    message_bytes: Mapping[int, int] = field(default_factory=dict)  # of a stage: what it gives another rank
     saved: Saved | None = None
 
 
@@ -136,7 +137,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     pairs = channels_of(schedule, home)
     staged = device.type == "cuda" and context.transport != "nccl"
     ends = (rank, device, home, context.store, f"run{context.runs}", context.channels(pairs), staged)
-    comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, delays_s=job.delays_s)
+    comm = Comm(*ends) if context.pipes is None else SharedComm(*ends, pipes=context.pipes, links=job.paced_links)
     comm.warm_up(pairs)
     tied = tied_weights(workload, num_stages)
     wire = torch.device("cpu") if staged else device
@@ -210,6 +211,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         allocated=allocator.read(),
         recomputed_bytes=executor.recomputed_bytes,
         gradient_norms=tuple(state.norms),
+        message_bytes={stage: size_of(spec) for stage, spec in comm.specs.items()},
         saved=state.saved() if job.save else None,
     )
 

@@ -117,10 +117,10 @@ class Pool:
 
         `check_gradients` compares the first step's gradients with those of one process. `optimizer` makes an optimizer
         from a rank's parameters (`functools.partial(torch.optim.SGD, lr=0.1)`); without one the weights stay.
-        `pace` stretches every action to the given durations (with a unit of time) and delays messages by its latency,
-        so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed precision,
-        such as `torch.bfloat16`.
-        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; it takes a pace without latency.
+        `pace` stretches every action to the given durations (with a unit of time) and delays messages as its links
+        would, so that many ranks show their schedule in real time on few cores. `autocast` is the dtype of mixed
+        precision, such as `torch.bfloat16`.
+        `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; its pace can't delay messages.
         `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
         on), and the Run's `profile` sums them up. Recording slows every operation.
         `replicas` runs `pplab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several

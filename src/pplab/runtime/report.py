@@ -119,6 +119,7 @@ class Run:
     first_step: int = 0  # how many steps a checkpoint had done when this run went on from it
     precision: str = "float32"  # or the dtype of mixed precision
     reduction: str = "end"  # when gradients kept on several ranks were added up
+    message_bytes: tuple[int, ...] = ()  # per stage: what it gives a stage on another rank; none by torch's runtime
     clock_error_ms: float = 0.0  # how far a rank's times can be off the host's clock, at worst: 0 on the CPU
 
     @property
@@ -219,6 +220,7 @@ class Run:
             "gradients": gradients,
             "versions": self.versions,
             "profile": self.profile and self.profile.to_dict(),
+            "message_bytes": self.message_bytes,
             "clock_error_ms": self.clock_error_ms,
             "timelines": [timeline.to_dict() for timeline in self.timelines],
         }
@@ -295,6 +297,7 @@ def make_run(
         notes = (*notes, f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     allocated = [report.allocated for report in reports]
+    sent = {stage: size for report in reports for stage, size in report.message_bytes.items()}
     recomputed = {stage: size for report in reports for stage, size in report.recomputed_bytes.items()}
     again: dict[int, list[float]] = defaultdict(list)
     for stage, start, end in (each for traces in steps for trace in traces for each in trace.again):
@@ -332,6 +335,7 @@ def make_run(
         first_step=job.first_step,
         precision=str(job.autocast or torch.float32).removeprefix("torch."),
         reduction=job.reduction,
+        message_bytes=tuple(sent.get(stage, 0) for stage in stages) if sent else (),
         clock_error_ms=clock_error_ms,
     )
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +28,16 @@ from torch import Tensor
 from ..actions import RECV_F, SEND_F, Action
 from .comm import Comm, LostPeer, Spec, naming, producer
 
-_HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when (ns)
+_HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
 _PIPE_BYTES = 2**20
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
+
+
+class PacedLink(NamedTuple):
+    """What a message takes at least in a paced run: messages pass one after the other, then each is under way."""
+
+    latency_s: float
+    passing_s: tuple[float, ...]  # of what each stage makes, or of its gradient
 
 
 class Pipes:
@@ -90,13 +98,14 @@ class _Slot:
 class SharedComm(Comm):
     """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to it."""
 
-    def __init__(self, *arguments, pipes: Pipes, delays_s: Mapping[tuple[int, int], float]):
+    def __init__(self, *arguments, pipes: Pipes, links: Mapping[tuple[int, int], PacedLink]):
         super().__init__(*arguments)
         self.pipes = pipes
-        self.delays_s = delays_s  # by source and target: how long a message must have been under way (paced runs)
+        self.links = links  # by source and target: what a message takes at least (paced runs)
+        self.free_ns: dict[int, int] = {}  # per target: when what was sent has left a paced link
         self.outgoing: dict[int, list[_Slot]] = {}  # per target
         self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
-        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when
+        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when it left
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
@@ -111,9 +120,9 @@ class SharedComm(Comm):
         source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
         while (*content, receive.microbatch) not in self.arrived:
             self._read(source, receive)
-        nbytes, number, sent_ns = self.arrived.pop((*content, receive.microbatch))
-        if delay := self.delays_s.get((source, self.rank)):
-            time.sleep(max(0.0, sent_ns / 1e9 + delay - time.perf_counter()))
+        nbytes, number, left_ns = self.arrived.pop((*content, receive.microbatch))
+        if link := self.links.get((source, self.rank)):
+            time.sleep(max(0.0, left_ns / 1e9 + link.latency_s - time.perf_counter()))
         slot = self.incoming.get((source, number))
         if slot is None:
             slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
@@ -134,7 +143,11 @@ class SharedComm(Comm):
         for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
-        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, time.perf_counter_ns())
+        left_ns = time.perf_counter_ns()
+        if link := self.links.get((self.rank, target)):
+            left_ns = max(left_ns, self.free_ns.get(target, 0)) + round(1e9 * link.passing_s[producer(send)])
+            self.free_ns[target] = left_ns
+        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, left_ns)
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)
 
@@ -147,8 +160,8 @@ class SharedComm(Comm):
             headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
         if not headers:
             raise LostPeer(f"{receive} from rank {source}: it is gone")
-        for *message, nbytes, number, sent_ns in _HEADER.iter_unpack(headers):
-            self.arrived[tuple(message)] = (nbytes, number, sent_ns)
+        for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
+            self.arrived[tuple(message)] = (nbytes, number, left_ns)
 
     def _path(self, source: int, target: int, number: int) -> Path:
         return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
