@@ -74,7 +74,7 @@ def trained(code: str) -> list[tuple[int, dict, str, bool]]:
 
     def late(value: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         parts = list(sources(value))
-        if any(called(n) == "Costs" and {"latency", "links"} & {each.arg for each in n.keywords} for n in parts):
+        if any(called(n) == "Costs" and {"latency", "bandwidth", "links"} & {each.arg for each in n.keywords} for n in parts):
             return True
         names = {n.id for n in parts if isinstance(n, ast.Name)} - seen
         return any(late(other, seen | names) for name in names for other in made[name])
@@ -146,4 +146,4 @@ versus(pool, s, gpt)
     ]
     said = " ".join(refused(code))
     assert "torch's runtime can't send between ranks that share a GPU" in said
-    assert ("latency needs transport" in said) == (gpus == 4)
+    assert ("latency or bandwidth needs transport" in said) == (gpus == 4)
