@@ -101,7 +101,7 @@ def zb_h2_makespan(P, M, F, I, W):  # noqa: E741
 
 
 def interleaved_zero_bubble_makespan(P, M, F, I, W):  # noqa: E741
-    """Interleaved zero bubble with two stages per rank, of F, I and W each; for M >= 2P, P dividing M, W <= I."""
+    """Interleaved zero bubble with two stages per rank, of F, I and W each; M >= 2P, P divides M, W <= F, W <= I."""
     return 2 * M * (F + I + W) + (P - 1) * (F + I - W)
 
 
