@@ -169,7 +169,7 @@ def test_train_explains_and_records(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_predict_says_how_wrong_it_was(tmp_path, capsys):
-    size = "--ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample --device cpu"
+    size = "--ranks 2 --microbatches 2 --steps 1 --rounds 2 --batch-size 2 --source sample --device cpu"
     found, rows = tmp_path / "found.json", tmp_path / "rows.csv"
     command = f"predict --schedule ZB-H1 {size} 1F1B GPipe --json {found} --csv {rows}"
     assert main(shlex.split(command)) == 0
@@ -177,6 +177,8 @@ def test_predict_says_how_wrong_it_was(tmp_path, capsys):
     data = json.loads(found.read_text())
     errors = sorted(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in data["rows"])
     assert [row["schedule"] for row in data["rows"]] == ["ZB-H1", "1F1B", "GPipe"] and data["notes"]
+    assert all(len(row["steps_ms"]) == 2 and row["measured_ms"] == min(row["steps_ms"]) for row in data["rows"])
+    assert "the fastest of 2 steps each" in said
     assert f"median error {errors[1]:.1%}" in said and [line for line in said if line.startswith("note: ")]
     order = sorted(data["rows"], key=lambda row: row["measured_ms"])
     assert f"measured, fastest first: {', '.join(row['schedule'] for row in order)}" in said

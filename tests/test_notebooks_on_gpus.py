@@ -74,7 +74,10 @@ def trained(code: str) -> list[tuple[int, dict, str, bool]]:
 
     def late(value: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         parts = list(sources(value))
-        if any(called(n) == "Costs" and {"latency", "bandwidth", "links"} & {each.arg for each in n.keywords} for n in parts):
+        if any(
+            called(n) == "Costs" and {"latency", "bandwidth", "links"} & {each.arg for each in n.keywords}
+            for n in parts
+        ):
             return True
         names = {n.id for n in parts if isinstance(n, ast.Name)} - seen
         return any(late(other, seen | names) for name in names for other in made[name])

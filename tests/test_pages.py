@@ -49,6 +49,13 @@ TOO_WIDE = """() => {
     (e) => e.getBoundingClientRect().right > room + 1 && !scrolls(e.parentElement));
   return ["page", ...out.slice(-3).map((e) => e.outerHTML.slice(0, 200))];
 }"""
+CLIPPED = """() => {
+  const scrolls = (e) => e && (["auto", "scroll"].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+  const room = document.querySelector("article").getBoundingClientRect().right;
+  return [...document.querySelectorAll("article mjx-container:not([display])")].filter(
+    (e) => e.getBoundingClientRect().right > room + 1 && !scrolls(e.parentElement),
+  ).map((e) => "clipped: " + e.querySelector("mjx-assistive-mml").textContent);
+}"""
 CUT = """() => [...document.querySelectorAll("pre, .pplab-figure, .pplab-table, table")].filter(
   (e) => e.checkVisibility() && e.getBoundingClientRect().height > 0 && e.scrollWidth > e.clientWidth + 1,
 ).map((e) => "cut: " + e.outerHTML.slice(0, 200))"""
@@ -149,6 +156,7 @@ def test_every_page(browser, book, screen, theme, other):
             visit.ask(MATHS, name)
             visit.ask(UNDESCRIBED, name)
             visit.ask(TOO_WIDE, name)
+            visit.ask(CLIPPED, name)
             visit.ask(PALE, f"{name} ({theme})")
             page.emulate_media(color_scheme=other)
             page.wait_for_function(f"document.documentElement.dataset.theme === '{other}'")
@@ -166,9 +174,12 @@ def test_the_checks_find_what_is_wrong(browser, book):
           const add = (html) => document.querySelector("article").insertAdjacentHTML("beforeend", html);
           add('<p>so $$x$$</p><img src="../_static/logo.svg"><svg width="9" height="9"></svg>');
           add('<p style="color: #999; background: #fff">pale</p><div style="width: 600px">wide</div>');
+          const wide = document.querySelector("article mjx-container").cloneNode(true);
+          wide.style.cssText = "display: inline-block; width: 600px";
+          document.querySelector("article p").append(wide);
           add('<span class="math">x</span><pre style="width: 80px; overflow: auto">too long for its box</pre>');
         }""")
-        for script, found in ((MATHS, 2), (UNDESCRIBED, 2), (PALE, 1)):
+        for script, found in ((MATHS, 2), (UNDESCRIBED, 2), (PALE, 1), (CLIPPED, 1)):
             assert len(page.evaluate(script)) == found, script
         assert any("600px" in what for what in page.evaluate(TOO_WIDE))
         assert any("too long for its box" in what for what in page.evaluate(CUT))

@@ -110,6 +110,25 @@ def test_noise_makes_no_narrow_link(rng):
         assert all(link.bandwidth == float("inf") for link in pp.calibrate(noisy).links.values())
 
 
+@pytest.mark.parametrize("name", ["ZB-H1", "ZB-H2", "ZB-V", "V-Half", "InterleavedZeroBubble", "DualPipe", "1F1B"])
+def test_halves_and_wholes_are_calibrated_in_one_run(name):
+    """Halves that together last longer than the whole."""
+    s = pp.build(name, num_ranks=4, num_microbatches=8)
+    both = pp.calibrating(s)
+    pp.validate(both)
+    if name == "1F1B":
+        assert both == s
+        return
+    costs = pp.Costs(3, 2, 2, backward=3.5)
+    kinds = {item.kind.value for row in both.rows for item in row if isinstance(item, pp.Action)}
+    assert kinds == {"F", "B", "I", "W"}
+    found = pp.calibrate(pp.simulate(both, costs))
+    for kind in pp.actions.COMPUTE:
+        for stage in range(s.num_stages):
+            assert found.of(kind, stage) == costs.of(kind, stage)
+    assert pp.simulate(s, found).makespan == pp.simulate(s, costs).makespan
+
+
 @pytest.mark.parametrize("name", ["DualPipe", "DualPipeV"])
 def test_calibrated_pairs_of_unequal_stages(name):
     s = pp.build(name, num_ranks=4, num_microbatches=8)

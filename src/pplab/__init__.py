@@ -19,7 +19,7 @@ from .simulate import simulate
 from .sweep import sweep
 from .timeline import Span, Timeline
 from .validate import validate
-from .where import calibrate, where
+from .where import calibrate, calibrating, where
 
 __version__ = "0.1.0"
 

@@ -20,7 +20,7 @@ from .schedule import Schedule
 from .simulate import simulate
 from .timeline import Timeline
 from .validate import validate
-from .where import Where, calibrate, where
+from .where import Where, calibrate, calibrating, where
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -157,22 +157,35 @@ def _predict(options: argparse.Namespace) -> None:
                 f"{schedules[0].name} splits no backward, so it doesn't tell how long the halves are that "
                 f"{schedule.name} runs apart: measure one that does, with --schedule ZB-H1, say"
             )
-    rows = []
+    first, runs, measured = calibrating(schedules[0]), [], [[] for _ in schedules]
     with Pool(schedules[0].num_ranks, device=options.device) as pool:
         print(f"measuring {schedules[0].name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        costs = calibrate(pool.train(schedules[0], workload, steps=options.steps).timeline)
-        for schedule in schedules:
-            predicted = simulate(schedule, costs).makespan
-            measured = pool.train(schedule, workload, steps=options.steps).timeline.makespan
-            rows.append({"schedule": schedule.name, "predicted_ms": predicted, "measured_ms": measured})
+        for _ in range(options.rounds):
+            runs += pool.train(first, workload, steps=options.steps).timelines
+            for schedule, found in zip(schedules, measured, strict=True):
+                found += (step.makespan for step in pool.train(schedule, workload, steps=options.steps).timelines)
         notes = (*workload.notes, *pool.notes)
+    costs = calibrate(min(runs, key=lambda step: step.makespan))
+    rows = [
+        {
+            "schedule": schedule.name,
+            "predicted_ms": simulate(schedule, costs).makespan,
+            "measured_ms": min(found),
+            "steps_ms": found,
+        }
+        for schedule, found in zip(schedules, measured, strict=True)
+    ]
     if options.json:
         _write_json(options.json, {"rows": rows, "notes": notes})
     if options.json != "-":
-        print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7}")
+        print(f"the fastest of {options.rounds * options.steps} steps each")
+        print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7} {'slowest':>9}")
         for row in rows:
-            error = row["predicted_ms"] / row["measured_ms"] - 1
-            print(f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} {error:7.1%}")
+            predicted, measured = row["predicted_ms"], row["measured_ms"]
+            print(
+                f"{row['schedule']:22} {predicted:13.1f} {measured:12.1f} {predicted / measured - 1:7.1%} "
+                f"{max(row['steps_ms']):9.1f}"
+            )
         middle = median(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in rows)
         print(f"median error {middle:.1%}")
         for how in ("predicted", "measured"):
@@ -353,7 +366,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_schedule(predicting)
     _add_workload(predicting)
     predicting.add_argument("predict", nargs="+", metavar="NAME", help="schedules to predict, of the same stages")
-    predicting.add_argument("--steps", type=int, default=5, metavar="N", help="measured steps (default 5)")
+    predicting.add_argument("--steps", type=int, default=3, metavar="N", help="measured steps of a run (default 3)")
+    predicting.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="runs of each, in turn; the fastest step counts (default 3)"
+    )
     predicting.add_argument("--json", nargs="?", const="-", metavar="FILE", help="to FILE or standard output")
     predicting.set_defaults(command=_predict)
 
