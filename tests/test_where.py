@@ -144,6 +144,15 @@ def test_a_table_and_pictures():
     found = pp.where(pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(latency=1, unit="ms")))
     assert str(found).splitlines()[0] == "1F1B, simulated, per rank in ms"
     assert "communication" in str(found) and "jitter" not in str(found)
+    assert str(found).splitlines()[-1] == "slowest link: rank 0 to rank 1, a message takes 1.00"
+    assert "slowest" not in str(pp.where(pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4))))
+    narrow = pp.simulate(
+        pp.build("GPipe", num_ranks=2, num_microbatches=4), pp.Costs(links={(1, 0): pp.Link(1, 1 / 4)})
+    )
+    assert str(pp.where(narrow)).endswith("rank 1 to rank 0, a message takes 1.00 and 4.00 to pass")
+    links = json.loads(json.dumps(pp.where(narrow).to_dict()))["links"]
+    assert links[0] == {"source": 0, "target": 1, "latency": 0, "bandwidth": None}
+    assert links[1]["source"] == 1 and links[1]["bandwidth"] == pytest.approx(1 / 4)
     assert "communication" in pp.waterfall(found).get_label()
     assert len(pp.stacked(found).get_legend().get_texts()) == 4
     plt.close("all")

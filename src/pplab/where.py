@@ -23,11 +23,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from .actions import Action, B, F, I, Kind, Overlap, W
-from .costs import Costs, PerStage
+from .costs import Costs, Link, PerStage
 from .links import fit, observe
 from .palette import NAME
 from .schedule import Schedule
@@ -51,12 +52,14 @@ class Where:
     """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to `step_time`.
 
     `gaps[rank]` divides the same idle time by when it was: before each action, and after the last.
+    `links[source, target]` is what messages between two ranks were found to take.
     """
 
     timeline: Timeline
     step_time: float
     by_rank: tuple[Mapping[str, float], ...]
     gaps: tuple[tuple[Gap, ...], ...] = field(repr=False, default=())
+    links: Mapping[tuple[int, int], Link] = field(repr=False, default_factory=dict)
 
     @property
     def mean(self) -> dict[str, float]:
@@ -73,6 +76,15 @@ class Where:
             "unit": self.timeline.unit,
             "mean": self.mean,
             "by_rank": list(self.by_rank),
+            "links": [
+                {
+                    "source": source,
+                    "target": target,
+                    "latency": link.latency,
+                    "bandwidth": link.bandwidth if link.bandwidth < inf else None,
+                }
+                for (source, target), link in sorted(self.links.items())
+            ],
         }
 
     def to_perfetto(self, path: str | Path) -> None:
@@ -106,6 +118,12 @@ class Where:
             values = "".join(f"{row.get(part, 0):10.2f}" for _, row in rows)
             lines.append(f"{part:16}{values}{self.mean[part] / self.step_time:8.1%}")
         lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
+        if self.mean["communication"]:
+            (source, target), link = max(
+                sorted(self.links.items()), key=lambda item: item[1].latency + 1 / item[1].bandwidth
+            )
+            takes = f"{link.latency:.2f}" + f" and {1 / link.bandwidth:.2f} to pass" * (link.bandwidth < inf)
+            lines.append(f"slowest link: rank {source} to rank {target}, a message takes {takes}")
         return f"{self.timeline.schedule.name}, {self.timeline.how}, per rank{unit and f' in {unit}'}\n" + "\n".join(
             lines
         )
@@ -133,7 +151,7 @@ def where(timeline: Timeline) -> Where:
         added = [idle[0], *(after - before for before, after in pairwise(idle))]
         by_rank.append({**did, **dict(zip(IDLE_PARTS, added, strict=True))})
     gaps = (_gaps(timeline, rank, step_time, replays) for rank in range(schedule.num_ranks))
-    return Where(timeline, step_time, tuple(by_rank), tuple(map(tuple, gaps)))
+    return Where(timeline, step_time, tuple(by_rank), tuple(map(tuple, gaps)), with_links.links)
 
 
 def _gaps(timeline: Timeline, rank: int, step_time: float, replays: Sequence[Timeline]) -> list[Gap]:
