@@ -98,6 +98,10 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
             "--explain needs --engine pplab",
         ),
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 GPipe ZB-H1", "1F1B splits no backward"),
+        (
+            "predict --schedule ZB-H1 --ranks 2 --microbatches 4 --rounds 0 1F1B",
+            "rounds must be an integer of at least 1",
+        ),
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 Interleaved1F1B", "cuts or places the model otherwise"),
         (
             "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --recompute 0,2",

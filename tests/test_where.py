@@ -100,6 +100,13 @@ def test_a_link_is_found_where_messages_queue_or_differ_in_size():
     assert (sizes[0, 1].latency, sizes[0, 1].bandwidth) == pytest.approx((0.5, 20))
 
 
+def test_sizes_that_do_not_fit_or_say_nothing():
+    t = pp.simulate(pp.build("GPipe", num_ranks=2, num_microbatches=8), pp.Costs(latency=0.5, bandwidth=1 / 4))
+    with pytest.raises(ValueError, match="message has 3 values for 2 stages"):
+        pp.calibrate(t, [1, 1, 1])
+    assert {link.bandwidth for link in pp.calibrate(t, 0).links.values()} == {float("inf")}
+
+
 def test_noise_makes_no_narrow_link(rng):
     """Durations and latencies that vary, and some that are far off, look like no queue."""
     for name in ("GPipe", "1F1B", "ZB-H2", "Interleaved1F1B"):

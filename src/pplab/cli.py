@@ -146,7 +146,7 @@ def _predict(options: argparse.Namespace) -> None:
     from .runtime.checks import check_job
 
     others = [argparse.Namespace(**{**vars(options), "schedule": name, "csv": None}) for name in options.predict]
-    schedules = [_schedule(given) for given in (options, *others)]
+    schedules, rounds = [_schedule(given) for given in (options, *others)], positive_int("rounds", options.rounds)
     workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)
     for schedule in schedules:
         check_job(schedule, workload, schedule.num_ranks, steps=options.steps)
@@ -160,7 +160,7 @@ def _predict(options: argparse.Namespace) -> None:
     first, runs, measured = calibrating(schedules[0]), [], [[] for _ in schedules]
     with Pool(schedules[0].num_ranks, device=options.device) as pool:
         print(f"measuring {schedules[0].name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             runs += pool.train(first, workload, steps=options.steps).timelines
             for schedule, found in zip(schedules, measured, strict=True):
                 found += (step.makespan for step in pool.train(schedule, workload, steps=options.steps).timelines)
@@ -178,7 +178,7 @@ def _predict(options: argparse.Namespace) -> None:
     if options.json:
         _write_json(options.json, {"rows": rows, "notes": notes})
     if options.json != "-":
-        print(f"the fastest of {options.rounds * options.steps} steps each")
+        print(f"the fastest of {rounds * options.steps} steps each")
         print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7} {'slowest':>9}")
         for row in rows:
             predicted, measured = row["predicted_ms"], row["measured_ms"]

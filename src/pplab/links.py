@@ -39,6 +39,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
     schedule, columns = timeline.schedule, timeline.schedule.columns
     dep, ranks, gates = schedule.graph.dep, columns.ranks(), set(columns.gates)
     makers, sizes = made_by(columns, schedule.graph), Costs(message=message)
+    sizes.check(schedule.num_stages, schedule.num_ranks)
     waits = {
         (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
     }
@@ -85,7 +86,7 @@ def fit(messages: Sequence[Message], action: float, late: float) -> Link:
     _, error = _line(messages, told, 0.0, fixed=True)
     if error <= sum(told) * (_MATTERS * action) ** 2:
         return plain
-    most = max((m.there - m.made) / m.size for m in messages if m.size)
+    most = max(((m.there - m.made) / m.size for m in messages if m.size), default=0)
     found = (_line(messages, told, most * start / _STARTS) for start in range(1, _STARTS + 1))
     link, left = min(found, key=lambda each: each[1])
     return link if left <= (1 - _EXPLAINS) * error else plain
@@ -122,8 +123,9 @@ def _least_squares(points: Sequence[tuple[float, float]], slope: float | None) -
     """Intercept and slope, neither below 0, of the line through points; the slope can be given."""
     mean_x, mean_y = (total(each) / len(points) for each in zip(*points, strict=True))
     spread = total((x - mean_x) ** 2 for x, _ in points)
-    if slope is None:
-        slope = max(0.0, total((x - mean_x) * (y - mean_y) for x, y in points) / spread) if spread else 0.0
+    if slope is None and spread:
+        slope = max(0.0, total((x - mean_x) * (y - mean_y) for x, y in points) / spread)
         if mean_y < slope * mean_x:  # a latency below 0: through the origin, then
             slope = max(0.0, total(x * y for x, y in points) / total(x * x for x, _ in points))
+    slope = slope or 0.0
     return max(0.0, mean_y - slope * mean_x), slope
