@@ -100,7 +100,7 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 GPipe ZB-H1", "1F1B splits no backward"),
         (
             "predict --schedule ZB-H1 --ranks 2 --microbatches 4 --rounds 0 1F1B",
-            "rounds must be an integer of at least 1",
+            "rounds must be at least 1, got 0",
         ),
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 Interleaved1F1B", "cuts or places the model otherwise"),
         (
