@@ -51,7 +51,7 @@ TOO_WIDE = """() => {
 }"""
 CLIPPED = """() => {
   const scrolls = (e) => e && (["auto", "scroll"].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
-  const room = document.querySelector("article").getBoundingClientRect().right;
+  const room = (document.querySelector("article") ?? document.body).getBoundingClientRect().right;
   return [...document.querySelectorAll("article mjx-container:not([display])")].filter(
     (e) => e.getBoundingClientRect().right > room + 1 && !scrolls(e.parentElement),
   ).map((e) => "clipped: " + e.querySelector("mjx-assistive-mml").textContent);
