@@ -109,7 +109,9 @@ def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything
         check_transport(by_torch, ["cuda:0"] * 2, "shared")
     delayed = check_job(s, stages(2), 2, pace=pp.Costs(latency=1, unit="ms"))
     check_transport(delayed, ["cpu"] * 2, "shared")
-    with pytest.raises(ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'):
+    with pytest.raises(
+        ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'
+    ):
         check_transport(delayed, ["cpu"] * 2, "gloo")  # under torchrun, say
 
 
