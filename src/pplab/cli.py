@@ -180,14 +180,13 @@ def _predict(options: argparse.Namespace) -> None:
     if options.json != "-":
         print(f"the fastest of {rounds * options.steps} steps each")
         print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7} {'slowest':>9}")
-        for row in rows:
-            predicted, measured = row["predicted_ms"], row["measured_ms"]
+        errors = [row["predicted_ms"] / row["measured_ms"] - 1 for row in rows]
+        for row, error in zip(rows, errors, strict=True):
             print(
-                f"{row['schedule']:22} {predicted:13.1f} {measured:12.1f} {predicted / measured - 1:7.1%} "
+                f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} {error:7.1%} "
                 f"{max(row['steps_ms']):9.1f}"
             )
-        middle = median(abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in rows)
-        print(f"median error {middle:.1%}")
+        print(f"median error {median(map(abs, errors)):.1%}")
         for how in ("predicted", "measured"):
             order = sorted(rows, key=lambda row: row[f"{how}_ms"])
             print(f"{how}, fastest first: {', '.join(row['schedule'] for row in order)}")

@@ -92,14 +92,13 @@ class Costs:
 
     def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
         """How long a forward takes that is overlapped with a full backward."""
-        if self.overlap == "sum":
-            return self.of(F, forward_stage) + self.of(B, backward_stage)
+        if isinstance(self.overlap, Real):
+            return self.overlap
+        forward, backward = self.of(F, forward_stage), self.of(B, backward_stage)
         if self.overlap == "max":
-            return max(self.of(F, forward_stage), self.of(B, backward_stage))
-        if isinstance(self.overlap, Mapping):
-            both = self.of(F, forward_stage) + self.of(B, backward_stage)
-            return self.overlap.get((forward_stage, backward_stage), both)
-        return self.overlap
+            return max(forward, backward)
+        given = {} if self.overlap == "sum" else self.overlap
+        return given.get((forward_stage, backward_stage), forward + backward)
 
     def of_item(self, item: Action | Overlap) -> float:
         """How long an item of a row takes."""

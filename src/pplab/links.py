@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import compress
 from math import inf
+from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from .costs import Costs, Link, PerStage
@@ -83,49 +85,65 @@ def fit(messages: Sequence[Message], action: float, late: float) -> Link:
     told = [m.begun < m.made or m.there - m.begun > waited for m in messages]
     if sum(told) < _FEWEST:
         return plain
-    _, error = _line(messages, told, 0.0, fixed=True)
+    latency = max(0.0, fmean(m.there - m.made for m in compress(messages, told)))
+    error = _error(messages, told, _queue(messages, 0.0), Link(latency))
     if error <= sum(told) * (_MATTERS * action) ** 2:
         return plain
     most = max(((m.there - m.made) / m.size for m in messages if m.size), default=0)
-    found = (_line(messages, told, most * start / _STARTS) for start in range(1, _STARTS + 1))
+    found = (_narrow(messages, told, most * start / _STARTS) for start in range(1, _STARTS + 1))
     link, left = min(found, key=lambda each: each[1])
     return link if left <= (1 - _EXPLAINS) * error else plain
 
 
-def _line(messages: Sequence[Message], told: Sequence[bool], slope: float, fixed: bool = False) -> tuple[Link, float]:
-    """The latency and, unless `slope` is fixed, the time per size that fit best, where each message's queue is the one
-    that `slope` makes, then the one that the new slope makes, and so on; and the sum of squared errors."""
+def _narrow(messages: Sequence[Message], told: Sequence[bool], slope: float) -> tuple[Link, float]:
+    """The link that fits best, where each message's queue is the one that `slope`, a time per size, makes, then the one
+    that the new slope makes, and so on; and the sum of squared errors."""
     best = Link(), inf
     for _ in range(_ROUNDS):
-        free, queue = -inf, []  # of each message: when its queue began, and how much passes from then to its end
-        since, passed = 0.0, 0.0
-        for m in messages:
-            if m.made >= free:
-                since, passed = m.made, 0.0
-            passed += m.size
-            free = since + passed * slope
-            queue.append((since, passed))
-        points = [(q[1], m.there - q[0]) for m, q, known in zip(messages, queue, told, strict=True) if known]
-        latency, new = _least_squares(points, slope if fixed else None)
-        error = 0.0
-        for m, (since, passed), known in zip(messages, queue, told, strict=True):
-            off = since + passed * new + latency - m.there
-            error += off * off if known or off > 0 else 0
-        if error < best[1]:
-            best = Link(latency, 1 / new if new > 0 else inf), error
-        if fixed or new == slope:
+        queue = _queue(messages, slope)
+        latency, new = _straight(
+            [passed for _, passed in compress(queue, told)],
+            [m.there - since for m, (since, _) in compress(zip(messages, queue, strict=True), told)],
+        )
+        link = Link(latency, 1 / new if new else inf)
+        if (error := _error(messages, told, queue, link)) < best[1]:
+            best = link, error
+        if new == slope:
             break
         slope = new
     return best
 
 
-def _least_squares(points: Sequence[tuple[float, float]], slope: float | None) -> tuple[float, float]:
-    """Intercept and slope, neither below 0, of the line through points; the slope can be given."""
-    mean_x, mean_y = (total(each) / len(points) for each in zip(*points, strict=True))
-    spread = total((x - mean_x) ** 2 for x, _ in points)
-    if slope is None and spread:
-        slope = max(0.0, total((x - mean_x) * (y - mean_y) for x, y in points) / spread)
-        if mean_y < slope * mean_x:  # a latency below 0: through the origin, then
-            slope = max(0.0, total(x * y for x, y in points) / total(x * x for x, _ in points))
-    slope = slope or 0.0
-    return max(0.0, mean_y - slope * mean_x), slope
+def _queue(messages: Sequence[Message], slope: float) -> list[tuple[float, float]]:
+    """Of each message: when its queue began, and how much passes from then to its end."""
+    free, queue = -inf, []
+    since, passed = 0.0, 0.0
+    for m in messages:
+        if m.made >= free:
+            since, passed = m.made, 0.0
+        passed += m.size
+        free = since + passed * slope
+        queue.append((since, passed))
+    return queue
+
+
+def _error(
+    messages: Sequence[Message], told: Sequence[bool], queue: Sequence[tuple[float, float]], link: Link
+) -> float:
+    """The sum of squared errors: of what isn't told, only of what would come too late."""
+    error = 0.0
+    for m, known, (since, passed) in zip(messages, told, queue, strict=True):
+        off = since + passed / link.bandwidth + link.latency - m.there
+        error += off * off if known or off > 0 else 0
+    return error
+
+
+def _straight(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope, neither below 0, of the line through some points."""
+    if len(set(sizes)) > 1:
+        slope, intercept = linear_regression(sizes, times)
+        if intercept < 0:
+            slope, intercept = linear_regression(sizes, times, proportional=True)
+        if slope > 0:
+            return intercept, slope
+    return max(0.0, fmean(times)), 0.0

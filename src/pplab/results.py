@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,35 +145,20 @@ def problems(data: object) -> list[str]:
 
 def runs(folder: Path | str | None = None) -> Results:
     """Every recorded training run: device, date, how the ranks shared the devices, step time, equality, memory."""
-    return Results(
-        (
-            "device, date",
-            "ranks",
-            "sharing",
-            "workload",
-            "dtype",
-            "schedule",
-            "step ms",
-            "gradients",
-            "held (predicted)",
-            "allocator (expected)",
-        ),
-        (
-            (
-                recording.title("runs"),
-                str(row["num_ranks"]),
-                row["sharing"],
-                row["workload"],
-                row["dtype"],
-                row["schedule"],
-                f"{row['step_time_ms']:.1f}",
-                "equal" if row["gradients"]["equal"] else "NOT equal",
-                f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
-                _allocator(row),
-            )
-            for recording in load(folder)
-            for row in recording.rows("runs")
-        ),
+    return _table(
+        folder,
+        "runs",
+        {
+            "ranks": lambda row: str(row["num_ranks"]),
+            "sharing": lambda row: row["sharing"],
+            "workload": lambda row: row["workload"],
+            "dtype": lambda row: row["dtype"],
+            "schedule": lambda row: row["schedule"],
+            "step ms": lambda row: f"{row['step_time_ms']:.1f}",
+            "gradients": lambda row: "equal" if row["gradients"]["equal"] else "NOT equal",
+            "held (predicted)": lambda row: f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
+            "allocator (expected)": _allocator,
+        },
         "Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: "
         "expected are four times the weights (AdamW) and what is held. Step times are the schedule's only where every "
         "rank has a GPU.",
@@ -182,97 +167,71 @@ def runs(folder: Path | str | None = None) -> Results:
 
 def sharing(folder: Path | str | None = None) -> Results:
     """How far ranks that compute at once slow each other down: 1 where each has a device or a part of one to itself."""
-    return Results(
-        ("device, date", "ranks", "sharing", "one alone, ms", "all at once take", "notes"),
-        (
-            (
-                recording.title("slow_down"),
-                str(row["num_ranks"]),
-                row["sharing"],
-                f"{row['alone_ms']:.2f}",
-                f"{row['ratio']:.2f} times that",
-                "; ".join(row["notes"]),
-            )
-            for recording in load(folder)
-            for row in recording.rows("slow_down")
-        ),
+    return _table(
+        folder,
+        "slow_down",
+        {
+            "ranks": lambda row: str(row["num_ranks"]),
+            "sharing": lambda row: row["sharing"],
+            "one alone, ms": lambda row: f"{row['alone_ms']:.2f}",
+            "all at once take": lambda row: f"{row['ratio']:.2f} times that",
+            "notes": lambda row: "; ".join(row["notes"]),
+        },
         "The time of one matrix product of a rank, alone and while all ranks compute theirs.",
     )
 
 
 def paced(folder: Path | str | None = None) -> Results:
     """Paced runs on a shared device: the schedule's makespan, measured and simulated."""
-    return Results(
-        ("device, date", "ranks", "schedule", "an action, ms", "measured, ms", "simulated, ms", "ratio"),
-        (
-            (
-                recording.title("paced"),
-                str(row["num_ranks"]),
-                row["schedule"],
-                f"{row['pace_ms']:.1f}",
-                f"{row['makespan_ms']:.1f}",
-                f"{row['predicted_makespan_ms']:.1f}",
-                f"{row['makespan_ms'] / row['predicted_makespan_ms']:.3f}",
-            )
-            for recording in load(folder)
-            for row in recording.rows("paced")
-        ),
+    return _table(
+        folder,
+        "paced",
+        {
+            "ranks": lambda row: str(row["num_ranks"]),
+            "schedule": lambda row: row["schedule"],
+            "an action, ms": lambda row: f"{row['pace_ms']:.1f}",
+            "measured, ms": lambda row: f"{row['makespan_ms']:.1f}",
+            "simulated, ms": lambda row: f"{row['predicted_makespan_ms']:.1f}",
+            "ratio": lambda row: f"{row['makespan_ms'] / row['predicted_makespan_ms']:.3f}",
+        },
         "Every action is stretched to one duration: order and waits are the schedule's, times say nothing of speed.",
     )
 
 
 def versus(folder: Path | str | None = None) -> Results:
     """pplab's runtime against PyTorch's, in turn on the same stages."""
-    return Results(
-        ("device, date", "ranks", "workload", "schedule", "pplab ms", "torch ms", "ratio", "of rounds"),
-        (
-            (
-                recording.title("versus"),
-                str(row["num_ranks"]),
-                row["workload"],
-                row["schedule"],
-                f"{row['pplab_ms']:.1f}",
-                f"{row['torch_ms']:.1f}",
-                f"{row['ratio']:.2f}",
-                f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f}",
-            )
-            for recording in load(folder)
-            for row in recording.rows("versus")
-        ),
+    return _table(
+        folder,
+        "versus",
+        {
+            "ranks": lambda row: str(row["num_ranks"]),
+            "workload": lambda row: row["workload"],
+            "schedule": lambda row: row["schedule"],
+            "pplab ms": lambda row: f"{row['pplab_ms']:.1f}",
+            "torch ms": lambda row: f"{row['torch_ms']:.1f}",
+            "ratio": lambda row: f"{row['ratio']:.2f}",
+            "of rounds": lambda row: f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f}",
+        },
         "Below 1, pplab is faster.",
     )
 
 
 def profile(folder: Path | str | None = None) -> Results:
     """Source 000's profile: naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch."""
-    shares = ("utilisation", "communication_share", "overlap_share")
-    return Results(
-        (
-            "device, date",
-            "sharing",
-            "workload",
-            "schedule",
-            "runtime",
-            "step ms",
-            "compute",
-            "communication",
-            "overlapped",
-        )
-        + ("peak MB",),
-        (
-            (
-                recording.title("profile"),
-                row["sharing"],
-                row["workload"],
-                row["schedule"],
-                row["engine"],
-                f"{row['profile']['step_ms']:.1f}",
-                *(f"{_mean(row, share):.1%}" for share in shares),
-                _mega([rank["peak_bytes"] or 0 for rank in row["profile"]["ranks"]]),
-            )
-            for recording in load(folder)
-            for row in recording.rows("profile")
-        ),
+    return _table(
+        folder,
+        "profile",
+        {
+            "sharing": lambda row: row["sharing"],
+            "workload": lambda row: row["workload"],
+            "schedule": lambda row: row["schedule"],
+            "runtime": lambda row: row["engine"],
+            "step ms": lambda row: f"{row['profile']['step_ms']:.1f}",
+            "compute": lambda row: _mean_share(row, "utilisation"),
+            "communication": lambda row: _mean_share(row, "communication_share"),
+            "overlapped": lambda row: _mean_share(row, "overlap_share"),
+            "peak MB": lambda row: _mega([rank["peak_bytes"] or 0 for rank in row["profile"]["ranks"]]),
+        },
         "Means over the ranks of their torch.profiler traces, which slow every operation; the peak is the fullest "
         "rank's. Communication, as a share of it and compute, contains waiting.",
     )
@@ -291,6 +250,16 @@ def not_run(folder: Path | str | None = None) -> Results:
     )
 
 
+def _table(folder: Path | str | None, part: str, columns: Mapping[str, Callable[[Mapping], str]], says: str) -> Results:
+    """What the recordings of a folder measured in one part: by heading, what to show of a row."""
+    rows = (
+        (recording.title(part), *(show(row) for show in columns.values()))
+        for recording in load(folder)
+        for row in recording.rows(part)
+    )
+    return Results(("device, date", *columns), rows, says)
+
+
 def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:
     if not isinstance(data, dict):
         return [f"{what} is {type(data).__name__}, not an object"]
@@ -301,9 +270,10 @@ def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[
     ]
 
 
-def _mean(row: Mapping, figure: str) -> float:
+def _mean_share(row: Mapping, figure: str) -> str:
+    """A share, as the mean over the ranks."""
     ranks = row["profile"]["ranks"]
-    return sum(rank[figure] for rank in ranks) / len(ranks)
+    return f"{sum(rank[figure] for rank in ranks) / len(ranks):.1%}"
 
 
 def _allocator(row: Mapping) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from .actions import Action, B, F, I, Kind, Overlap, W
 from .costs import Costs, Link, PerStage
+from .formulas import message_time
 from .links import fit, observe
 from .palette import NAME
 from .schedule import Schedule
@@ -120,7 +121,7 @@ class Where:
         lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
         if self.mean["communication"]:
             (source, target), link = max(
-                sorted(self.links.items()), key=lambda item: item[1].latency + 1 / item[1].bandwidth
+                sorted(self.links.items()), key=lambda item: message_time(1, item[1].latency, item[1].bandwidth)
             )
             takes = f"{link.latency:.2f}" + f" and {1 / link.bandwidth:.2f} to pass" * (link.bandwidth < inf)
             lines.append(f"slowest link: rank {source} to rank {target}, a message takes {takes}")
@@ -209,18 +210,13 @@ def calibrating(schedule: Schedule) -> Schedule:
     0F0 0F1 0I0 0W0 0B1
     """
 
-    def whole(item: Action | Overlap) -> bool:
-        return type(item) is Action and item.microbatch % 2 == 1
+    def merged(row: Sequence[Action | Overlap]) -> Iterator[Action | Overlap]:
+        for item in row:
+            kind = item.kind if type(item) is Action and item.microbatch % 2 else None
+            if kind != W:
+                yield item._replace(kind=B) if kind == I else item
 
-    rows = [
-        [
-            item._replace(kind=B) if whole(item) and item.kind == I else item
-            for item in row
-            if not (whole(item) and item.kind == W)
-        ]
-        for row in schedule.rows
-    ]
-    return replace(schedule, rows=rows)
+    return replace(schedule, rows=[merged(row) for row in schedule.rows])
 
 
 def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, Costs, Costs]:

@@ -15,7 +15,6 @@ are taken), so the allocator, which reuses memory in the compute stream's order,
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,7 +169,7 @@ def naming(what: str) -> Iterator[None]:
 
 def size_of(spec: Spec) -> int:
     """The bytes of a message."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec)
+    return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in spec)
 
 
 def producer(action: Action) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from ..deps import incoming, outgoing
 from .comm import Comm
 from .recording import NoSpans
 from .stage import Stage
-from .trace import Meter, Recorder, settle
+from .trace import Meter, Recorder, paced, settle
 from .workload import Batch
 
 
@@ -77,17 +76,13 @@ class Executor:
 
     def _run(self, action: Action, received: tuple[Tensor, ...], microbatches: Sequence[Batch]) -> tuple[Tensor, ...]:
         """Run one action, at least as long as its pace; returns what it made for another stage."""
-        settle(self.comm.device, self.pace_s)
-        begun = time.perf_counter()
-        before = self.meter.watch() if self.meter else 0
-        made = self._apply(action, received, microbatches[action.microbatch])
-        if self.meter and action.kind is not W:
-            change = (self.meter.held - before, self.meter.lately - before)
-            self.bytes_of.setdefault((action.stage, action.kind), change)
-        self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
-        if self.pace_s is not None:
-            settle(self.comm.device, self.pace_s)
-            time.sleep(max(0.0, begun + self.pace_s[action.kind][action.stage] - time.perf_counter()))
+        with paced(self.comm.device, self.pace_s and self.pace_s[action.kind][action.stage]):
+            before = self.meter.watch() if self.meter else 0
+            made = self._apply(action, received, microbatches[action.microbatch])
+            if self.meter and action.kind is not W:
+                change = (self.meter.held - before, self.meter.lately - before)
+                self.bytes_of.setdefault((action.stage, action.kind), change)
+            self.peak_in_flight = max(self.peak_in_flight, sum(stage.in_flight for stage in self.stages.values()))
         return made
 
     def _apply(self, action: Action, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:

@@ -141,17 +141,18 @@ def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankCo
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.empty(1, device=device)  # a GPU that can't be used fails now, not in the first run
-    store = dist.TCPStore("127.0.0.1", settings.port, is_master=False, timeout=timedelta(seconds=settings.timeout_s))
+    timeout = timedelta(seconds=settings.timeout_s)
+    store = dist.TCPStore("127.0.0.1", settings.port, is_master=False, timeout=timeout)
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("pplab", store),
         rank=settings.rank,
         world_size=settings.num_ranks,
-        timeout=timedelta(seconds=settings.timeout_s),
+        timeout=timeout,
     )
     pipes = Pipes(settings.rank, Path(settings.folder), dist.barrier) if settings.transport == "shared" else None
     ends = (settings.rank, settings.num_ranks, device, settings.transport, store, watch)
-    return RankContext(*ends, pipes=pipes, timeout=timedelta(seconds=settings.timeout_s))
+    return RankContext(*ends, pipes=pipes, timeout=timeout)
 
 
 def _die_with(lifeline: Connection, folder: str) -> None:

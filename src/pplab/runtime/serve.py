@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import positive_int
 from .comm import naming
 from .job import RankContext
+from .trace import paced
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
@@ -67,8 +68,8 @@ def decode(
                 windows[group] = torch.cat([windows[group][:, 1:], made[turn - groups][:, None]], 1)
             x = windows[group]
         begun = time.perf_counter()
-        y = stage(x.to(context.device)).cpu()
-        time.sleep(max(0.0, begun + pace_s - time.perf_counter()))
+        with paced(context.device, pace_s):
+            y = stage(x.to(context.device)).cpu()
         busy += time.perf_counter() - begun
         if rank < num_ranks - 1:
             sends.append(dist.isend(y, rank + 1))

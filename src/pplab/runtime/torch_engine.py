@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ from ..lower import LoweredRow
 from .job import Job, RankContext, RankReport, State, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
-from .trace import Allocator, Meter, Recorder, StepTrace, recorder_for, settle
+from .trace import Allocator, Meter, Recorder, StepTrace, paced, recorder_for, settle
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -135,12 +134,9 @@ def _runner(
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
             settle(device, job.pace_s)
-            start, begun = mark(), time.perf_counter()
-            with span(action):
+            start = mark()
+            with span(action), paced(device, job.pace_s and job.pace_s[kind][self.stage_index]):
                 made = call(chunk, *args, **kwargs)
-                if job.pace_s is not None:
-                    settle(device, job.pace_s)
-                    time.sleep(max(0.0, begun + job.pace_s[kind][self.stage_index] - time.perf_counter()))
             times[action] = (start, mark())
             return made
 

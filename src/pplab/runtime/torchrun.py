@@ -57,7 +57,8 @@ def train_here(
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    patience = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", timeout=patience)
     try:
         found: list = [None] * num_ranks
         dist.all_gather_object(found, transport)
@@ -66,7 +67,6 @@ def train_here(
         check_transport(job, [str(place)], transport)
         store = dist.distributed_c10d._get_default_store()
         quiet = lambda phase, position, waits: None  # noqa: E731
-        patience = timedelta(seconds=timeout_s)
         context = RankContext(rank, num_ranks, place, transport, store, quiet, timeout=patience)
         reports = None if rank else [None] * num_ranks
         dist.gather_object(ENGINES[engine](context, job), reports)

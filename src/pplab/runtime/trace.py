@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -128,6 +129,17 @@ def settle(device: torch.device, wanted: object) -> None:
     """
     if wanted is not None and device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+@contextmanager
+def paced(device: torch.device, seconds: float | None) -> Iterator[None]:
+    """Make what runs inside last at least that long, until a GPU has done it; nothing at all where it is None."""
+    settle(device, seconds)
+    begun = time.perf_counter()
+    yield
+    if seconds is not None:
+        settle(device, seconds)
+        time.sleep(max(0.0, begun + seconds - time.perf_counter()))
 
 
 class Allocator:
