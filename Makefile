@@ -22,7 +22,7 @@ test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, t
 	@echo "== style"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
 	@echo "== tests, notebooks and book (a test a dot; about twenty minutes on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests notebooks --nbval --nbval-sanitize-with tests/nbval.cfg --durations=15
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests notebooks --nbval --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
