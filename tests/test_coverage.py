@@ -35,7 +35,7 @@ def table_rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for table in tables for line in table.splitlines()]
 
 
-ROWS = [Row(*cells) for cells in table_rows("coverage.md")]
+ROWS = [Row(what, *entry.split(": ", 1)) for what, entry in table_rows("coverage.md")]
 
 
 def without_headings(code: str) -> str:
