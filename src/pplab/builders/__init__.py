@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import unknown
 from ..schedule import Schedule
+from .controllable import v_half, v_min
 from .dualpipe import dualpipe, dualpipe_v
 from .gpipe import gpipe
 from .interleaved import interleaved, interleaved_zero_bubble, looped_bfs
@@ -11,7 +12,7 @@ from .naive import naive
 from .one_f_one_b import eager_one_f_one_b, one_f_one_b
 from .registry import Builder
 from .search import zb_1p, zb_2p
-from .v_shape import v_half, v_min, zb_v
+from .v_shape import zb_v
 from .zero_bubble import zb_h1, zb_h2
 
 ALL: tuple[Builder, ...] = (

@@ -1,12 +1,6 @@
-"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a rank.
-
-ZB-V fills the time; V-Half and V-Min hold less: a building block says when, in units of F = I = W, a microbatch's
-actions start on a rank; it is repeated every six units, and weight gradients take the units left free.
-"""
+"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a rank. ZB-V."""
 
 from __future__ import annotations
-
-from collections import deque
 
 from ..actions import Action, B, F, I, Kind, W
 from .registry import builder
@@ -70,50 +64,3 @@ def _row(rank: int, P: int, M: int) -> list[Action]:
     for stage in (up, down):
         row += [stage(W) for _ in range(stage.weights_due)]
     return row
-
-
-_CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362"
-_PERIOD = 6  # units that a microbatch's F, I and W take on a rank with two stages
-
-
-@builder(
-    "V-Half",
-    rules="any number of ranks and microbatches; made for F = I = W, slower when they differ",
-    placement="V",
-    source=_CONTROLLABLE,
-)
-def v_half(num_ranks: int, num_microbatches: int):
-    """About half of 1F1B's memory on every rank, the same on all."""
-    P, gap = num_ranks, 3 if num_ranks % 2 == 0 else 0
-    starts = [(2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2) for r in range(P)]
-    return [_repeated(rank, P, num_microbatches, block) for rank, block in enumerate(starts)]
-
-
-@builder(
-    "V-Min",
-    rules="any number of ranks and microbatches; made for F = I = W, much slower when they differ",
-    placement="V",
-    source=_CONTROLLABLE,
-)
-def v_min(num_ranks: int, num_microbatches: int):
-    """About a third of 1F1B's memory on every rank, the least that a V allows without a bubble in every period."""
-    P, gap = num_ranks, 2 if num_ranks % 3 == 0 else 0
-    starts = [(r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1) for r in range(P)]
-    return [_repeated(rank, P, num_microbatches, block) for rank, block in enumerate(starts)]
-
-
-def _repeated(rank: int, P: int, M: int, starts: tuple[int, int, int, int]) -> list[Action]:
-    """A rank's row from when its block starts F down, F up, I up and I down of the first microbatch."""
-    down, up = rank, 2 * P - 1 - rank
-    places = zip(starts, ((down, F), (up, F), (up, I), (down, I)), strict=True)
-    at = {start + _PERIOD * m: Action(stage, kind, m) for start, (stage, kind) in places for m in range(M)}
-    row: list[Action] = []
-    waiting: deque[Action] = deque()
-    for unit in range(max(at) + 1):
-        if action := at.get(unit):
-            row.append(action)
-            if action.kind is I:
-                waiting.append(action._replace(kind=W))
-        elif waiting:
-            row.append(waiting.popleft())
-    return row + list(waiting)
