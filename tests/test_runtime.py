@@ -113,6 +113,7 @@ def test_several_optimizer_steps_and_mixed_precision(pools, gpt, name):
     assert run.losses == pytest.approx(losses_of_one_process(gpt, 4), abs=1e-5)
     mixed = pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=torch.bfloat16)
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
+    assert mixed.peak_bytes == mixed.predicted_peak_bytes and max(mixed.bytes_of) < max(run.bytes_of)
     assert mixed.to_dict()["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)
     assert mixed.gradients.relative > run_to_run(pools, gpt, s)  # it did compute in bfloat16
     assert mixed.gradients.loss_difference < 0.02

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -123,12 +122,17 @@ def train(context: RankContext, job: Job) -> RankReport:
     rank, schedule, workload, device = context.rank, job.schedule, job.workload, context.device
     num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
     context.watch("setting up", 0, False)
-    split = defaultdict(set)
-    for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
-        split[action.stage].add(action.microbatch)
+    split = {action.stage for item in schedule.rows[rank] for action in parts(item) if action.kind is I}
     stages = {
         index: Stage(
-            module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast, index in job.recompute
+            module,
+            index,
+            num_stages,
+            workload.loss,
+            job.loss_scale,
+            index in split,
+            job.autocast,
+            index in job.recompute,
         )
         for index, module in stage_modules(context, job).items()
     }
@@ -206,7 +210,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         executor.bytes_of,
         gradients,
         first_loss,
-        frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        frozenset(name for stage in stages.values() if stage.split for name in stage.deferred.unsplit),
         profile=recording.summary,
         allocated=allocator.read(),
         recomputed_bytes=executor.recomputed_bytes,
