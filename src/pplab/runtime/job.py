@@ -44,6 +44,11 @@ class RankContext:
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
     timeout: timedelta | None = None  # of what ranks do together
+    several_hosts: bool = False  # whether ranks may be on hosts with clocks of their own
+
+    def recorder(self) -> Recorder:
+        """What records this rank's steps, on one clock for all ranks."""
+        return recorder_for(self.rank, self.num_ranks, self.device, self.several_hosts)
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
@@ -146,7 +151,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     tied = tied_weights(workload, num_stages)
     wire = torch.device("cpu") if staged else device
     copies = Reducer(rank, schedule, stages, tied, partial(context.group, "copies"), wire, job.reduction)
-    recorder = recorder_for(device)
+    recorder = context.recorder()
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
         rank,
@@ -174,6 +179,7 @@ def train(context: RankContext, job: Job) -> RankReport:
             weights = (t for module in modules for t in (*module.parameters(), *module.buffers()))
             meter = Meter([*weights, *(t for m in microbatches for t in m.tensors())])
         context.watch("at the barrier", 0, True)
+        recorder.tie()
         dist.barrier()
         recorder.begin()
         copies.begin()
