@@ -176,9 +176,9 @@ def runs(folder: Path | str | None = None) -> Results:
             "held (predicted)": lambda row: f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
             "allocator (expected)": _allocator,
         },
-        "Training runs. Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: "
-        "expected are four times the weights (AdamW) and what is held. Step times are the schedule's only where every "
-        "rank has a GPU.",
+        "Training runs. Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the "
+        "optimizer in it: expected are four times the weights (AdamW) and what is held. Step times are the schedule's "
+        "only where every rank has a GPU.",
     )
 
 
@@ -212,7 +212,8 @@ def paced(folder: Path | str | None = None) -> Results:
             "simulated, ms": lambda row: f"{row['predicted_makespan_ms']:.1f}",
             "ratio": lambda row: f"{row['makespan_ms'] / row['predicted_makespan_ms']:.3f}",
         },
-        "Paced runs. Every action is stretched to one duration: order and waits are the schedule's, times say nothing of speed.",
+        "Paced runs. Every action is stretched to one duration: order and waits are the schedule's, times say nothing "
+        "of speed.",
     )
 
 
@@ -250,8 +251,9 @@ def profile(folder: Path | str | None = None) -> Results:
             "overlapped": lambda row: _mean_share(row, "overlap_share"),
             "peak MB": lambda row: _mega([rank["peak_bytes"] or 0 for rank in row["profile"]["ranks"]]),
         },
-        "Three ranks, eight microbatches, DistilBERT: means over the ranks of their torch.profiler traces, which slow every operation; the peak is the fullest "
-        "rank's. Communication, as a share of it and compute, contains waiting.",
+        "Three ranks, eight microbatches, DistilBERT: means over the ranks of their torch.profiler traces, which slow "
+        "every operation; the peak is the fullest rank's. Communication, as a share of it and compute, contains "
+        "waiting.",
     )
 
 
