@@ -379,7 +379,7 @@ def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
     monkeypatch.setattr(trace.time, "perf_counter_ns", lambda: next(readings))
     clock = trace.CudaClock()
-    clock.start()
+    clock.tie()
     assert clock.error_ns == 10_000
     assert clock.resolve([clock.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
 
