@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 PY ?= .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY = 1
-export PYTHONPATH = $(if $(filter .venv/bin/python,$(PY)),,src)
+export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,src$(if $(PYTHONPATH),:$(PYTHONPATH)))
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
