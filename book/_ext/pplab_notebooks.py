@@ -8,7 +8,7 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     $$ ... \\tag{name} $$ and $(\\text{name})$        a labelled equation, and {eq}`name`
     <details class="note"><summary>Words</summary>  a folded admonition
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
-                                                    that only the page has are tags, `controls:ranks,latency` say
+                                                    that only the page has are tags: `controls: ranks latency`
 
 Charts keep their page's form under a type of their own (see pplab.figures).
 """
@@ -76,7 +76,7 @@ def directive(code: str, tags: Sequence[str]) -> str:
     call = ast.parse(code).body[-1].value
     given = dict(zip(("schedule", "compare"), call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
     options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
-    options |= {tag.partition(":")[0]: tag.partition(":")[2].replace(",", " ") for tag in tags if ":" in tag}
+    options |= dict(tag.split(": ") for tag in tags if ": " in tag)
     flags = {"True": "true", "False": "false"}
     return "\n".join(["```{explorer}", *(f":{name}: {flags.get(said, said)}" for name, said in options.items()), "```"])
 

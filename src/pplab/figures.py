@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PAGE = "application/vnd.pplab.page+html"
-Bundle = tuple[dict[str, str], dict[str, dict[str, int]]]  # data and metadata, by MIME type
+Bundle = tuple[dict[str, str], dict[str, dict[str, object]]]  # data and metadata, by MIME type
 
 _SHARPNESS = 1.5  # of a picture's pixels per pixel of the screen
 _COLOURS = 64  # charts have few, and a small palette makes a small file
@@ -43,7 +43,7 @@ def bundle(page: str, pictures: Sequence[Image], text: str) -> Bundle:
     sheet.quantize(_COLOURS, dither=Image.Dither.NONE).save(file, "png", optimize=True)
     shown = {name: round(pixels / _SHARPNESS) for name, pixels in zip(("width", "height"), size, strict=True)}
     data = {PAGE: page, "image/png": base64.b64encode(file.getvalue()).decode() + "\n", "text/plain": text}
-    return data, {"image/png": shown}
+    return data, {"image/png": shown | {"alt": text}}
 
 
 def figure_picture(figure: Figure) -> Image:

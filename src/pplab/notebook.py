@@ -75,7 +75,7 @@ class Slider:
             self._frames.append(figure_html(ax.figure))
             self._said.append(f"{name} {value}: {alternative_text(ax.figure)}")
             slides = "" if self._pictures else " (on the book's page, a slider moves it)"
-            ax.figure.suptitle(f"{name}: {value}{slides}", x=0.01, ha="left", fontsize=10)
+            ax.figure.text(0.01, 1, f"{name}: {value}{slides}", va="bottom", fontsize=10)
             self._pictures.append(figure_picture(ax.figure))
             plt.close(ax.figure)
 
