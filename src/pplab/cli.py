@@ -179,14 +179,17 @@ def _predict(options: argparse.Namespace) -> None:
     if options.json != "-":
         print(f"the fastest of {rounds * options.steps} steps each")
         print(f"{'schedule':22} {'predicted ms':>13} {'measured ms':>12} {'error':>7} {'slowest':>9}")
-        errors = {row["schedule"]: row["predicted_ms"] / row["measured_ms"] - 1 for row in rows}
-        for row in rows:
+        errors = [row["predicted_ms"] / row["measured_ms"] - 1 for row in rows]
+        for row, error in zip(rows, errors, strict=True):
             print(
-                f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} "
-                f"{errors[row['schedule']]:7.1%} {max(row['steps_ms']):9.1f}"
+                f"{row['schedule']:22} {row['predicted_ms']:13.1f} {row['measured_ms']:12.1f} {error:7.1%} "
+                f"{max(row['steps_ms']):9.1f}"
             )
-        worst = max(errors, key=lambda name: abs(errors[name]))
-        print(f"largest error {errors[worst]:.1%}, of {worst}: smaller differences between predictions say nothing")
+        worst = max(range(len(rows)), key=lambda i: abs(errors[i]))
+        print(
+            f"largest error {errors[worst]:.1%}, of {rows[worst]['schedule']}: "
+            "smaller differences between predictions say nothing"
+        )
         for how in ("predicted", "measured"):
             order = sorted(rows, key=lambda row: row[f"{how}_ms"])
             print(f"{how}, fastest first: {', '.join(row['schedule'] for row in order)}")
