@@ -119,14 +119,17 @@ def dualpipe_peak_in_flight(PP):
     return PP + 1
 
 
-def v_min_makespan(P, M):
-    """V-Min (Qi et al. 2024) at F = I = W = 1 per stage, P >= 2 and M >= P: its block, repeated every six units."""
-    return 6 * M + 4 * P - (3 if P % 3 == 0 else 5)
-
-
 def v_half_makespan(P, M):
-    """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, P >= 2 and M >= P."""
-    return 6 * M + (7 * P - 4) // 2 if P % 2 == 0 else 6 * M + 7 * (P - 1) // 2
+    """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 3 and M > P.
+
+    No proof: it is what our orders take up to P = 24, and the authors' from M = 2P-1 on.
+    """
+    return 6 * M + 6 * ((P - 1) // 2) - 1
+
+
+def v_min_makespan(P, M):
+    """V-Min (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 2 and M > P; as `v_half_makespan`, no proof."""
+    return 6 * M + 4 * P - (7 if P % 3 == 0 else 5)
 
 
 def message_time(size, latency, bandwidth):

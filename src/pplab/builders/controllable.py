@@ -1,8 +1,8 @@
 """V-Half and V-Min: two stages per rank in a V, in about a half and a third of 1F1B's memory.
 
 A building block says in which units of F = I = W the first microbatch runs on a rank; repeated every six units, the
-interval in which a rank does a microbatch's work, it is a plan for all of them. A rank holds at most the lifespans of
-its two stages' activations divided by the interval: a shorter block holds less.
+interval in which a rank does a microbatch's work, it is a plan for all of them. Of each of its two stages a rank holds
+at most the lifespan of the activations divided by the interval, rounded up: a shorter block holds less.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def _fastest(block: list[Starts], M: int, costs: Costs) -> Rows:
 
 
 def _candidates(block: list[Starts], M: int) -> Iterator[Rows]:
-    """The repeated block as it is, and reordered before and after steady states of three lengths."""
-    plans = [_repeated(rank, len(block), M, starts) for rank, starts in enumerate(block)]
+    """The repeated block as it is, and reordered around three steady states, the longer ones P and 2P units more."""
+    P = len(block)
+    plans = [_repeated(rank, P, M, starts) for rank, starts in enumerate(block)]
     yield [list(plan.values()) for plan in plans]
     first, last = block[0][3], _INTERVAL * (M - 1)  # rank 0's first I and last F of its stage 0
-    for more in (0, _INTERVAL, 2 * _INTERVAL):
+    for more in (0, P, 2 * P):
         yield _reordered(plans, range(first - more, last + more + 1))
 
 
@@ -99,11 +100,11 @@ def _reordered(plans: list[Plan], steady: range) -> Rows:
         weight, ahead = None, held[rank]
         peak = ahead  # of what is passed over
         for action in left[rank][0] if left[rank] else ():
-            if is_ready(action):
-                if action.kind is I or (action.kind is F and peak < most):
+            allowed = {F: peak < most, I: True, W: weight is None}[action.kind]
+            if allowed and is_ready(action):
+                if action.kind is not W:
                     return action
-                if action.kind is W and not weight:
-                    weight = action
+                weight = action
             ahead += _change(action)
             peak = max(peak, ahead)
         return weight
