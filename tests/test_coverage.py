@@ -81,11 +81,13 @@ def section(target: str, anchor: str | None) -> str:
 def plain(text: str) -> str:
     """Lower case, single spaces, and a glossary's or emphasis' marks taken away."""
     text = re.sub(r"\{term\}`([^`<]+?)(?: <[^>]+>)?`", r"\1", text)
+    text = re.sub(r"\[([^][]+)\]\(\.\./book/glossary\.md[^)]*\)", r"\1", text)
     return " ".join(text.replace("*", "").lower().split())
 
 
 def test_plain_text_and_sections():
     assert plain("A {term}`stage <stages>`\n  **is** a {term}`Rank`") == "a stage is a rank"
+    assert plain('A [stage](../book/glossary.md "stages") is a [rank](../book/glossary.md)') == "a stage is a rank"
     assert "twice from rank 0" not in plain(section("../notebooks/05_interleaved.ipynb", "three-knobs"))
     assert "### It is not faster" in section("../notebooks/04_1f1b.ipynb", "the-idea-in-two-attempts")
     with pytest.raises(AssertionError, match="no heading"):
