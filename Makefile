@@ -15,7 +15,7 @@ help: ## list the targets
 	@echo "make TARGET, where TARGET is"
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 14
 
-book: $(ENVIRONMENT) _build/fresh ## execute all notebooks and build the book at _build/html
+book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the notebooks' recorded outputs
 	@$(PY) tools/build_book.py
 
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
@@ -37,13 +37,13 @@ bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch'
 gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json
 	@$(PY) benchmarks/gpu.py
 
-notebooks: $(ENVIRONMENT) ## execute the notebooks in place, with outputs as they are committed
+notebooks: $(ENVIRONMENT) ## execute the notebooks in place and record their outputs, on a machine that does nothing else
 	@$(PY) tools/execute_notebooks.py
 
 clean: ## remove the book and the caches, keep the environment
 	rm -rf _build .pytest_cache .ruff_cache
 
-# What the notebooks import, or the recordings that pages show, have changed: execute them again.
+# What the pages with code import, or the recordings that they show, have changed: execute these pages again.
 _build/fresh: $(SOURCES) $(wildcard results/*.json) requirements.txt
 	@rm -rf _build/.jupyter_cache
 	@mkdir -p _build && touch _build/fresh

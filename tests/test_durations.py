@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sqlite3
 from pathlib import Path
 
 SPEC = importlib.util.spec_from_file_location("durations", Path(__file__).parents[1] / "tools" / "durations.py")
@@ -16,16 +15,3 @@ def test_the_chapters_that_take_too_long_are_named():
     assert said[1:3] == ["      20 s  01_short", "     121 s  02_long"]
     assert said[-1] == "== WARNING: over 120 s: 02_long (121 s), 03_longer (300 s)"
     assert durations.report({"01_short": 120}).endswith("no chapter takes more than 120 s")
-
-
-def test_the_last_execution_counts(tmp_path):
-    assert durations.report(durations.cached(tmp_path / "none.db")) == "== no chapter was executed"
-    with sqlite3.connect(tmp_path / "global.db") as cache:
-        cache.execute("CREATE TABLE nbcache (uri TEXT, data JSON, accessed TEXT)")
-        rows = [("/x/02.ipynb", 7, "3"), ("/x/01.ipynb", 9, "2"), ("/x/01.ipynb", 5, "1"), ("/x/index.md", 3, "3")]
-        for uri, seconds, accessed in rows:
-            row = (uri, f'{{"execution_seconds": {seconds}}}', accessed)
-            cache.execute("INSERT INTO nbcache VALUES (?, ?, ?)", row)
-    cache.close()
-    found = durations.cached(tmp_path / "global.db")
-    assert list(found.items()) == [("01", 9), ("02", 7)]

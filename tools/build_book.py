@@ -1,4 +1,4 @@
-"""Build the book with warnings as errors, and say how long its chapters took and where it is.
+"""Build the book with warnings as errors, and say where it is.
 
 A failed build leaves no page that could be taken for a good one.
 """
@@ -11,15 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import durations
-
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "_build" / "html" / "index.html"
 
 
 def main() -> int:
     """Build; returns the exit status."""
-    print("== executing the notebooks and building the book (minutes the first time, seconds when little changed)")
+    print("== building the book")
     start = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", start, "build", ".", "--all", "-W", "-n", "--keep-going"]
     environment = {
@@ -36,7 +34,6 @@ def main() -> int:
         for report in reports:
             print(f"== {report.relative_to(ROOT)}\n{report.read_text()[-3000:]}", file=sys.stderr)
         return done.returncode
-    print(durations.report(durations.cached(ROOT / "_build" / ".jupyter_cache" / "global.db")))
     print(f"== open {PAGE.as_uri()}")
     return 0
 
