@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 PY ?= .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY = 1
-export PYTHONPATH = $(if $(filter .venv/bin/python,$(PY)),,src)
+export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
@@ -29,7 +29,7 @@ check: $(ENVIRONMENT) ## the quick part of the tests: style and everything witho
 	@$(PY) -m pytest tests -m "not slow"
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
-	@$(PY) -m jupyter lab --notebook-dir=notebooks
+	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
 	@$(PY) benchmarks/bench.py

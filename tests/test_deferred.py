@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import modules
 from pplab import models
 from pplab.runtime.deferred import Deferred
-from pplab.runtime.stage import Stage
+from pplab.runtime.stage import Stage, autocast
+from pplab.runtime.trace import Meter
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ class Recomputed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
-def stage_of(module: nn.Module, split=(), **options) -> Stage:
+def stage_of(module: nn.Module, split=False, **options) -> Stage:
     torch.manual_seed(1)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -61,31 +62,47 @@ def stage_of(module: nn.Module, split=(), **options) -> Stage:
 )
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_both_halves_make_what_the_whole_makes(make, dtype):
+    """The whole is autograd's own, of the module without a stage around it."""
     torch.manual_seed(0)
     x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 6)
     if dtype:
         g = g.to(dtype)
-    whole, halves = stage_of(make(), autocast=dtype), stage_of(make(), {0, 1}, autocast=dtype)
+    whole, halves = stage_of(make()).module, stage_of(make(), True, autocast=dtype)
     batch = modules.batch(3)
     for m in (0, 1, 2):  # 2 isn't split
-        for stage in (whole, halves):
-            stage.forward(m, (x + m,), batch)
-        (expected,) = whole.backward(m, (g,))
+        of_x = (x + m).requires_grad_()
+        with autocast(x.device, dtype):
+            whole(of_x).backward(g)
+        halves.forward(m, (x + m,), batch)
         (got,) = halves.backward(m, (g,)) if m == 2 else halves.backward_input(m, (g,))
-        assert torch.equal(got, expected)
+        assert torch.equal(got, of_x.grad)
     assert halves.in_flight == 2
     for m in (0, 1):
         halves.backward_weight(m)
     assert halves.in_flight == 0
     tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype else {"rtol": 1e-5, "atol": 1e-5}
-    for (name, p), (_, q) in zip(whole.module.named_parameters(), halves.module.named_parameters(), strict=True):
+    for (name, p), (_, q) in zip(whole.named_parameters(), halves.module.named_parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_microbatch_keeps_does_not_depend_on_its_backward(dtype):
+    """The inputs of both Linears and nothing of their weights, whether the stage splits its backwards or not."""
+    kept = []
+    for split in (False, True):
+        stage = stage_of(nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 6)), split, autocast=dtype)
+        meter = Meter([*stage.module.parameters()])
+        with meter:
+            stage.forward(0, (torch.randn(2, 6),), modules.batch(2), meter)
+        kept.append(meter.held)
+    of_received, size = 0 if dtype is None else 2 * 6 * 4, 4 if dtype is None else 2
+    assert kept == [of_received + (2 * 6 + 2 * 64) * size] * 2
+
+
 def test_the_input_gradient_leaves_linears_weights_alone():
-    stage = stage_of(nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6)), {0})
+    stage = stage_of(nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 6)), True)
     stage.forward(0, (torch.randn(4, 6),), modules.batch(4))
     stage.backward_input(0, (torch.randn(4, 6),))
     first, norm, second = stage.module
@@ -104,7 +121,7 @@ def test_nothing_is_multiplied_twice(make):
     workload = make(batch_size=4, source="sample", **options)
     batch = workload.batch(0)
     counts = {}
-    for split in ((), {0}):
+    for split in (False, True):
         stage = Stage(workload.build_stage(0, 2), 0, 2, workload.loss, 1.0, split)
         (out,) = stage.forward(0, (), batch)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
@@ -114,7 +131,7 @@ def test_nothing_is_multiplied_twice(make):
             else:
                 stage.backward(0, (torch.ones_like(out),))
         products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
-        counts[bool(split)] = sum(event.count for event in profile.key_averages() if event.key in products)
+        counts[split] = sum(event.count for event in profile.key_averages() if event.key in products)
     assert counts[True] == counts[False] > 0
 
 

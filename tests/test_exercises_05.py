@@ -80,13 +80,14 @@ WRONG = [
     (interleaved.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
     (interleaved.one_denominator, (0.127, 0.073, 96), "7/96 is the ratio, idle over ideal"),
     (interleaved.one_denominator, (0.127, 0.068, 96.4), "microbatches for GPipe: 96.4 isn't it"),
-    (interleaved.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it; the number is larger"),
-    (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it; the number is smaller"),
+    (interleaved.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it"),
+    (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it"),
     (interleaved.where_is, (8, 0, 12), "messages: 12 isn't it"),
     (interleaved.where_is, 8, "expected 3 numbers"),
     (interleaved.transfers, 3, "not V times"),
     (interleaved.transfers, 23, "1F1B has seven"),
     (interleaved.transfers, 2, "the number is larger"),
+    (interleaved.transfers, "23/7", "write it without quotes"),
     (interleaved.transfers, 3.3, "3.3 is near: give 3 digits"),
     (interleaved.transfers, 3.28, "3.28 is near; the number is a little larger"),
     (interleaved.even_groups_builder, rows_of_groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
@@ -108,7 +109,7 @@ WRONG = [
     (interleaved.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
     (interleaved.looped_bfs_builder, slow_rows, "goes from stage to stage"),
     (interleaved.gathers, (18, 2), "the first stage's weights have to be gathered, too"),
-    (interleaved.gathers, (19, 4), "looped BFS: 4 isn't it; the number is smaller"),
+    (interleaved.gathers, (19, 4), "looped BFS: 4 isn't it"),
 ]
 
 

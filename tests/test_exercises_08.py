@@ -51,6 +51,7 @@ WRONG = [
     (torch_pipelining.accumulated, 1.125, "in units of one step's gradient"),
     (torch_pipelining.accumulated, 0.5, "something of the first step is left"),
     (torch_pipelining.accumulated, 0.6, "the number is smaller"),
+    (torch_pipelining.accumulated, 56.25, "in per cent: give it as a share of 1"),
     (torch_pipelining.judge, "runs", "expected a dict with the keys A, B, C and D"),
     (torch_pipelining.judge, {**TRUTH, "A": "wrong"}, "A: expected one of runs, missing, deadlock, losses"),
     (torch_pipelining.judge, {**TRUTH, "A": "runs"}, "A: not 'runs'; count the forwards of rank 1"),

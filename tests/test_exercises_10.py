@@ -92,7 +92,7 @@ WRONG = [
     (balance.beat, 20 / 3, "that is the mean"),
     (balance.beat, 6, "at most 18 of the 20"),
     (balance.beat, 8, "needn't leave equal numbers"),
-    (balance.beat, 5, "the number is larger"),
+    (balance.beat, 5, "5 isn't it"),
     (balance.splitter, (2, 2), "expected a function of (times, num_stages)"),
     (balance.splitter, fails, "your function raised IndexError"),
     (balance.splitter, equal, "your slowest stage takes 10; 9 is possible"),

@@ -77,7 +77,7 @@ WRONG = [
     (communication.tied_group, (0, 7), "every replica has a first and a last stage"),
     (communication.tied_group, range(8), "the ranks of the first stage and of the last"),
     (communication.replicated, rows(ONE), "expected 4 ranks, 2 stages and 6 microbatches, got 2, 2 and 3"),
-    (communication.replicated, rows(f"{ONE}|{ONE}"), "only replicas, which share no microbatch"),
+    (communication.replicated, rows(f"{ONE}|{ONE}"), "the replicas share microbatches"),
     (
         communication.replicated,
         rows(f"{ONE}|{NAIVE}"),
@@ -85,7 +85,7 @@ WRONG = [
     ),
     (communication.replicated, rows(f"{ONE}|{GPIPE}"), "it holds (2, 1, 3, 3) in flight, and 1F1B holds (2, 1, 2, 1)"),
     (communication.replicated, rows(THREE), "the ranks make 3 replica(s)"),
-    (communication.replicated, rows(CROSSED), "only replicas, which share no microbatch"),
+    (communication.replicated, rows(CROSSED), "the replicas share microbatches"),
     (communication.safe_order, [("send", 1)], "expected a function of (rank, num_ranks)"),
     (communication.safe_order, fails, "your function raised IndexError"),
     (communication.safe_order, only_sends, "at 2 ranks, rank 0 must do"),

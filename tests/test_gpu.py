@@ -1,6 +1,7 @@
 """The runtime on CUDA: the same numbers as one process, whether every rank has a GPU or they share one. `make gpu`.
 
-PPLAB_TEST_DEVICE=cpu runs the same tests on the CPU, where they show that the tests themselves work.
+PPLAB_TEST_DEVICE=cpu runs the same tests on the CPU. CI runs some of them there, in the trial of `make gpu`: those that
+no other test is a double of on the CPU.
 """
 
 from __future__ import annotations

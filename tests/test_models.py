@@ -1,5 +1,7 @@
 """The models, their splits and their data: the same numbers however they are cut, clear words when they can't be."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -126,6 +128,12 @@ def test_the_sample_is_what_its_script_makes():
         labels, texts = script.rows(size, rng)
         found = data.reviews(split, source="sample", limit=10**6)
         assert (list(found.labels), list(found.texts)) == (labels, texts)
+
+
+def test_the_sample_needs_no_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data.reviews.cache_clear()
+    assert len(data.reviews("test", source="sample", limit=5).texts) == 5
 
 
 def test_the_sample_loads_like_the_hubs_data_set():

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = {"cells": [], "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}, "nbformat": 4}
-QUESTION = "# A chapter\n\n:::{div} question\nWho waits, & for whom?\n:::\n\nA first paragraph.\n"
+QUESTION = "# A chapter\n\n**Who waits, & for whom?**\n\n*Reading time: a minute.*\n\nA first paragraph.\n"
 
 
 def build(folder: Path, repository: str = "", url: str = "", **html: str) -> tuple[str, str, str]:

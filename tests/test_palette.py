@@ -4,10 +4,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from colorspacious import cspace_convert
 
 from pplab import palette
 from pplab.actions import B, F, I, W
+
+cspace_convert = pytest.importorskip("colorspacious").cspace_convert
 
 SIGHT = ("normal", "protanomaly", "deuteranomaly", "tritanomaly")  # severity 100: protanopia and so on
 APART = 10  # in CAM02-UCS, where about 1 is the least difference that is seen

@@ -16,7 +16,7 @@ assert not heavy, heavy
 DRAWING = """
 import sys
 import pplab as pp
-pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))._repr_html_()
+pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))._repr_mimebundle_()
 assert "torch" not in sys.modules
 """
 

@@ -106,20 +106,18 @@ def test_any_bidirectional_order_equals_one_process(pools, rng):
     assert run.losses == pytest.approx(losses_of_one_process(workload, 3), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
-def test_several_optimizer_steps_and_mixed_precision(pools, gpt, name):
+@pytest.mark.parametrize("name", ["1F1B", "DualPipeV"])
+def test_mixed_precision_computes_in_it(pools, gpt, name):
+    """That every schedule does, and holds what is predicted, is tested in test_gpu.py, which CI runs on the CPU too."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
-    run = pools(2).train(s, gpt, steps=4, optimizer=SGD)
-    assert run.losses == pytest.approx(losses_of_one_process(gpt, 4), abs=1e-5)
-    mixed = pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=torch.bfloat16)
+    exact, mixed = (
+        pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=dtype) for dtype in (None, torch.bfloat16)
+    )
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
+    assert mixed.peak_bytes == mixed.predicted_peak_bytes and max(mixed.bytes_of) < max(exact.bytes_of)
     assert mixed.to_dict()["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)
-    assert mixed.gradients.relative > run_to_run(pools, gpt, s)  # it did compute in bfloat16
+    assert mixed.gradients.relative > exact.gradients.relative
     assert mixed.gradients.loss_difference < 0.02
-
-
-def run_to_run(pools, workload, s) -> float:
-    return pools(2).train(s, workload, steps=1, check_gradients=True).gradients.relative
 
 
 @pytest.mark.parametrize("name", ["GPipe", "ZB-H2", "DualPipe"])
@@ -198,8 +196,9 @@ def losses_of_one_process(workload, steps: int) -> list[float]:
     return losses
 
 
-def test_several_optimizer_steps_equal_one_process(pools, gpt):
-    run = pools(2).train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
+def test_several_optimizer_steps_equal_one_process(pools, gpt, name):
+    run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
     losses = losses_of_one_process(gpt, 4)
     assert run.losses == pytest.approx(losses, abs=1e-5)
     assert run.first_loss == pytest.approx(losses[0], abs=1e-5)

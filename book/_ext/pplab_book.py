@@ -22,4 +22,5 @@ def setup(app) -> dict:
     app.connect("html-page-context", drop_thebe, priority=900)
     app.setup_extension("pplab_page")
     app.setup_extension("pplab_explorer")
+    app.setup_extension("pplab_notebooks")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -68,6 +68,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "memory": (_flag, True),
     "zoom": (directives.positive_int, 1),
 }
+ON_THE_PAGE = ("until", "path", "memory", "zoom")  # what doesn't change the timelines
 FIRST = (
     "schedule",
     "compare",
@@ -152,21 +153,9 @@ def encode(state: dict[str, object]) -> str:
 
 def timelines(state: dict[str, object]) -> list:
     """What the explorer shows for a state, by pplab. ValueError says which setting can't be."""
-    import pplab as pp
+    from pplab.notebook import explored
 
-    slices = state["microbatches"] if state["per"] == "batch" else 1
-    durations = (state[name] / slices for name in ("forward", "backward-input", "backward-weight"))
-    overlap = state["pair"] / slices if state["pair"] else state["overlap"]
-    costs = pp.Costs(*durations, latency=state["latency"], overlap=overlap)
-    found = []
-    for name in filter(None, (state["schedule"], state["compare"])):
-        builder = pp.builders.find(name)
-        options = {"stages_per_rank": state["stages-per-rank"], "costs": costs}
-        taken = {key: value for key, value in options.items() if key in builder.options}
-        schedule = builder(state["ranks"], state["microbatches"], **taken)
-        finer = 1 if state["per"] == "stage" else schedule.num_stages // schedule.num_ranks
-        found.append(pp.simulate(schedule, costs.finer(finer)))
-    return found
+    return explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
 
 
 def _picture(state: dict[str, object]) -> str:

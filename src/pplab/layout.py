@@ -6,15 +6,18 @@ the pipeline's sends exposed. It ranks layouts; a measurement decides between ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .builders import build
-from .costs import Costs, Link
+from .costs import Costs, Link, Memory
 from .errors import positive_int
 from .formulas import ring_all_reduce_time
+from .schedule import Schedule
 from .simulate import simulate
 from .timeline import Timeline
+from .transformer import Transformer
 
 AXES = ("tp", "dp", "pp")
 
@@ -85,30 +88,6 @@ def layouts(num_ranks: int, order: str = "tp-dp-pp") -> Iterator[Layout]:
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """Layers of equal size, without embedding and head. Numbers take `bytes_each` on the wire."""
-
-    num_layers: int
-    width: int
-    sequence: int
-    bytes_each: int = 2
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of a layer: 4 C^2 in attention, 8 C^2 in the MLP."""
-        return 12 * self.width**2
-
-    def layer_flops(self, samples: int) -> float:
-        """Of a layer's forward: two per weight and token, and attention's products. A backward takes twice as many."""
-        tokens = samples * self.sequence
-        return 2 * self.layer_parameters * tokens + 4 * tokens * self.sequence * self.width
-
-    def boundary_bytes(self, samples: int) -> int:
-        """What crosses between two layers: (samples, sequence, width) numbers."""
-        return samples * self.sequence * self.width * self.bytes_each
-
-
-@dataclass(frozen=True)
 class Machine:
     """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for every rank its own."""
 
@@ -128,16 +107,16 @@ class Plan:
     """What a layout is predicted to take: seconds, and bytes."""
 
     layout: Layout
-    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its stage
-    compute_s: float  # of a rank in a step
-    tp_s: float  # of a rank in a step, in its tensor collectives
-    dp_s: float  # of the gradients' reduction
+    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
+    compute_s: float  # of the busiest rank in a step
+    tp_s: float  # of that rank in a step, in its tensor collectives
+    dp_s: float  # what the gradients' reduction adds to the step
     sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
     memory_bytes: float  # of the fullest rank
 
     @property
     def step_s(self) -> float:
-        """The step: the pipeline, and the first stage's reduction, which nothing hides."""
+        """The step: the pipeline, and what of the gradients' reduction comes after it."""
         return self.timeline.makespan + self.dp_s
 
 
@@ -149,48 +128,59 @@ def plan(
     microbatch: int = 1,
     *,
     schedule: str = "1F1B",
+    cut: Sequence[int] | None = None,
+    recompute: bool = False,
     shard_optimizer: bool = False,
+    **options: object,
 ) -> Plan:
-    """Predict a step of `batch` samples, `microbatch` at a time.
+    """Predict a step of `batch` samples, `microbatch` at a time, under `schedule` with its builder's `options`.
 
-    A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp parts (sequence parallelism).
-    Memory is 16 bytes per parameter (weights and gradients in 2 bytes, 12 for Adam's state, which `shard_optimizer`
-    divides by dp: ZeRO-1), and 34 bytes per activation of width (Korthikanti et al. 2022, attention recomputed).
-    Raises ValueError for a batch or a stack of layers that the layout doesn't divide.
+    `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
+    the embedding as well, the last one the head. A layer has four all-reduces over tp, two in each direction; a
+    boundary is sent in tp parts (sequence parallelism). A rank reduces its gradients when its row is done; over two
+    copies of the model (DualPipe) as over two replicas.
+
+    Memory is 16 bytes per parameter (weights and gradients in `bytes_each`, the rest for Adam, which `shard_optimizer`
+    divides by dp: ZeRO-1), and `layer_bytes` from forward to backward; with `recompute` only each layer's input, and
+    its forward is done again. Logits aren't in it: head and loss go over a sequence in chunks.
+
+    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide.
     """
     num_microbatches, rest = divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
-    per_stage, rest = divmod(model.num_layers, layout.pp)
-    if rest:
-        raise ValueError(f"{model.num_layers} layers don't divide into {layout.pp} stages")
     if model.width % layout.tp:
         raise ValueError(f"width {model.width} doesn't divide into {layout.tp} parts")
-    boundary = model.boundary_bytes(microbatch)
-    slowest = {axis: machine.link(layout.crosses(axis, machine.ranks_per_node)) for axis in AXES}
-    all_reduce = _all_reduce(layout.tp, boundary, slowest["tp"])
-    compute = per_stage * model.layer_flops(microbatch) / layout.tp / machine.flops
-    exchange = 2 * per_stage * all_reduce
-    half = compute + exchange / 2  # of the backward, which computes twice as much as the forward, and exchanges as much
-    costs = Costs(compute + exchange, half, half, message=boundary / layout.tp, links=_links(layout, machine), unit="s")
-    timeline = simulate(build(schedule, num_ranks=layout.pp, num_microbatches=num_microbatches), costs)
-    weights = per_stage * model.layer_parameters / layout.tp
-    gradients = weights * model.bytes_each
-    held = 34 * boundary / model.bytes_each * per_stage / layout.tp
-    ring = {axis: 2 * (getattr(layout, axis) - 1) / getattr(layout, axis) for axis in ("tp", "dp")}
-    sent = {
-        "tp": num_microbatches * per_stage * 4 * ring["tp"] * boundary,
-        "pp": num_microbatches * min(layout.pp - 1, 2) * boundary / layout.tp,
-        "dp": ring["dp"] * gradients,
-    }
+    rows = build(schedule, num_ranks=layout.pp, num_microbatches=num_microbatches, **options)
+    layers = _layers(model, rows.num_stages, cut)
+
+    timeline = simulate(rows, _costs(model, machine, layout, microbatch, rows, layers, recompute))
+
+    boundary, sends = model.boundary_bytes(microbatch), _sends(rows)
+    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
+    forwards = sum(layers[stage] for (stage, _), rank in rows.home().items() if rank == busiest)
+    all_reduces = (6 if recompute else 4) * forwards
+    tp_s = all_reduces * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+
+    weights = _weights(model, layout, layers)
+    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * model.bytes_each for rank in range(layout.pp)]
+    replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
+    link = machine.link(any(layout.crosses(axis, machine.ranks_per_node) for axis in axes))
+    ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
+    reduced = max(end + _all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
     return Plan(
         layout,
         timeline,
-        3 * num_microbatches * compute,
-        2 * num_microbatches * exchange,
-        _all_reduce(layout.dp, gradients, slowest["dp"]),
-        sent,
-        weights * (4 + 12 / (layout.dp if shard_optimizer else 1)) + held * max(timeline.peak_in_flight),
+        timeline.busy[busiest] - tp_s,
+        tp_s,
+        reduced - timeline.makespan,
+        {
+            "tp": all_reduces * _ring(layout.tp) * boundary,
+            "pp": max(sum(n for (at, _), n in sends.items() if at == rank) for rank in range(layout.pp))
+            * (boundary / layout.tp),
+            "dp": _ring(replicas) * max(gradients),
+        },
+        max(rows.peak_held(_memory(model, layout, microbatch, layers, recompute, shard_optimizer))),
     )
 
 
@@ -207,13 +197,93 @@ def _all_reduce(n: int, size: float, link: Link) -> float:
     return ring_all_reduce_time(n, size, link.latency, link.bandwidth)
 
 
-def _links(layout: Layout, machine: Machine) -> dict[tuple[int, int], Link]:
-    """The links of one pipeline: between two stages, the slowest that any of their ranks has to use."""
-    found = {}
-    for low in range(layout.pp - 1):
-        pairs = [
-            (group[low] // machine.ranks_per_node, group[low + 1] // machine.ranks_per_node)
-            for group in layout.groups("pp")
-        ]
-        found[low, low + 1] = found[low + 1, low] = machine.link(any(a != b for a, b in pairs))
+def _ring(n: int) -> float:
+    """How often a rank sends a sum's size around a ring of n."""
+    return 2 * (n - 1) / n
+
+
+def _layers(model: Transformer, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
+    """How many layers each stage has."""
+    if cut is None:
+        each, rest = divmod(model.num_layers, num_stages)
+        if rest:
+            raise ValueError(
+                f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the layers of each stage"
+            )
+        return (each,) * num_stages
+    if len(cut) != num_stages or sum(cut) != model.num_layers or min(cut) < 0:
+        raise ValueError(
+            f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers it has, got {cut!r}"
+        )
+    return tuple(cut)
+
+
+def _costs(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    microbatch: int,
+    rows: Schedule,
+    layers: Sequence[int],
+    recompute: bool,
+) -> Costs:
+    """How long the stages take, and the links of a pipeline's ranks."""
+    boundary, rate = model.boundary_bytes(microbatch), layout.tp * machine.flops
+    exchange = 2 * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+    head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / rate]
+    work = [n * model.layer_flops(microbatch) / rate for n in layers]
+    again = [s + n * exchange for s, n in zip(work, layers, strict=True)]
+    forward = [s + h for s, h in zip(again, head, strict=True)]  # and the gradient of the inputs
+    return Costs(
+        forward,
+        forward,
+        [s + h for s, h in zip(work, head, strict=True)],
+        recompute=again if recompute else 0,
+        message=boundary / layout.tp,
+        links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in _sends(rows)},
+        unit="s",
+    )
+
+
+def _weights(model: Transformer, layout: Layout, layers: Sequence[int]) -> list[float]:
+    """How many parameters of each stage a rank has."""
+    found = [n * model.layer_parameters / layout.tp for n in layers]
+    for end in (0, -1):
+        found[end] += model.table_parameters / layout.tp
     return found
+
+
+def _memory(
+    model: Transformer, layout: Layout, microbatch: int, layers: Sequence[int], recompute: bool, shard_optimizer: bool
+) -> Memory:
+    """What the stages hold. Recomputing, a full backward has one layer whole at a time, and W waits for all of them."""
+    both = 2 * model.bytes_each  # a weight and its gradient
+    state = both + (16 - both) / (layout.dp if shard_optimizer else 1)
+    parameters = [state * n for n in _weights(model, layout, layers)]
+    kept, whole = model.boundary_bytes(microbatch) / layout.tp, model.layer_bytes(microbatch) / layout.tp
+    if not recompute:
+        return Memory([n * whole for n in layers], parameters=parameters)
+    return Memory(
+        [n * kept for n in layers],
+        weight_input=[n * whole for n in layers],
+        recomputed=[min(n, 1) * (whole - kept) for n in layers],
+        while_input_gradient=[max(n - 1, 0) * (whole - kept) for n in layers],
+        parameters=parameters,
+    )
+
+
+def _sends(rows: Schedule) -> Counter[tuple[int, int]]:
+    """How many messages go from rank to rank in a step: for every two ranks that the placement makes neighbours."""
+    home = rows.home()
+    found: Counter[tuple[int, int]] = Counter()
+    for (stage, microbatch), rank in home.items():
+        target = home.get((stage + 1, microbatch), rank)
+        if target != rank:
+            found[rank, target] += 1
+            found[target, rank] += 1
+    return found
+
+
+def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:
+    """Whether in some replica these two of a pipeline's ranks are on different nodes."""
+    return any(len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp"))

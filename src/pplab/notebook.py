@@ -1,7 +1,7 @@
-"""What the notebooks show beside figures: `%load_ext pplab.notebook`, sources of functions, and a slider over figures.
+"""What the notebooks show beside figures: `%load_ext pplab.notebook`, sources of functions, and views with settings.
 
-With the extension, matplotlib's figures are inline SVG in the page's own text colour. Without it they are pictures on
-white, which glare on a dark page, blur on a dense screen, and say nothing to a reader who doesn't see them.
+With the extension, matplotlib's figures are kept as `pplab.figures` says: for the book's page in its own text colour,
+for other viewers as pictures, and for readers who don't see them in words.
 """
 
 from __future__ import annotations
@@ -13,25 +13,32 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from . import builders
+from .costs import Costs
+from .simulate import simulate
+from .timeline import Timeline
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .figures import Bundle
+
 
 def load_ipython_extension(shell) -> None:
-    """Show matplotlib figures by `pplab.plot.figure_html`."""
+    """Show matplotlib figures by `pplab.figures.figure_bundle`."""
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib_inline.config import InlineBackend
 
-    from .plot import AxesColumn, figure_html
+    from .figures import figure_bundle
+    from .plot import AxesColumn
 
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
     plt.close("all")
     InlineBackend.instance(parent=shell).figure_formats = set()
-    shell.display_formatter.formatters["text/html"].for_type(Figure, figure_html)
-    shell.display_formatter.formatters["text/plain"].for_type(Figure, lambda figure, p, cycle: p.text("<Figure>"))
+    shell.display_formatter.mimebundle_formatter.for_type(Figure, figure_bundle)
     for kind in (Axes, AxesColumn):  # a cell that ends with a drawing shows the drawing, not also its Axes
         shell.display_formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
 
@@ -50,22 +57,34 @@ class Source:
 
 
 class Slider:
-    """Figures behind a slider: one for every value of `name`, the first one shown until it is moved.
+    """Figures behind a slider on the book's page: one for every value of `name`, the first one shown until it is moved.
 
-    Works without a kernel, from the keyboard, and without scripts shows the first figure.
+    Works there without a kernel, from the keyboard, and without scripts shows the first figure. Other viewers show all
+    figures, one above the other.
     """
 
     def __init__(self, name: str, figures: Mapping[object, Axes]):
         from matplotlib import pyplot as plt
 
-        from .plot import figure_html
+        from .figures import figure_picture
+        from .plot import alternative_text, figure_html
 
         self.name, self.values = name, list(figures)
-        self._frames = [figure_html(ax.figure) for ax in figures.values()]
-        for ax in figures.values():
+        self._frames, self._pictures, self._said = [], [], []
+        for value, ax in figures.items():
+            self._frames.append(figure_html(ax.figure))
+            self._said.append(f"{name} {value}: {alternative_text(ax.figure)}")
+            slides = "" if self._pictures else " (on the book's page, a slider moves it)"
+            ax.figure.text(0.01, 1, f"{name}: {value}{slides}", va="bottom", fontsize=10)
+            self._pictures.append(figure_picture(ax.figure))
             plt.close(ax.figure)
 
-    def _repr_html_(self) -> str:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
+        from .figures import bundle
+
+        return bundle(self._page(), self._pictures, "\n".join(self._said))
+
+    def _page(self) -> str:
         frames = "".join(
             f'<div class="pplab-frame"{" hidden" if number else ""}>{frame}</div>'
             for number, frame in enumerate(self._frames)
@@ -86,3 +105,50 @@ class Slider:
 
     def __repr__(self) -> str:
         return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
+
+
+def explore(schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings) -> Axes:
+    """Draw one schedule, or two to compare, for settings to play with: what the book's page has an explorer for.
+
+    `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
+    """
+    from .plot import compare as compared
+    from .plot import gantt
+
+    shown = explored(schedule, compare, **settings)
+    if len(shown) > 1:
+        return compared(shown, path=path)
+    return gantt(shown[0], until=max(until, shown[0].makespan), path=path)
+
+
+def explored(
+    schedule: str = "1F1B",
+    compare: str = "",
+    *,
+    ranks: int = 4,
+    microbatches: int = 8,
+    stages_per_rank: int = 2,
+    forward: float = 1,
+    backward_input: float = 1,
+    backward_weight: float = 1,
+    latency: float = 0,
+    overlap: str = "sum",
+    pair: float = 0,
+    per: str = "rank",
+) -> list[Timeline]:
+    """The timelines of the schedules named, simulated.
+
+    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
+    `per` says; a forward and a backward at once take `pair`, or what `overlap` says. ValueError says what can't be.
+    """
+    slices = microbatches if per == "batch" else 1
+    durations = (duration / slices for duration in (forward, backward_input, backward_weight))
+    costs = Costs(*durations, latency=latency, overlap=pair / slices if pair else overlap)
+    found = []
+    for name in filter(None, (schedule, compare)):
+        builder = builders.find(name)
+        options = {"stages_per_rank": stages_per_rank, "costs": costs}
+        built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
+        finer = 1 if per == "stage" else built.num_stages // built.num_ranks
+        found.append(simulate(built, costs.finer(finer)))
+    return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from .metrics import Table
 
 FORM = 1  # changes when a reader of older files would misread newer ones
-NONE = "no GPU run is recorded yet; `make gpu` on a GPU box records one"
+NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
 
 STATES = ("done", "failed", "not run")
 _FIELDS = {
@@ -75,7 +75,7 @@ class Recording:
 
 
 class Results(Table):
-    """A table of measurements, which says so when there are none."""
+    """A table of measurements, or where there are none, a sentence that says so."""
 
     def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
         super().__init__(tuple(row) for row in rows)
@@ -90,6 +90,18 @@ class Results(Table):
         if not self:
             return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
         return f"<p>{html.escape(self.caption)}</p>{super()._repr_html_()}"
+
+
+class Tables(tuple):
+    """Tables one below the other; a sentence where there is none."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self)) if self else str(Results((), ()))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self or (Results((), ()),))
 
 
 def find_folder() -> Path | None:
@@ -143,6 +155,11 @@ def problems(data: object) -> list[str]:
     return found
 
 
+def tables(folder: Path | str | None = None) -> Tables:
+    """All tables of the recordings in a folder that have something in them."""
+    return Tables(filter(None, (make(folder) for make in (runs, versus, profile, sharing, paced, not_run))))
+
+
 def runs(folder: Path | str | None = None) -> Results:
     """Every recorded training run: device, date, how the ranks shared the devices, step time, equality, memory."""
     return _table(
@@ -159,9 +176,9 @@ def runs(folder: Path | str | None = None) -> Results:
             "held (predicted)": lambda row: f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
             "allocator (expected)": _allocator,
         },
-        "Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: "
-        "expected are four times the weights (AdamW) and what is held. Step times are the schedule's only where every "
-        "rank has a GPU.",
+        "Training runs. Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the "
+        "optimizer in it: expected are four times the weights (AdamW) and what is held. Step times are the schedule's "
+        "only where every rank has a GPU.",
     )
 
 
@@ -177,7 +194,8 @@ def sharing(folder: Path | str | None = None) -> Results:
             "all at once take": lambda row: f"{row['ratio']:.2f} times that",
             "notes": lambda row: "; ".join(row["notes"]),
         },
-        "The time of one matrix product of a rank, alone and while all ranks compute theirs.",
+        "How far the ranks of a shared GPU slow each other down: the time of one matrix product of a rank, alone and "
+        "while all ranks compute theirs.",
     )
 
 
@@ -194,7 +212,8 @@ def paced(folder: Path | str | None = None) -> Results:
             "simulated, ms": lambda row: f"{row['predicted_makespan_ms']:.1f}",
             "ratio": lambda row: f"{row['makespan_ms'] / row['predicted_makespan_ms']:.3f}",
         },
-        "Every action is stretched to one duration: order and waits are the schedule's, times say nothing of speed.",
+        "Paced runs. Every action is stretched to one duration: order and waits are the schedule's, times say nothing "
+        "of speed.",
     )
 
 
@@ -212,12 +231,12 @@ def versus(folder: Path | str | None = None) -> Results:
             "ratio": lambda row: f"{row['ratio']:.2f}",
             "of rounds": lambda row: f"{min(row['ratios']):.2f} to {max(row['ratios']):.2f}",
         },
-        "Below 1, pplab is faster.",
+        "pplab's runtime against PyTorch's on the same stages. Below 1, pplab is faster.",
     )
 
 
 def profile(folder: Path | str | None = None) -> Results:
-    """Source 000's profile: naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch."""
+    """Naive, GPipe and 1F1B on three ranks, DistilBERT, by pplab and by PyTorch: the profile of one of the sources."""
     return _table(
         folder,
         "profile",
@@ -232,8 +251,9 @@ def profile(folder: Path | str | None = None) -> Results:
             "overlapped": lambda row: _mean_share(row, "overlap_share"),
             "peak MB": lambda row: _mega([rank["peak_bytes"] or 0 for rank in row["profile"]["ranks"]]),
         },
-        "Means over the ranks of their torch.profiler traces, which slow every operation; the peak is the fullest "
-        "rank's. Communication, as a share of it and compute, contains waiting.",
+        "Three ranks, eight microbatches, DistilBERT: means over the ranks of their torch.profiler traces, which slow "
+        "every operation; the peak is the fullest rank's. Communication, as a share of it and compute, contains "
+        "waiting.",
     )
 
 
@@ -246,7 +266,7 @@ def not_run(folder: Path | str | None = None) -> Results:
             for recording in load(folder)
             for what, why in (*recording.failed, *recording.not_run)
         ),
-        "What failed or was left out.",
+        "What failed in the recorded runs or was left out.",
     )
 
 

@@ -139,10 +139,16 @@ class Timeline:
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
 
-    def _repr_html_(self) -> str:
-        from . import plot
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
+        """Its Gantt chart."""
+        from matplotlib import pyplot as plt
 
-        return plot.figure_html(plot.gantt(self).figure)
+        from .figures import figure_bundle
+        from .plot import gantt
+
+        figure = gantt(self).figure
+        plt.close(figure)  # or the notebook shows it once more
+        return figure_bundle(figure)
 
 
 def total(values: Iterable[float]) -> float:

@@ -73,7 +73,7 @@ def _row(near: Local, far: Local, depth: int, reach: int, M: int, turns: bool) -
     for _ in range(rest):  # 3
         row += [backward(far, split=True), waiting.popleft(), far(F)]
     for i in range(M - 2 * reach + depth + 1):  # 4, the steady state
-        if turns and i == 0:  # nothing to hide behind yet
+        if turns and i == 0:  # these two could be a pair; the published row has them apart
             row += [near(F), far(B)]
         else:
             row.append(Overlap(near(F), far(B)))

@@ -12,7 +12,7 @@ from ..costs import Costs
 from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulate import simulate
-from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, actions_of, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -60,7 +60,7 @@ def path_of_78(answer: object) -> Verdict:
     schedule = build("1F1B", num_ranks=8, num_microbatches=32)
     place = {a: (rank, i) for rank, row in enumerate(schedule.rows) for i, a in enumerate(row)}
     try:
-        path = [parse(str(text)) for text in answer]
+        path = [parse(str(text)) for text in actions_of(answer)]
     except (TypeError, ValueError) as error:
         return wrong(str(error))
     for action in path:
@@ -98,7 +98,9 @@ def repair(answer: object) -> Verdict:
     if isinstance(schedule, Verdict):
         return schedule
     if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (3, 3, 4):
-        return wrong(f"the repaired chart must keep 3 ranks, 3 stages and 4 microbatches; yours: {schedule!r}")
+        return wrong(
+            f"the repaired chart must keep 3 ranks, 3 stages and 4 microbatches; your schedule has {sizes_of(schedule)}"
+        )
     makespan = simulate(schedule).makespan
     if makespan > floor_makespan(3, 4, 1, 2):
         return wrong(f"it runs, in {makespan}; a legal order that takes 18 exists")
@@ -119,7 +121,7 @@ def makespan(answer: Callable[[int, int, float, float], float] | object) -> Verd
             given = answer(P, M, F, B)
         except Exception as error:  # the reader's code: whatever it raises is the answer to show
             return wrong(f"makespan({P}, {M}, {F}, {B}) raised {type(error).__name__}: {error}")
-        if not isinstance(given, Real) or abs(given - expected) > 1e-9 * expected:
+        if not isinstance(given, Real) or not abs(given - expected) <= 1e-9 * expected:  # NaN is no answer
             return wrong(f"makespan({P}, {M}, {F}, {B}) gives {given}; the simulation takes {expected}")
     return right("equal to the simulation at 24 sizes")
 
@@ -128,4 +130,6 @@ def tokens_per_second(answer: object) -> Verdict:
     """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
     step = 71 * 0.030
     names = ("step", "efficiency", "tokens per second")
-    return numbers(answer, (step, 64 / 71, 64 * 4 * 2048 / step), "71 slots of 30 ms, 64 of them work", names)
+    traps = ({1000 * step: "that is in ms; the question asks for s"}, {}, {})
+    why = "71 slots of 30 ms, 64 of them work"
+    return numbers(answer, (step, 64 / 71, 64 * 4 * 2048 / step), why, names, traps=traps)

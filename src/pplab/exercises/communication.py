@@ -151,6 +151,8 @@ def replicated(answer: object) -> Verdict:
     if (verdict := unanswered(answer)) is not None:
         return verdict
     schedule = schedule_of(answer)
+    if isinstance(schedule, Verdict) and "only replicas, which share no microbatch" in schedule.says:
+        return wrong("the replicas share microbatches: the first has 0, 1 and 2, and the second has 3, 4 and 5")
     if isinstance(schedule, Verdict):
         return schedule
     sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches

@@ -11,7 +11,7 @@ from ..formulas import dualpipe_idle
 from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulate import simulate
-from .verdict import Verdict, builder, number, numbers, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, builder, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
 
 MIXTURE = Costs(4, 4, 2, overlap=6)  # a stage with experts: half of F and a third of B is all-to-all
 
@@ -80,7 +80,9 @@ def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
     expected = build("DualPipe", num_ranks=2 * P, num_microbatches=2 * M)
     sizes = (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
     if sizes != (2 * P, 2 * P, 2 * M):
-        return f"expected {2 * P} ranks, {2 * P} stages and {2 * M} microbatches; yours: {repr(schedule)[10:-1]}"
+        return (
+            f"expected {2 * P} ranks, {2 * P} stages and {2 * M} microbatches; your schedule has {sizes_of(schedule)}"
+        )
     if schedule.placement != expected.placement:
         return f"the stages are on ranks {schedule.placement}; DualPipe has them on {expected.placement}"
     if (sent := num_messages(schedule)) != (least := num_messages(expected)):
@@ -105,9 +107,10 @@ def fit(answer: object) -> Verdict:
         made = max(simulate(build("DualPipe", num_ranks=P, num_microbatches=2 * P), Costs(F_, F_, W_)).idle)
         try:
             said = (P / 2 - 1) * (x * F_ + y * W_)
+            equal = abs(said - made) <= 1e-6
         except TypeError:
             return wrong(f"expected two numbers (x, y), got {answer!r}")
-        if abs(said - made) > 1e-6:
+        if not equal:
             return wrong(f"P={P}, F=I={F_}, W={W_}: yours says {said:g}, and the simulation {made:g}")
     return right("F&B + B - 3W with F&B = F + B and I = F; one of the three W's is in F&B, one in B")
 
@@ -127,7 +130,10 @@ def promises_too_much(answer: object) -> Verdict:
     if (verdict := unanswered(answer)) is not None:
         return verdict
     try:
-        F_, I_, W_ = answer
+        F_, I_, W_ = tuple(answer)
+    except (TypeError, ValueError):
+        return wrong(f"expected three durations (F, I, W), got {answer!r}")
+    try:
         made = max(simulate(build("DualPipe", num_ranks=4, num_microbatches=8), Costs(F_, I_, W_)).idle)
     except (TypeError, ValueError) as error:
         return wrong(str(error))

@@ -177,12 +177,12 @@ def clipper(answer: object) -> Verdict:
         for rank, (row, old, given) in enumerate(zip(ranks, before, found, strict=True)):
             if not isinstance(given, (int, float)) and not hasattr(given, "item"):
                 return wrong(f"{what}: rank {rank} returned {given!r}; expected the norm, {norm:.4f}")
-            if abs(float(given) - norm) > 1e-3 * norm:
+            if not abs(float(given) - norm) <= 1e-3 * norm:
                 own = math.sqrt(sum(float(g.square().sum()) for g in old))
                 near = abs(float(given) - own) < 1e-3 * norm
                 said = ", its own: add up the squares of all ranks first" if near else f"; expected {norm:.4f}"
                 return wrong(f"{what}: rank {rank} returned a norm of {float(given):.4f}{said}")
-            if any((g - factor * o).abs().max() > 1e-4 for g, o in zip(row, old, strict=True)):
+            if not all((g - factor * o).abs().max() <= 1e-4 for g, o in zip(row, old, strict=True)):
                 return wrong(f"{what}: rank {rank}'s gradients aren't {factor:.3f} times what they were")
     return right("the norm and the gradients of one process, on every rank")
 
@@ -336,7 +336,7 @@ def resized(answer: object) -> Verdict:
     expected = [_step(workload, model, optimizer, step) for step in range(steps)]
     given = [*first.losses, *second.losses]
     for step, (a, b) in enumerate(zip(given, expected[first.first_step :], strict=True)):
-        if abs(a - b) > 1e-4 * b:
+        if not abs(a - b) <= 1e-4 * b:
             return wrong(f"the loss of step {step} is {a:.4f}, and of one uninterrupted process {b:.4f}")
     return right(f"{len(given)} losses, all those of one process that nothing interrupted")
 

@@ -30,14 +30,18 @@ def weights_of_means(answer: Callable[[Sequence[int]], Sequence[float]] | object
         return wrong(f"expected a function of a list of token counts, got {answer!r}")
     for tokens in ([4, 4], [7, 1], [3, 5, 2], [10]):
         try:
-            given = list(answer(list(tokens)))
+            given = [float(factor) for factor in answer(list(tokens))]
         except Exception as error:  # the reader's code: whatever it raises is the answer to show
             return wrong(f"weights({tokens}) raised {type(error).__name__}: {error}")
         if len(given) != len(tokens):
             return wrong(f"weights({tokens}) gives {len(given)} factors for {len(tokens)} microbatches")
         expected = [n / sum(tokens) for n in tokens]
-        if any(abs(a - b) > 1e-9 for a, b in zip(given, expected, strict=True)):
-            hint = "; equal factors are right only for equal microbatches" if len(set(given)) == 1 else ""
+        if not all(abs(a - b) <= 1e-9 for a, b in zip(given, expected, strict=True)):
+            hint = ""
+            if len(set(given)) == 1 and len(set(tokens)) > 1:
+                hint = ": equal factors are right only for equal microbatches"
+            elif not abs(sum(given) - 1) <= 1e-9:
+                hint = ": if every token had the same loss, the mean would have to be that loss"
             return wrong(f"weights({tokens}) gives {[round(g, 4) for g in given]}, which doesn't give the mean{hint}")
     return right("each microbatch counts by its share of the tokens")
 
@@ -57,9 +61,15 @@ def a_norm_that_survives(answer: object) -> Verdict:
         return wrong(f"expected a torch module, got {answer!r}")
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
-    if torch.allclose(answer(10 * x + 3), answer(x) * 10 + 3, atol=1e-2):
+    try:
+        of_x, of_more, of_other = answer(x), answer(10 * x), answer(10 * x + 3)
+    except Exception as error:  # the reader's module: whatever it raises is the answer to show
+        return wrong(f"it fails on 8 samples of 8 features: {type(error).__name__}: {error}")
+    if not isinstance(of_x, torch.Tensor) or of_x.shape != x.shape:
+        return wrong("it should return a tensor of the shape that it takes, (8, 8)")
+    if torch.allclose(of_other, of_x * 10 + 3, atol=1e-2):
         return wrong("this module doesn't normalise anything")
-    if not torch.allclose(answer(10 * x), answer(x), atol=1e-2):
+    if not torch.allclose(of_more, of_x, atol=1e-2):
         return wrong("this module doesn't normalise: ten times the input gives another output")
     stages = [nn.Sequential(nn.Linear(8, 8), answer), nn.Linear(8, 8)]
     try:
@@ -69,7 +79,7 @@ def a_norm_that_survives(answer: object) -> Verdict:
     except RankError as error:
         return wrong(error.cause)
     if not run.gradients.equal:
-        return wrong(f"gradients {run.gradients}: what it computes for a sample depends on which samples are beside it")
+        return wrong(f"gradients {run.gradients}: which samples does it look at, in one process and in a microbatch?")
     return right(f"it looks at one sample at a time; gradients {run.gradients}")
 
 

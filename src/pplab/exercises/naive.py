@@ -79,6 +79,12 @@ def symptoms() -> dict[str, str]:
     return {letter: BUGS[bug] for letter, bug in _ORDER.items()}
 
 
+_CLUES = {
+    "A": "What makes autograd keep a gradient for a tensor that no layer made?",
+    "B": "Which gradient does the first half start its backward from?",
+    "C": "What has to happen for the first half to have any gradient?",
+    "D": "What keeps two graphs apart, while all the numbers are right?",
+}
 _ORDER = {"A": "no requires_grad", "B": "ones sent", "C": "no gradient sent", "D": "no detach"}
 
 
@@ -93,7 +99,7 @@ def diagnose(answer: object) -> Verdict:
         if answer[letter] not in BUGS:
             return wrong(f"{letter}: expected one of {', '.join(BUGS)}, got {answer[letter]!r}")
         if answer[letter] != bug:
-            return wrong(f"{letter}: with {answer[letter]!r}, {BUGS[answer[letter]]}")
+            return wrong(f"{letter}: not {answer[letter]!r}. {_CLUES[letter]}")
     return right("each line of the handshake has its own way to fail")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from ..builders import build
 from ..costs import Costs
 from ..formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..simulate import simulate
-from .verdict import Verdict, builder, number, numbers, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, builder, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
 
 STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 1F0,1F1,1F2,1B0,1B1,1B2
@@ -44,8 +46,10 @@ def least_memory_at_latency_1(answer: object) -> Verdict:
     """P=4, M=8, latency 1: the `in_flight` with the smallest sum that still reaches a makespan of 39."""
     if (verdict := unanswered(answer)) is not None:
         return verdict
+    if isinstance(answer, str):
+        return wrong(f"expected a number for each of four ranks, such as (4, 3, 2, 1), got the text {answer!r}")
     try:
-        caps = [int(cap) for cap in answer]
+        caps = [index(cap) for cap in answer]
         timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=1))
     except (TypeError, ValueError) as error:
         return wrong(str(error))
@@ -64,9 +68,18 @@ def unstick(answer: object) -> Verdict:
     if isinstance(schedule, Verdict):
         return schedule
     if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (3, 3, 3):
-        return wrong(f"keep 3 ranks, 3 stages and 3 microbatches; yours: {schedule!r}")
+        return wrong(f"keep 3 ranks, 3 stages and 3 microbatches; your schedule has {sizes_of(schedule)}")
+    stuck = [line.split(",") for line in STUCK_ROWS.split()]
+    changed = [rank for rank, row in enumerate(schedule.rows) if [str(a) for a in row] != stuck[rank]]
+    if len(changed) > 1:
+        return wrong(f"rows {' and '.join(map(str, changed))} differ from the exercise's: reorder one row only")
     if (makespan := simulate(schedule).makespan) > floor_makespan(3, 3, 1, 2):
-        return wrong(f"it runs, in {makespan}; {floor_makespan(3, 3, 1, 2)} is possible")
+        where = (
+            "another order of it" if changed[0] == 0 else "no order of this row alone does better than 18; another row"
+        )
+        return wrong(
+            f"with row {changed[0]} reordered it runs, in {makespan}: {where} takes {floor_makespan(3, 3, 1, 2)}"
+        )
     return right("the circle is broken, and the time is the floor")
 
 

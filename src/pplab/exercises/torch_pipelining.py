@@ -10,7 +10,7 @@ from ..lower import LoweredRow
 from ..queues import compute_of, parse_lowered, simulate_lowered
 from ..schedule import Schedule
 from ..simulate import simulate
-from .verdict import Verdict, number, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, number, right, schedule_of, sizes_of, unanswered, wrong
 
 _VERDICTS = ("runs", "missing", "deadlock", "losses")
 
@@ -129,7 +129,7 @@ def run_csv(answer: object) -> Verdict:
     if isinstance(schedule, Verdict):
         return schedule
     if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (2, 2, 4):
-        return wrong(f"expected 2 ranks, a stage on each, and 4 microbatches, got {repr(schedule)[10:-1]}")
+        return wrong(f"expected 2 ranks, a stage on each, and 4 microbatches; your schedule has {sizes_of(schedule)}")
     takes, of_1f1b = (simulate(s).makespan for s in (schedule, build("1F1B", num_ranks=2, num_microbatches=4)))
     if takes >= of_1f1b:
         return wrong(f"it takes {takes} where F = I = W = 1, and 1F1B takes {of_1f1b}: split the backwards")

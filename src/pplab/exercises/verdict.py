@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
 from decimal import Decimal
 from math import isfinite
 from numbers import Real
 
 from ..costs import Costs
-from ..schedule import Schedule
+from ..schedule import Schedule, plural
 from ..simulate import simulate
 from ..timeline import Timeline
 from ..validate import validate
@@ -54,10 +55,13 @@ def number(
     """Check a number: an int exactly, a float to a relative tolerance or as rounded by whoever answers.
 
     Rounded is the expected number to as many significant digits as the answer has, and to `digits` of them at least.
-    `traps` explains the wrong ones that people give.
+    `traps` explains the wrong ones that people give. Of a count it isn't said which way it lies, unless the answer is
+    far off: whoever asks again and again would be led to it.
     """
     if (verdict := unanswered(answer)) is not None:
         return verdict
+    if isinstance(answer, str):
+        return wrong(f"expected a number, got the text {answer!r}: write it without quotes")
     if isinstance(answer, bool) or not isinstance(answer, Real):
         return wrong(f"expected a number, got {answer!r}")
     if _same(answer, expected, tolerance, digits):
@@ -65,8 +69,13 @@ def number(
     for trap, explanation in (traps or {}).items():
         if _same(answer, trap, tolerance, digits):
             return wrong(explanation)
+    if not isinstance(expected, int) and 0 < expected <= 1 and _same(answer, 100 * expected, tolerance, digits):
+        return wrong("that is in per cent: give it as a share of 1")
     direction = "smaller" if answer > expected else "larger"
-    if not isinstance(expected, int) and _near(answer, expected, 0.02):
+    if isinstance(expected, int):
+        far = not expected / 2 <= answer <= 2 * expected
+        return wrong(f"{answer:g} isn't it; " + (f"the number is much {direction}" if far else "the hint may help"))
+    if _near(answer, expected, 0.02):
         if _significant(answer) < digits:
             return wrong(f"{answer:g} is near: give {digits} digits")
         return wrong(f"{answer:g} is near; the number is a little {direction}")
@@ -87,10 +96,9 @@ def numbers(
         return verdict
     expected, names = tuple(expected), tuple(names)
     traps = tuple(traps or ({},) * len(names))
-    try:
-        answer = tuple(answer)
-    except TypeError:
-        return wrong(f"expected {len(expected)} numbers, got {answer!r}")
+    if isinstance(answer, (str, Mapping, Set)) or not isinstance(answer, Iterable):
+        return wrong(f"expected {len(expected)} numbers in a row ({', '.join(names)}), got {answer!r}")
+    answer = tuple(answer)
     if len(answer) != len(expected):
         return wrong(f"expected {len(expected)} numbers ({', '.join(names)}), got {len(answer)}")
     for name, given, value, known in zip(names, answer, expected, traps, strict=True):
@@ -100,17 +108,40 @@ def numbers(
     return right(why)
 
 
+def actions_of(row: object) -> list:
+    """A row's actions: a sequence's as they are, a text's between its commas and blanks; TypeError for others."""
+    if isinstance(row, str):
+        return row.replace(",", " ").split()
+    if not isinstance(row, Iterable):
+        raise TypeError(f'expected a row of actions, such as ["0F0", "0B0"], got {row!r}')
+    return list(row)
+
+
 def schedule_of(rows: object) -> Schedule | Verdict:
-    """The legal schedule that rows make, or what is wrong with them. Takes rows, CSV text or a Schedule."""
+    """The legal schedule that rows make, or what is wrong with them.
+
+    Takes a Schedule, a text with a line per rank, and rows, of which each may be a text.
+    """
     try:
         if isinstance(rows, Schedule):
             schedule = rows
+        elif isinstance(rows, str):
+            schedule = Schedule.from_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
+        elif isinstance(rows, Iterable):
+            schedule = Schedule([actions_of(row) for row in rows])
         else:
-            schedule = Schedule.from_csv(rows) if isinstance(rows, str) else Schedule(rows)
+            return wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
         validate(schedule)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         return wrong(str(error))
     return schedule
+
+
+def sizes_of(schedule: Schedule) -> str:
+    """A schedule's sizes in words, for a verdict on an answer that has the wrong ones."""
+    ranks, stages = plural(schedule.num_ranks, "rank"), plural(schedule.num_stages, "stage")
+    on = ", ".join(map(str, schedule.placement))
+    return f"{ranks}, {stages} (on rank {on}) and {plural(schedule.num_microbatches, 'microbatch')}"
 
 
 def builder(
@@ -137,6 +168,8 @@ def builder(
             rows = build(num_ranks, num_microbatches)
         except Exception as error:  # the reader's code: whatever it raises is the answer to show
             return wrong(f"{where}your function raised {type(error).__name__}: {error}")
+        if rows is None or rows is ...:
+            return wrong(f"{where}your function returned {rows!r}: it must return the rows")
         schedule = schedule_of(rows)
         if isinstance(schedule, Verdict):
             return wrong(where + schedule.says)
@@ -147,9 +180,11 @@ def builder(
 
 
 def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
-    sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
-    if sizes != (num_ranks, num_ranks, num_microbatches):
-        return f"your schedule is for {repr(schedule)[10:-1]}"
+    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (num_ranks, num_ranks, num_microbatches):
+        return (
+            f"expected a stage on each of {num_ranks} ranks, and {num_microbatches} microbatches; your schedule has "
+            + (sizes_of(schedule))
+        )
     return None
 
 

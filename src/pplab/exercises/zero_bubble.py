@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..builders import build
 from ..costs import Costs
 from ..formulas import floor_makespan
 from ..simulate import simulate
-from .verdict import Verdict, builder, number, right, schedule_of, unanswered, wrong
+from .verdict import Verdict, builder, number, right, schedule_of, sizes_of, unanswered, wrong
 
 LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
 
@@ -17,10 +17,9 @@ def products(answer: object) -> Verdict:
     """One block of the GPT: how many of its backward's matrix products belong to I, and how many to W?"""
     if (verdict := unanswered(answer)) is not None:
         return verdict
-    try:
-        pair = tuple(answer)
-    except TypeError:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
         return wrong(f"expected two numbers (of I, of W), got {answer!r}")
+    pair = tuple(answer)
     traps = {
         (6, 6): "q k' and its product with v have no weights: nothing of their backward can be put off",
         (4, 4): "those are the Linears'; attention multiplies too, twice in the forward",
@@ -122,12 +121,12 @@ def least_memory(answer: object) -> Verdict:
     if isinstance(schedule, Verdict):
         return schedule
     if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (4, 4, 8):
-        return wrong(f"keep 4 ranks, 4 stages and 8 microbatches; yours: {schedule!r}")
+        return wrong(f"keep 4 ranks, 4 stages and 8 microbatches; your schedule has {sizes_of(schedule)}")
     if (makespan := simulate(schedule).makespan) > 27:
         return wrong(f"it takes {makespan:g}, and holds {_added(schedule.peak_in_flight)}")
     if sum(schedule.peak_in_flight) > 15:
         return wrong(f"27, and it holds {_added(schedule.peak_in_flight)}; one rank can do with less")
-    return right(f"27 with {_added(schedule.peak_in_flight)}, and an exhaustive search finds no order with 14")
+    return right(f"27 with {_added(schedule.peak_in_flight)}, one less than ZB-H1")
 
 
 def balanced_placement(answer: object) -> Verdict:

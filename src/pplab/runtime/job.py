@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -45,6 +44,11 @@ class RankContext:
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
     timeout: timedelta | None = None  # of what ranks do together
+    several_hosts: bool = False  # whether ranks may be on hosts with clocks of their own
+
+    def recorder(self) -> Recorder:
+        """What records this rank's steps, on one clock for all ranks."""
+        return recorder_for(self.rank, self.num_ranks, self.device, self.several_hosts)
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
@@ -123,12 +127,17 @@ def train(context: RankContext, job: Job) -> RankReport:
     rank, schedule, workload, device = context.rank, job.schedule, job.workload, context.device
     num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
     context.watch("setting up", 0, False)
-    split = defaultdict(set)
-    for action in (action for item in schedule.rows[rank] for action in parts(item) if action.kind is I):
-        split[action.stage].add(action.microbatch)
+    split = {action.stage for item in schedule.rows[rank] for action in parts(item) if action.kind is I}
     stages = {
         index: Stage(
-            module, index, num_stages, workload.loss, job.loss_scale, split[index], job.autocast, index in job.recompute
+            module,
+            index,
+            num_stages,
+            workload.loss,
+            job.loss_scale,
+            index in split,
+            job.autocast,
+            index in job.recompute,
         )
         for index, module in stage_modules(context, job).items()
     }
@@ -142,7 +151,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     tied = tied_weights(workload, num_stages)
     wire = torch.device("cpu") if staged else device
     copies = Reducer(rank, schedule, stages, tied, partial(context.group, "copies"), wire, job.reduction)
-    recorder = recorder_for(device)
+    recorder = context.recorder()
     watch = lambda position, waits: context.watch("step", position, waits)  # noqa: E731
     executor = Executor(
         rank,
@@ -170,6 +179,7 @@ def train(context: RankContext, job: Job) -> RankReport:
             weights = (t for module in modules for t in (*module.parameters(), *module.buffers()))
             meter = Meter([*weights, *(t for m in microbatches for t in m.tensors())])
         context.watch("at the barrier", 0, True)
+        recorder.tie()
         dist.barrier()
         recorder.begin()
         copies.begin()
@@ -206,7 +216,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         executor.bytes_of,
         gradients,
         first_loss,
-        frozenset(name for stage in stages.values() if stage.deferred for name in stage.deferred.unsplit),
+        frozenset(name for stage in stages.values() if stage.split for name in stage.deferred.unsplit),
         profile=recording.summary,
         allocated=allocator.read(),
         recomputed_bytes=executor.recomputed_bytes,

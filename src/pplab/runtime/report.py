@@ -120,7 +120,7 @@ class Run:
     precision: str = "float32"  # or the dtype of mixed precision
     reduction: str = "end"  # when gradients kept on several ranks were added up
     message_bytes: tuple[int, ...] = ()  # per stage: what it gives a stage on another rank; none by torch's runtime
-    clock_error_ms: float = 0.0  # how far a rank's times can be off the host's clock, at worst: 0 on the CPU
+    clock_error_ms: float = 0.0  # how far a rank's times can be off the clock of all, at worst: 0 on one host's CPU
 
     @property
     def timeline(self) -> Timeline:
@@ -283,6 +283,7 @@ def make_run(
     device: str,
     transport: str,
     notes: Sequence[str],
+    several_hosts: bool = False,
 ) -> Run:
     """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
     schedule, workload, how = job.schedule, job.workload, "measured" if job.pace_s is None else "paced"
@@ -305,7 +306,10 @@ def make_run(
     if again:
         notes = (*notes, f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
     clock_error_ms = max(trace.error_ns for traces in steps for trace in traces) / 1e6
-    if clock_error_ms > _CLOCK_ERROR_MS:
+    if several_hosts:
+        tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
+        notes = (*notes, f"{tied}; a rank's times can be {clock_error_ms:.2f} ms off")
+    elif clock_error_ms > _CLOCK_ERROR_MS:
         notes = (*notes, f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     return Run(
         schedule,

@@ -9,7 +9,7 @@ random numbers of the first time, when the backward is due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class _Held:
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
 
-    `split`: the microbatches whose backward comes in two halves, I and W. `autocast`: the dtype to compute in.
+    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in.
     `recompute`: keep only what is received, and call `again` before every backward.
     """
 
@@ -47,14 +47,14 @@ class Stage:
         num_stages: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         loss_scale: float,
-        split: Collection[int] = (),
+        split: bool = False,
         autocast: torch.dtype | None = None,
         recompute: bool = False,
     ):
         self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
         self.is_first, self.is_last, self.recompute = index == 0, index == num_stages - 1, recompute
         self.held: dict[int, _Held] = {}
-        self.split, self.deferred = split, Deferred(module) if split else None
+        self.split, self.deferred = split, Deferred(module) if split or autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
 
@@ -74,7 +74,7 @@ class Stage:
         leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
         before = _random_state(batch.target.device) if self.recompute else []
         with torch.no_grad() if self.recompute else nullcontext():
-            outputs = self._run(microbatch, leaves, batch)
+            outputs = self._run(leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
         counted = meter and [meter.hold(x) for x in leaves]
@@ -83,10 +83,8 @@ class Stage:
         self.held[microbatch] = _Held(leaves, *_roots(outputs), counted, before)
         return () if self.is_last else tuple(x.detach() for x in outputs)
 
-    def _run(self, microbatch: int, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        """The module's outputs for a microbatch, or its loss."""
-        if self.deferred:
-            self.deferred.active = microbatch in self.split
+    def _run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """The module's outputs, or its loss."""
         with autocast(batch.target.device, self.autocast):
             outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
             return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
@@ -101,7 +99,7 @@ class Stage:
         buffers = [(b, b.clone()) for b in self.module.buffers()]
         _set_random_state(device, held.random)
         try:
-            held.roots, held.differentiable = _roots(self._run(microbatch, held.leaves, batch))
+            held.roots, held.differentiable = _roots(self._run(held.leaves, batch))
         finally:
             _set_random_state(device, now)
         with torch.no_grad():
@@ -114,6 +112,11 @@ class Stage:
         One gradient for every floating-point tensor that crosses. `gradients` are those of the
         stage's outputs; the last stage starts from its loss instead.
         """
+        if self.deferred:
+            self.deferred.pending = None
+        return self._backward(microbatch, gradients)
+
+    def _backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         held = self.held.pop(microbatch)
         if held.roots:
             if self.is_last:
@@ -129,7 +132,7 @@ class Stage:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
         self.due[microbatch] = self.deferred.pending = []
         self.deferred.meter = meter
-        return self.backward(microbatch, gradients)
+        return self._backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
         """Add the weights' gradients that `backward_input` left."""

@@ -19,7 +19,7 @@ from ..lower import LoweredRow
 from .job import Job, RankContext, RankReport, State, stage_modules
 from .recording import NoSpans, Recording
 from .stage import autocast
-from .trace import Allocator, Meter, Recorder, StepTrace, paced, recorder_for, settle
+from .trace import Allocator, Meter, Recorder, StepTrace, paced, settle
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -44,7 +44,7 @@ def train_torch(
     """
     schedule, workload, device = job.schedule, job.workload, context.device
     context.watch("setting up", 0, False)
-    recorder = recorder_for(device)
+    recorder = context.recorder()
     times: dict[Action, tuple[object, object]] = {}
     modules = stage_modules(context, job)
     row = [action for item in schedule.rows[context.rank] for action in parts(item)]  # torch runs halves in turn
@@ -64,6 +64,7 @@ def train_torch(
         losses: list[torch.Tensor] = []
         last = {"target": batch.target, "losses": losses} if schedule.num_stages - 1 in modules else {}
         context.watch("at the barrier", 0, True)
+        recorder.tie()
         dist.barrier()
         times.clear()
         recorder.begin()

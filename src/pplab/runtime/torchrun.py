@@ -4,10 +4,13 @@ On one host:
 
     torchrun --standalone --nproc-per-node 4 -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
 
-On two hosts with two ranks each, on both of them the same command, where HOST is the first one's name or address:
+On two hosts with two ranks each, where HOST is the first one's name or address, and with `--node-rank 1` on the second:
 
-    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id run1 --rdzv-endpoint HOST:29500 \\
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \\
         -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
+
+Unless one torchrun has started all ranks, each rank's clock is tied to rank 0's before every step. The run says how far
+off that can be.
 
 Hosts with several networks may need to be told which one: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.
 Ranks in one host share no memory here as a pool's do: tensors cross by NCCL where every rank of every host has a GPU of
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -30,10 +34,17 @@ from .launch import save_reports
 from .report import Run, make_run, report_gradients
 from .workload import Workload
 
+_RUNS = count()  # of this process: ranks call `train_here` equally often
+
 
 def is_torchrun() -> bool:
     """Whether torchrun, or something that sets the same variables, started this process."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def several_hosts() -> bool:
+    """Whether ranks may be on several hosts: all but those of one launcher may."""
+    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
 
 
 def train_here(
@@ -58,16 +69,19 @@ def train_here(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     patience = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", timeout=patience)
+    launcher, _, _ = next(dist.rendezvous("env://", timeout=patience))
+    store = dist.PrefixStore(f"pplab/{next(_RUNS)}", launcher)  # an earlier run's addresses lead nowhere
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
     try:
         found: list = [None] * num_ranks
         dist.all_gather_object(found, transport)
         if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
             transport = "gloo"
         check_transport(job, [str(place)], transport)
-        store = dist.distributed_c10d._get_default_store()
         quiet = lambda phase, position, waits: None  # noqa: E731
-        context = RankContext(rank, num_ranks, place, transport, store, quiet, timeout=patience)
+        context = RankContext(
+            rank, num_ranks, place, transport, store, quiet, timeout=patience, several_hosts=several_hosts()
+        )
         reports = None if rank else [None] * num_ranks
         dist.gather_object(ENGINES[engine](context, job), reports)
         whole = None
@@ -79,16 +93,14 @@ def train_here(
         if rank:
             return None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        said = [*paced_notes(devices, notes(devices, cores), job.pace_s is not None)]
-        if local_ranks < num_ranks:
-            said.append("ranks on several hosts: each host's clock is its own, so times of different hosts don't align")
         return make_run(
             job,
             reports,
             whole and report_gradients(reports, whole, job.autocast),
             device=str(place),
             transport=transport,
-            notes=said,
+            notes=paced_notes(devices, notes(devices, cores), job.pace_s is not None),
+            several_hosts=several_hosts(),
         )
     finally:
         dist.destroy_process_group()

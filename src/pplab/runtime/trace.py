@@ -1,23 +1,27 @@
 """What a rank did and when, and what it held: recorded while it runs, read afterwards.
 
 Times of all ranks of one host are on one clock: `time.perf_counter_ns` reads the host's monotonic clock. On a GPU the
-marks are CUDA events, placed on that clock by the closest of some pairs of readings per step.
+marks are CUDA events, placed on that clock by the closest of some pairs of readings per step. Another host's clock
+started when that host did: there, times are put on rank 0's clock, which is asked for its time before every step.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..actions import Action, Overlap
 
-_TIES = 5  # pairs of readings that tie a GPU's time to the host's
+_TIES = 5  # pairs of readings that tie one clock to another
+_TIES_TAG = 2**31 - 1  # of the messages that ask for the time
 
 
 class HostClock:
@@ -25,8 +29,8 @@ class HostClock:
 
     error_ns = 0
 
-    def start(self) -> None:
-        """Begin a step."""
+    def tie(self) -> None:
+        """Before a step: it is the host's clock already."""
 
     mark = staticmethod(time.perf_counter_ns)
 
@@ -40,8 +44,8 @@ class CudaClock:
 
     error_ns = 0  # how far off the host's clock this step's marks can be
 
-    def start(self) -> None:
-        """Begin a step: tie the stream's time to the host's. The event happened between the two readings around it;
+    def tie(self) -> None:
+        """Before a step: tie the stream's time to the host's. The event happened between the two readings around it;
         the closest pair of some says best when."""
         torch.cuda.synchronize()
         readings = [self._reading() for _ in range(_TIES)]
@@ -66,31 +70,63 @@ class CudaClock:
         return [self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6) for mark in marks]
 
 
+def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
+    """By how many nanoseconds this rank's host clock is ahead of rank 0's, and how far off that can be.
+
+    Rank 0 read its clock between this rank's two readings around the question; the closest pair of some says best when.
+    All ranks must call. Rank 0 answers one after the other: a few round trips for each. How the clocks drift apart
+    until the next call isn't in the error.
+    """
+    message = torch.zeros(1, dtype=torch.int64)
+    if rank == 0:
+        for other in range(1, num_ranks):
+            for _ in range(_TIES):
+                dist.recv(message, other, tag=_TIES_TAG)
+                message[0] = time.perf_counter_ns()
+                dist.send(message, other, tag=_TIES_TAG)
+        return 0, 0
+    readings = []
+    for _ in range(_TIES):
+        before = time.perf_counter_ns()
+        dist.send(message, 0, tag=_TIES_TAG)
+        dist.recv(message, 0, tag=_TIES_TAG)
+        readings.append((before, message.item(), time.perf_counter_ns()))
+    before, there, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return (before + after) // 2 - there, (after - before + 1) // 2
+
+
 @dataclass
 class StepTrace:
-    """One step of one rank, in nanoseconds of the host's clock."""
+    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are several."""
 
     actions: list[tuple[Action | Overlap, int, int]]
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
     again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
-    error_ns: int = 0  # how far off the host's clock these times can be
+    error_ns: int = 0  # how far off that clock these times can be
 
 
 @dataclass
 class Recorder:
-    """Collects (what, mark, mark) while a step runs."""
+    """Collects (what, mark, mark) while a step runs. `ahead` says how far the host's clock is ahead of rank 0's."""
 
     clock: HostClock | CudaClock
+    ahead: Callable[[], tuple[int, int]] = lambda: (0, 0)
     _actions: list = field(default_factory=list)
     _others: list = field(default_factory=list)
     _again: list = field(default_factory=list)
+    _ahead_ns: int = 0
+    _ahead_error_ns: int = 0
+
+    def tie(self) -> None:
+        """Tie the clocks: before the barrier at which a step starts, because it takes ranks different times."""
+        self.clock.tie()
+        self._ahead_ns, self._ahead_error_ns = self.ahead()
 
     def begin(self) -> None:
         """Start a step."""
         self._actions, self._others, self._again = [], [], []
-        self.clock.start()
         self._start = self.clock.mark()
 
     def action(self, item: Action | Overlap, start: object, end: object) -> None:
@@ -109,17 +145,19 @@ class Recorder:
         """End the step and read the clock's marks."""
         end = self.clock.mark()
         flat = [m for _, a, b in (*self._actions, *self._others, *self._again) for m in (a, b)]
-        *times, first, last = self.clock.resolve([*flat, self._start, end])
+        marks = self.clock.resolve([*flat, self._start, end])
+        *times, first, last = (mark - self._ahead_ns for mark in marks)
         spans = iter(zip(times[::2], times[1::2], strict=True))
         actions = [(item, *next(spans)) for item, _, _ in self._actions]
         others = [(what, *next(spans)) for what, _, _ in self._others]
         again = [(stage, *next(spans)) for stage, _, _ in self._again]
-        return StepTrace(actions, others, first, last, again, self.clock.error_ns)
+        return StepTrace(actions, others, first, last, again, self.clock.error_ns + self._ahead_error_ns)
 
 
-def recorder_for(device: torch.device) -> Recorder:
-    """A recorder with the clock of the device."""
-    return Recorder(CudaClock() if device.type == "cuda" else HostClock())
+def recorder_for(rank: int, num_ranks: int, device: torch.device, several_hosts: bool) -> Recorder:
+    """A recorder with the clock of the device, put on rank 0's where ranks may be on hosts with clocks of their own."""
+    clock = CudaClock() if device.type == "cuda" else HostClock()
+    return Recorder(clock, partial(ahead_of_rank_0, rank, num_ranks)) if several_hosts else Recorder(clock)
 
 
 def settle(device: torch.device, wanted: object) -> None:

@@ -1,0 +1,102 @@
+"""What the page makes of the notebooks beyond what any viewer shows: charts in its own colours, and what MyST adds.
+
+The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show as it is meant. Here it becomes MyST:
+
+    # Title, **a question**, *Reading time: ...*    the head of a chapter, as three paragraphs
+    [ranks](../book/glossary.md "rank")             {term}`ranks <rank>`; without a title the words are the term
+    [[Words](../book/references.bib "key")]         {cite}`key`
+    $$ ... \\tag{name} $$ and $(\\text{name})$        a labelled equation, and {eq}`name`
+    <details class="note"><summary>Words</summary>  a folded admonition
+    a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
+                                                    that only the page has are tags: `controls: ranks latency`
+
+Charts keep their page's form under a type of their own (see pplab.figures).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from docutils import nodes
+from myst_nb.core import render
+
+PAGE = "application/vnd.pplab.page+html"
+HEAD = (
+    (re.compile(r"\A(# .+\n\n)\*\*(.+(?:\n.+)*)\*\*\n"), r"\1:::{div} question\n\2\n:::\n"),
+    (re.compile(r"^\*(Reading time: .+(?:\n.+)*)\*$", re.M), r":::{div} meta\n\1\n:::"),
+)
+ANYWHERE = (
+    (re.compile(r'\[([^][]+)\]\(\.\./book/glossary\.md "([^"]+)"\)'), r"{term}`\1 <\2>`"),
+    (re.compile(r"\[([^][]+)\]\(\.\./book/glossary\.md\)"), r"{term}`\1`"),
+    (re.compile(r'\[\[[^][]+\]\(\.\./book/references\.bib "([\w,]+)"\)\]'), r"{cite}`\1`"),
+    (re.compile(r" ?\\tag\{([\w-]+)\}\n\$\$"), r"\n$$ (\1)"),
+    (re.compile(r"\$\(\\text\{([\w-]+)\}\)\$"), r"{eq}`\1`"),
+    (
+        re.compile(r'<details class="note"><summary>(.+?)</summary>\n\n(.*?)\n\n</details>', re.S),
+        r":::{admonition} \1\n:class: note dropdown\n\2\n:::",
+    ),
+)
+
+
+def read(app, docname: str, source: list[str]) -> None:
+    """Rewrite a notebook's text as it is read."""
+    if not str(app.env.doc2path(docname)).endswith(".ipynb"):
+        return
+    notebook = json.loads(source[0])
+    notebook["cells"] = [made for cell in notebook["cells"] for made in on_the_page(cell)]
+    source[0] = json.dumps(notebook)
+
+
+def on_the_page(cell: dict) -> Iterator[dict]:
+    """The cell for the page: Markdown as MyST, and an explorer before the cell that stands for it elsewhere."""
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        cell = cell | {"source": myst(text)}
+    elif "explorer" in (tags := cell["metadata"].get("tags", ())):
+        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": {}, "source": directive(text, tags)}
+        cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
+    yield cell
+
+
+def myst(text: str) -> str:
+    """A Markdown cell's text with the roles and directives that it stands for."""
+    if text.startswith("# "):
+        for pattern, made in HEAD:
+            text = pattern.sub(made, text)
+    for pattern, made in ANYWHERE:
+        text = pattern.sub(made, text)
+    return text
+
+
+def directive(code: str, tags: Sequence[str]) -> str:
+    """The explorer with the settings of the code's call `explore(...)`, and with the options among the tags."""
+    call = ast.parse(code).body[-1].value
+    given = dict(zip(("schedule", "compare"), call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
+    options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
+    options |= dict(tag.split(": ") for tag in tags if ": " in tag)
+    flags = {"True": "true", "False": "false"}
+    return "\n".join(["```{explorer}", *(f":{name}: {flags.get(said, said)}" for name, said in options.items()), "```"])
+
+
+class Charts:
+    """What myst-nb calls a plugin: it renders the page's form of a chart, and prefers it in HTML."""
+
+    mime_priority_overrides = (("html", PAGE, 1),)
+
+    @staticmethod
+    def handle_mime(renderer, data, inline: bool) -> list[nodes.Element] | None:
+        """The chart as it was made, where it is one."""
+        if data.mime_type != PAGE:
+            return None
+        return [nodes.raw(text=data.string, format="html", classes=["output", "text_html"])]
+
+
+def setup(app) -> dict:
+    """Register both. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
+    installed = render.load_mime_renders
+    render.load_mime_renders = lambda: [Charts, *installed()]
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
