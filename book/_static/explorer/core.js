@@ -1107,7 +1107,7 @@ var pplab = (function make() {
     for (let i = 0; i < rest; i++) row.push(backward(far, true), waiting.shift(), forward(far)); // 3
     for (let i = 0; i < M - 2 * reach + depth + 1; i++) {
       // 4, the steady state
-      if (turns && i === 0) row.push(forward(near), backward(far, false)); // nothing to hide behind yet
+      if (turns && i === 0) row.push(forward(near), backward(far, false)); // these two could be a pair; the published row has them apart
       else row.push([forward(near), backward(far, false)]);
       row.push([forward(far), backward(near, false)]);
     }
