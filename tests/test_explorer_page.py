@@ -121,7 +121,9 @@ def figures(tab, prefix: str = "") -> tuple:
 def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs: object) -> tuple:
     """The same figures by the package, for durations of a rank's share of the model."""
     made = pp.Costs(**costs)
-    options = {"stages_per_rank": V} if V else {"costs": made} if name in ("ZB-1P", "ZB-2P") else {}
+    builder = pp.builders.find(name)
+    its_costs = {"costs": made.finer(2 if builder.placement == "V" else 1)} if "costs" in builder.options else {}
+    options = {"stages_per_rank": V} if V else its_costs
     schedule = pp.build(name, num_ranks=P, num_microbatches=M, **options)
     t = pp.simulate(schedule, made.finer(schedule.num_stages // schedule.num_ranks))
     peaks = ",".join(map(str, t.peak_in_flight))
@@ -142,6 +144,10 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
         (
             {"schedule": "ZBVZeroBubble", "forward": 3, "backward-input": 4, "backward-weight": 2, "ranks": 8},
             expected("ZBVZeroBubble", P=8, forward=3, backward_input=4, backward_weight=2),
+        ),
+        (
+            {"schedule": "V-Half", "forward": 6, "backward-input": 1, "backward-weight": 2, "microbatches": 4},
+            expected("V-Half", M=4, forward=6, backward_input=1, backward_weight=2),
         ),
         ({"schedule": "DualPipe", "overlap": "max"}, expected("DualPipe", overlap="max")),
         ({"schedule": "DualPipe", "pair": 2.5}, expected("DualPipe", overlap=2.5)),

@@ -183,9 +183,43 @@ def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa
             assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M, V))
             assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M, V))
             assert run("LoopedBFS", P, M, costs, stages_per_rank=V).makespan == t.makespan
-        if M >= 2 * P and M % P == 0:
-            t = run("InterleavedZeroBubble", P, M, costs)
-            assert t.makespan == formulas.interleaved_zero_bubble_makespan(P, M, F, I, W)
+            t = run("InterleavedZeroBubble", P, M, costs, stages_per_rank=V)
+            assert t.makespan == formulas.interleaved_zero_bubble_makespan(P, M, F, I, W, V)
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (3, 4, 2), (3, 3, 2), (4, 6, 1), (10, 11, 9)])
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
+def test_closed_forms_of_zb_v(P, F, I, W):  # noqa: E741
+    costs = pp.Costs(F, I, W)
+    for M in (2 * P - 1, 2 * P, 3 * P + 1):
+        t = run("ZB-V", P, M, costs)
+        assert t.makespan == formulas.zb_v_makespan(P, M, F, I, W)
+        assert max(t.spans_per_rank) == 2 * M * (F + I + W) + formulas.zb_v_span_bubble(P, I, W)
+        assert t.peak_in_flight == (2 * P,) * P
+
+
+def test_zb_v_at_the_profile_of_the_zero_bubble_paper():
+    """In 1F1B's memory it leaves less than ZB-H2 in twice that; the paper's own profile, a stage cut in two."""
+    (F, I, W, c), rates = PROFILED[24]  # noqa: E741
+    t = run("ZB-V", 8, 24, pp.Costs(F, I, W, latency=c).finer(2))
+    assert round(t.span_bubble_fraction, 3) == 0.073 < rates["ZB-H2"] < rates["ZB-H1"]
+    assert t.peak_in_flight == (16,) * 8  # half-size: eight
+
+
+def test_forms_against_the_second_simulator():
+    rng = random.Random(0)
+    for _ in range(12):
+        P, W = rng.randint(2, 5), rng.randint(1, 4)
+        F, V = W + rng.randint(0, 4), rng.randint(2, 4)
+        I, M = F + rng.randint(0, 4), 2 * P - 1 + rng.randint(0, 2)  # noqa: E741
+        for schedule, form in (
+            (pp.build("ZB-V", num_ranks=P, num_microbatches=M), formulas.zb_v_makespan(P, M, F, I, W)),
+            (
+                pp.build("InterleavedZeroBubble", num_ranks=P, num_microbatches=M, stages_per_rank=V),
+                formulas.interleaved_zero_bubble_makespan(P, M, F, I, W, V),
+            ),
+        ):
+            assert max(end for _, end in slow_simulate(schedule, pp.Costs(F, I, W)).values()) == form
 
 
 @pytest.mark.parametrize(("F", "I", "W"), [(1, 3, 2), (2, 5, 4), (3, 4, 4)])
@@ -271,7 +305,9 @@ AUTHORS_UNEQUAL = {
     **{(8, 20, 5, 2, 4): (548, 661), (8, 20, 10, 12, 8): (1430, 1722), (9, 12, 3, 4, 2): (318, 384)},
     **{(10, 21, 3, 4, 2): (485, 622), (11, 26, 3, 4, 2): (596, 753), (12, 25, 10, 11, 9): (1838, 2075)},
 }
-V_HELD = {"V-Half": lambda P: 2 * (P // 2 + 1), "V-Min": lambda P: 2 * ((P + 4) // 3)}  # at most, in stages
+# What they hold at most, here in stages: twice the (p+2)//2 and (p+4)//3 of the authors' scheduler playground
+# (huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory).
+V_HELD = {"V-Half": lambda P: 2 * ((P + 2) // 2), "V-Min": lambda P: 2 * ((P + 4) // 3)}
 
 
 @pytest.mark.parametrize(("P", "M"), AUTHORS)

@@ -100,9 +100,25 @@ def zb_h2_makespan(P, M, F, I, W):  # noqa: E741
     return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
 
 
-def interleaved_zero_bubble_makespan(P, M, F, I, W):  # noqa: E741
-    """Interleaved zero bubble with two stages per rank, of F, I and W each; M >= 2P, P divides M, W <= F, W <= I."""
-    return 2 * M * (F + I + W) + (P - 1) * (F + I - W)
+def interleaved_zero_bubble_makespan(P, M, F, I, W, V=2):  # noqa: E741
+    """Interleaved zero bubble with V stages per rank, of F, I and W each, for M >= P, W <= F and W <= I.
+
+    Found by simulating: there is no paper that has it. P need not divide M.
+    """
+    return V * M * (F + I + W) + (P - 1) * (F + I - W)
+
+
+def zb_v_makespan(P, M, F, I, W):  # noqa: E741
+    """ZB-V (Qi et al. 2023) with stages of F, I and W each, two per rank, for M >= 2P-1 and W <= F <= I.
+
+    Found by simulating.
+    """
+    return 2 * M * (F + I + W) + (P - 1) * max(I, 2 * (I - W))
+
+
+def zb_v_span_bubble(P, I, W):  # noqa: E741
+    """ZB-V: idle time in the longest rank's span, where `zb_v_makespan` holds. None when I = W."""
+    return 2 * (P - 1) * (I - W)
 
 
 def dualpipe_idle(PP, B, W, overlapped):

@@ -942,33 +942,123 @@ var pplab = (function make() {
     return row;
   }
 
-  const PERIOD = 6; // units that a microbatch's F, I and W take on a rank with two stages
+  // controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
 
-  function vHalf(P, M) {
+  const INTERVAL = 6; // units that a microbatch's F, I and W take on a rank with two stages
+
+  function vHalf(P, M, options) {
     const gap = P % 2 === 0 ? 3 : 0;
-    return range(P).map((r) => repeated(r, P, M, [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]));
+    const block = range(P).map((r) => [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]);
+    return fastest(block, M, options);
   }
 
-  function vMin(P, M) {
+  function vMin(P, M, options) {
     const gap = P % 3 === 0 ? 2 : 0;
-    return range(P).map((r) => repeated(r, P, M, [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]));
+    const block = range(P).map((r) => [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]);
+    return fastest(block, M, options);
   }
 
-  /** A rank's row from when its block starts F down, F up, I up and I down of the first microbatch. */
+  function fastest(block, M, { costs: given = costs() }) {
+    given.check(2 * block.length);
+    let best = null, least = 0;
+    for (const rows of candidates(block, M)) {
+      const { makespan } = simulate(schedule(rows.map((row) => row.map(itemOf))), given);
+      if (best === null || makespan < least) [best, least] = [rows, makespan];
+    }
+    return best;
+  }
+
+  /** The repeated block as it is, and reordered around three steady states, the longer ones P and 2P units more. */
+  function* candidates(block, M) {
+    const P = block.length, plans = block.map((starts, rank) => repeated(rank, P, M, starts));
+    yield plans.map((plan) => plan.map((planned) => planned.action));
+    const first = block[0][3], last = INTERVAL * (M - 1); // rank 0's first I and last F of its stage 0
+    for (const more of [0, P, 2 * P]) yield reordered(plans, first - more, last + more);
+  }
+
+  /** A rank's block repeated, a weight gradient in every unit that is left free: what it runs in which unit. */
   function repeated(rank, P, M, starts) {
     const down = rank, up = 2 * P - 1 - rank, at = [];
     [[down, F], [up, F], [up, I], [down, I]].forEach(([stage, kind], place) => {
-      for (let m = 0; m < M; m++) at[starts[place] + PERIOD * m] = action(stage, kind, m);
+      for (let m = 0; m < M; m++) at[starts[place] + INTERVAL * m] = action(stage, kind, m);
     });
-    const row = [], waiting = [];
-    for (let unit = 0; unit < at.length; unit++) {
+    const plan = [], waiting = [];
+    for (let unit = 0; unit < at.length || waiting.length; unit++) {
       const each = at[unit];
       if (each) {
-        row.push(each);
+        plan.push({ unit, action: each });
         if (each.kind === I) waiting.push(action(each.stage, W, each.microbatch));
-      } else if (waiting.length) row.push(waiting.shift());
+      } else if (waiting.length) plan.push({ unit, action: waiting.shift() });
     }
-    return row.concat(waiting);
+    return plan;
+  }
+
+  /**
+   * The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
+   *
+   * Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
+   * F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
+   * is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
+   */
+  function reordered(plans, first, last) {
+    const most = Math.max(...plans.map(peakOf)), numStages = 2 * plans.length;
+    const left = plans.map((plan) => partsOf(plan, first, last));
+    const rows = plans.map(() => []), held = plans.map(() => 0), done = new Set();
+    const isReady = (each) =>
+      needs(each, numStages).every(({ stage, kinds, microbatch }) =>
+        done.has(textOf(action(stage, kinds[kinds.length - 1], microbatch))),
+      );
+
+    function chosen(rank) {
+      let ahead = held[rank], peak = ahead; // when what is passed over runs as planned, and the most until here
+      const tried = new Set();
+      let weight = null;
+      for (const each of left[rank][0] || []) {
+        const { stage, kind } = each;
+        if (!tried.has(stage + kind)) {
+          tried.add(stage + kind); // of these, later microbatches aren't ready earlier
+          if ((kind !== F || peak < most) && isReady(each)) {
+            if (kind !== W) return each;
+            weight = weight || each;
+          }
+        }
+        ahead += change(each);
+        peak = Math.max(peak, ahead);
+      }
+      return weight;
+    }
+
+    while (left.some((parts) => parts.length)) {
+      plans.map((_, rank) => chosen(rank)).forEach((each, rank) => {
+        if (!each) return;
+        const [part] = left[rank];
+        rows[rank].push(each);
+        done.add(textOf(each));
+        held[rank] += change(each);
+        part.splice(part.indexOf(each), 1);
+        if (!part.length) left[rank].shift();
+      });
+    }
+    return rows;
+  }
+
+  /** A plan in parts that are run one after the other, each in any order. */
+  function partsOf(plan, first, last) {
+    const before = [], between = [], after = [];
+    for (const { unit, action } of plan) {
+      if (last < first || unit < first) before.push(action);
+      else if (unit <= last) between.push([action]);
+      else after.push(action);
+    }
+    return [before, ...between, after].filter((part) => part.length);
+  }
+
+  /** By how much a rank holds more activations after an action. It holds them while the W runs, too. */
+  const change = ({ kind }) => (kind === F) - (kind === W);
+
+  function peakOf(plan) {
+    let held = 0;
+    return Math.max(...plan.map(({ action }) => (held += change(action))));
   }
 
   // dualpipe.py
@@ -1017,7 +1107,7 @@ var pplab = (function make() {
     for (let i = 0; i < rest; i++) row.push(backward(far, true), waiting.shift(), forward(far)); // 3
     for (let i = 0; i < M - 2 * reach + depth + 1; i++) {
       // 4, the steady state
-      if (turns && i === 0) row.push(forward(near), backward(far, false)); // nothing to hide behind yet
+      if (turns && i === 0) row.push(forward(near), backward(far, false)); // these two could be a pair; the published row has them apart
       else row.push([forward(near), backward(far, false)]);
       row.push([forward(far), backward(near, false)]);
     }
@@ -1233,7 +1323,8 @@ var pplab = (function make() {
   // ---- builders/__init__.py: the registry --------------------------------------------------------------------------
 
   const ANY = "any number of ranks and microbatches";
-  const ZB = "Qi et al. 2023, arXiv:2401.10241", CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362";
+  const ZB = "Qi et al. 2023, arXiv:2401.10241";
+  const CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism";
   const LOOP_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on";
 
   const SEARCH_RULES = `${ANY}; one stage per rank; seconds for some thousand actions`;
@@ -1285,7 +1376,7 @@ var pplab = (function make() {
     {
       name: "V-Half",
       rows: vHalf,
-      rules: `${ANY}; made for F = I = W, slower when they differ`,
+      rules: `${ANY}; no gap in the steady state where W + 2I >= 2F and W + 2F >= 2I`,
       placement: "V",
       source: CONTROLLABLE,
     },

@@ -79,7 +79,9 @@ var pplabSettings = (() => {
   function scheduleOf(state, name, done) {
     const options = optionsOf(state, name);
     const isSearched = builderOf(name)?.searched && options.numRanks >= 1 && options.numMicrobatches >= 1;
-    return isSearched ? search(name, options, costsOf(state, 1), done) : pplab.build(name, options);
+    if (isSearched) return search(name, options, costsOf(state, 1), done);
+    const stages = builderOf(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
+    return pplab.build(name, { ...options, costs: costsOf(state, stages) });
   }
 
   /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */

@@ -26,7 +26,12 @@ Plan = dict[int, Action]  # what a rank runs in which unit
 Starts = tuple[int, int, int, int]  # the units in which a rank runs the first microbatch's F down, F up, I up, I down
 
 
-@builder("V-Half", rules="any number of ranks and microbatches", placement="V", source=_SOURCE)
+@builder(
+    "V-Half",
+    rules="any number of ranks and microbatches; no gap in the steady state where W + 2I >= 2F and W + 2F >= 2I",
+    placement="V",
+    source=_SOURCE,
+)
 def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None):
     """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F = I = W."""
     P, gap = num_ranks, 3 if num_ranks % 2 == 0 else 0
@@ -97,14 +102,16 @@ def _reordered(plans: list[Plan], steady: range) -> Rows:
         return all(Action(n.stage, n.kinds[-1], n.microbatch) in done for n in needs(action, 2 * len(plans)))
 
     def chosen(rank: int) -> Action | None:
-        weight, ahead = None, held[rank]
-        peak = ahead  # of what is passed over
+        ahead = peak = held[rank]  # when what is passed over runs as planned, and the most until here
+        tried, weight = set(), None
         for action in left[rank][0] if left[rank] else ():
-            allowed = {F: peak < most, I: True, W: weight is None}[action.kind]
-            if allowed and is_ready(action):
-                if action.kind is not W:
-                    return action
-                weight = action
+            stage, kind, _ = action
+            if (stage, kind) not in tried:  # of these, later microbatches aren't ready earlier
+                tried.add((stage, kind))
+                if (kind is not F or peak < most) and is_ready(action):
+                    if kind is not W:
+                        return action
+                    weight = weight or action
             ahead += _change(action)
             peak = max(peak, ahead)
         return weight
