@@ -112,11 +112,6 @@ class Stage:
         One gradient for every floating-point tensor that crosses. `gradients` are those of the
         stage's outputs; the last stage starts from its loss instead.
         """
-        if self.deferred:
-            self.deferred.pending = None
-        return self._backward(microbatch, gradients)
-
-    def _backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         held = self.held.pop(microbatch)
         if held.roots:
             if self.is_last:
@@ -132,7 +127,10 @@ class Stage:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
         self.due[microbatch] = self.deferred.pending = []
         self.deferred.meter = meter
-        return self._backward(microbatch, gradients)
+        try:
+            return self.backward(microbatch, gradients)
+        finally:
+            self.deferred.pending = None
 
     def backward_weight(self, microbatch: int) -> None:
         """Add the weights' gradients that `backward_input` left."""
