@@ -37,6 +37,7 @@ def size(data: dict) -> tuple[int, int]:
 def test_a_timeline_shows_itself_in_every_form():
     from matplotlib import pyplot as plt
 
+    plt.close("all")  # what other tests have left
     t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))
     data, metadata = t._repr_mimebundle_()
     assert not plt.get_fignums(), "the notebook would show the figure twice"

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 import time
+from math import inf
 
 import numpy as np
 import pytest
@@ -175,14 +176,14 @@ def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
     layers = [nn.Linear(1024, 1024, bias=False) for _ in range(4)]
     workload = modules.Modules(layers, modules.batch(4, 1024), nn.functional.mse_loss)
     s = pp.build("LoopedBFS", num_ranks=2, num_microbatches=2)
-    exposed = {}
+    exposed = {"end": inf, "drain": inf}
     with Pool(4, device="cpu", threads=1, timeout_s=60) as pool:
-        for reduction in ("end", "drain"):
+        for reduction in ("end", "drain") * 3:  # in turns: the machine may be busy for a while
             pace = pp.Costs(15, 15, 15, unit="ms")
             run = pool.train(s, workload, steps=5, pace=pace, replicas=2, reduction=reduction)
             spans = [t.others for t in run.timelines]
             waits = [max(x.end - x.start for x in others if isinstance(x.action, str)) for others in spans]
-            exposed[reduction] = min(waits)
+            exposed[reduction] = min(exposed[reduction], *waits)
     assert exposed["drain"] < 0.8 * exposed["end"], exposed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def launch(program: str, *rendezvous: str) -> None:
     nodes = []
     for node in range(2):
         options = "--nnodes 2 --nproc-per-node 1 " + rendezvous[min(node, len(rendezvous) - 1)].format(port=port)
-        command = [sys.executable, "-m", "torch.distributed.run", *options.split(), *program.split()]
+        command = [sys.executable, "-m", "torch.distributed.run", *options.split(), *shlex.split(program)]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         nodes.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **output))
     try:
@@ -51,7 +52,8 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
     """A step is as long, its bubble as large, and nothing arrives earlier than the said error before it was made."""
     out = tmp_path / "runs.json"
     address = "--master-addr 127.0.0.1 --master-port {port} --node-rank"
-    launch(f"{Path(__file__).with_name('two_hosts.py')} {out}", f"{address} 0", f"{address} 1")
+    program = shlex.join([str(Path(__file__).with_name("two_hosts.py")), str(out)])
+    launch(program, f"{address} 0", f"{address} 1")
     runs = json.loads(out.read_text())
     predicted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(20, 20, 20))
     for run in runs.values():
