@@ -100,7 +100,7 @@ def train_here(
             device=str(place),
             transport=transport,
             notes=paced_notes(devices, notes(devices, cores), job.pace_s is not None),
-            several_hosts=several_hosts(),
+            several_hosts=context.several_hosts,
         )
     finally:
         dist.destroy_process_group()
