@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 import pplab as pp
-from pplab import models
+from pplab import lab, models
+from pplab.lab.against_torch import HEADINGS, versus
+from pplab.lab.probe import multiply_times
+from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Batch, Modules, Pool
-from pplab.runtime.probe import multiply_times
 from pplab.runtime.report import versions
 from pplab.runtime.stage import Stage
-from pplab.runtime.torch_engine import CLASSES
-from pplab.runtime.versus import HEADINGS, versus
 
 
 def transformer(num_stages: int) -> object:
@@ -110,7 +110,7 @@ def sweeps() -> list[dict]:
             swept, single = [], []
             for _ in range(3):
                 start = time.perf_counter()
-                result = pp.sweep(schedule, settings)
+                result = lab.sweep(schedule, settings)
                 middle = time.perf_counter()
                 for k in range(10):
                     assert pp.simulate(schedule, settings[k]).makespan == result.makespan[k]

@@ -24,7 +24,7 @@ import torch
 from gpu_parts import PARTS
 from gpu_setting import ROOT, SIZES, Part, Setting
 
-from pplab import results
+from pplab.lab import results
 
 
 def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:

@@ -11,7 +11,7 @@ import subprocess
 import torch
 import torch.distributed as dist
 
-from pplab.runtime.mps import CONTROL
+from pplab.lab.mps import CONTROL
 from pplab.runtime.report import versions
 
 SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # from, and to where there is an end

@@ -18,11 +18,11 @@ import torch
 from gpu_setting import ROOT, Part, Setting, Size
 
 import pplab as pp
-from pplab import models
+from pplab import lab, models
+from pplab.lab.against_torch import HEADINGS, versus
+from pplab.lab.probe import multiply_times
+from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Pool
-from pplab.runtime.probe import multiply_times
-from pplab.runtime.torch_engine import CLASSES
-from pplab.runtime.versus import HEADINGS, versus
 
 _TESTS_TIMEOUT_S = 3600
 
@@ -40,7 +40,7 @@ def run_tests(setting: Setting, part: Part) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         # Only the files that have such tests: others may import what a machine with a GPU lacks.
-        marked = sorted(path for path in ROOT.glob("tests/test_*.py") if "mark.gpu" in path.read_text())
+        marked = sorted(path for path in ROOT.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text())
         files = [f"tests/{path.name}" for path in marked]
         command = ["-m", "pytest", *files, "-m", "gpu", "-q", "-p", "no:cacheprovider", *setting.size.tests]
         part.more["command"] = f"PPLAB_TEST_DEVICE={setting.device} python {' '.join(command)}"
@@ -127,7 +127,7 @@ def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, **op
     if run.engine == "pplab":
         predicted = pp.simulate(schedule, run.costs)
         row["predicted"] = {"makespan_ms": predicted.makespan, "bubble_fraction": predicted.bubble_fraction}
-        row["where"] = pp.where(run.timeline).mean
+        row["where"] = lab.where(run.timeline).mean
     return row
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pplab as pp
+from pplab.lab.mps import choose_share
 from pplab.runtime import Pool
-from pplab.runtime.mps import choose_share
 
 ROOT = Path(__file__).parents[1]
 

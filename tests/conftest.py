@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 import pplab
+import pplab.lab
 from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
@@ -189,7 +190,7 @@ def assert_solutions(notebook: str, exercise: ModuleType, count: int) -> None:
     assert len(codes) == count
     for code in codes:
         *statements, last = ast.parse(code).body
-        names = {"pp": pplab, "exercise": exercise}
+        names = {"pp": pplab, "lab": pplab.lab, "exercise": exercise}
         exec(compile(ast.Module(statements, []), "solution", "exec"), names)
         assert eval(compile(ast.Expression(last.value), "solution", "eval"), names).right is True, code
 

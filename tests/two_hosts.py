@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 
 import modules  # noqa: E402
 import pplab as pp  # noqa: E402
-from pplab.runtime.torchrun import train_here  # noqa: E402
+from pplab.lab.torchrun import train_here  # noqa: E402
 
 
 def main(path: str) -> None:

@@ -153,7 +153,7 @@ def encode(state: dict[str, object]) -> str:
 
 def timelines(state: dict[str, object]) -> list:
     """What the explorer shows for a state, by pplab. ValueError says which setting can't be."""
-    from pplab.notebook import explored
+    from pplab.course.notebook import explored
 
     return explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
 
@@ -165,7 +165,7 @@ def _picture(state: dict[str, object]) -> str:
     from matplotlib import pyplot as plt
 
     import pplab as pp
-    from pplab.plot import figure_html
+    from pplab.figures import figure_html
 
     shown = timelines(state)
     if len(shown) > 1:

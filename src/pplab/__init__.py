@@ -6,35 +6,27 @@ What is imported here is pure Python; torch and matplotlib load only where they 
 from importlib import import_module as _import_module
 
 from .actions import Action, Kind, Overlap, parse
-from .builders import build
+from .builders import build, register
 from .costs import Costs, Link, Memory
 from .errors import ScheduleError
-from .lower import lower
+from .lowering import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
-from .partition import partition
-from .queues import simulate_lowered
-from .replicate import replicate
 from .schedule import Schedule
-from .simulate import simulate
-from .sweep import sweep
+from .simulator import simulate
 from .timeline import Span, Timeline
-from .validate import validate
-from .where import calibrate, calibrating, where
+from .validity import validate
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("gantt", "memory", "compare", "waterfall", "stacked"), "plot")
-_LAZY["messages"] = "plot_messages"
+_LAZY = dict.fromkeys(("gantt", "memory", "compare"), "plot")
 _LAZY_MODULES = (
     "builders",
     "data",
     "formulas",
-    "layout",
+    "lab",
     "metrics",
     "models",
     "plot",
-    "profiles",
-    "results",
     "runtime",
 )
 

@@ -14,12 +14,12 @@ from . import builders
 from .actions import Kind
 from .costs import Costs, Link, Memory
 from .errors import positive_int
+from .lab.attribution import Where, calibrate, calibrating, where
 from .metrics import summary
 from .schedule import Schedule
-from .simulate import simulate
+from .simulator import simulate
 from .timeline import Timeline
-from .validate import validate
-from .where import Where, calibrate, calibrating, where
+from .validity import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,9 +91,9 @@ def _train(options: argparse.Namespace) -> int:
     import torch
 
     from . import models
+    from .lab.torchrun import is_torchrun, train_here
     from .runtime import Pool
     from .runtime.checks import check_job
-    from .runtime.torchrun import is_torchrun, train_here
 
     if options.explain and options.engine == "torch":
         raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
@@ -203,9 +203,9 @@ def _is_split(schedule: Schedule) -> bool:
 
 def _bench(options: argparse.Namespace) -> None:
     from . import models
+    from .lab.against_torch import HEADINGS, versus
     from .runtime import Pool
     from .runtime.checks import check_job
-    from .runtime.versus import HEADINGS, versus
 
     schedule = _schedule(options)
     workload = models.workload(options.model, batch_size=options.batch_size, source=options.source)

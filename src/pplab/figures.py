@@ -8,11 +8,11 @@ Inkscape for a PDF. Everybody else takes the picture, which is on white, and who
 from __future__ import annotations
 
 import base64
+import html
 import io
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from .plot import alternative_text, figure_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,3 +53,36 @@ def figure_picture(figure: Figure) -> Image:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=96 * _SHARPNESS, facecolor="white", bbox_inches="tight")
     return Image.open(file).convert("RGB")
+
+
+def figure_html(figure: Figure) -> str:
+    """The figure as inline SVG whose text takes the page's colour, with alternative text, wide figures scrolling."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "pplab", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = svg.replace("#000000", "currentColor")
+    alt = html.escape(alternative_text(figure), quote=True)
+    width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+    opening = (
+        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
+        f'style="width:100%;min-width:{min(width, 480):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
+    )
+    return f'<div class="pplab-figure" style="overflow-x:auto">{re.sub("<svg[^>]*>", opening, svg, count=1)}</div>'
+
+
+def alternative_text(figure: Figure) -> str:
+    """What the figure's axes say of themselves: their label where a drawing set one, else title and axis names."""
+    said = []
+    for ax in figure.axes:
+        label = ax.get_label()
+        if not label or label.startswith("<"):
+            axes = " against ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
+            label = ": ".join(filter(None, (ax.get_title() or ax.get_title(loc="left"), axes)))
+        said.append(label)
+    return ". ".join(filter(None, said))

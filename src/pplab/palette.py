@@ -1,7 +1,7 @@
 """One colour table for every drawing. In a chart of a schedule, kind is colour and number is microbatch.
 
 All colours of a drawing stay apart for protanopia, deuteranopia and tritanopia, those of actions in greyscale too:
-tests/test_palette.py measures the distances.
+tests/pages/test_palette.py measures the distances.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a schedule builder is, and what it says of itself."""
+"""What a schedule builder is, what it says of itself, and which there are."""
 
 from __future__ import annotations
 
@@ -61,8 +61,61 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def builder(
-    name: str, *, rules: str, source: str, placement: str = "one stage per rank", aliases: tuple[str, ...] = ()
+ALL: list[Builder] = []  # of the package, in the order of the imports in `builders/__init__.py`
+
+
+def find(name: str) -> Builder:
+    """The builder of that name, whatever its case; ValueError with the nearest names when there is none."""
+    for builder in ALL:
+        if str(name).lower() in (known.lower() for known in (builder.name, *builder.aliases)):
+            return builder
+    raise unknown("schedule", name, [builder.name for builder in ALL])
+
+
+def build(name: str, *, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
+    """Build the schedule `name` for `num_ranks` ranks and `num_microbatches` microbatches.
+
+    `pplab schedules` lists the names with their options and rules. Raises ValueError that names what was given and
+    what was expected.
+
+    >>> print(build("1F1B", num_ranks=2, num_microbatches=3))
+    1F1B: 2 ranks, 2 stages, 3 microbatches, 12 actions
+    rank 0  0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1  1F0 1B0 1F1 1B1 1F2 1B2
+    """
+    return find(name)(num_ranks, num_microbatches, **options)
+
+
+def register(
+    name: str,
+    *,
+    rules: str = "not said",
+    source: str = "this session",
+    placement: str = "one stage per rank",
+    aliases: tuple[str, ...] = (),
 ) -> Callable[[Callable], Builder]:
-    """Decorate a function that returns rows, so that it joins the registry with one line in `builders/__init__.py`."""
-    return lambda rows: Builder(name, rows, rules, source, placement, aliases)
+    """Decorate a function of (num_ranks, num_microbatches, *, options), so that `build` knows its schedule by name.
+
+    It returns a row per rank, of actions or their text form. In a notebook the name is known for as long as the session
+    lasts, and registering it again replaces it. ValueError for a name that one of the package's own schedules has.
+
+    >>> @register("all forward")
+    ... def all_forward(num_ranks, num_microbatches):
+    ...     order = range(num_microbatches)
+    ...     return [[f"{r}F{m}" for m in order] + [f"{r}B{m}" for m in order] for r in range(num_ranks)]
+    >>> print(build("all forward", num_ranks=1, num_microbatches=2))
+    all forward: 1 rank, 1 stage, 2 microbatches, 4 actions
+    rank 0  0F0 0F1 0B0 0B1
+    """
+
+    def add(rows: Callable) -> Builder:
+        made = Builder(name, rows, rules, source, placement, aliases)
+        names = {known.lower() for known in (name, *aliases)}
+        for known in [known for known in ALL if names & {n.lower() for n in (known.name, *known.aliases)}]:
+            if known.rows.__module__.startswith(f"{__package__}.") and known.rows.__module__ != rows.__module__:
+                raise ValueError(f"{name!r} is a schedule of pplab's own: register yours under another name")
+            ALL.remove(known)
+        ALL.append(made)
+        return made
+
+    return add

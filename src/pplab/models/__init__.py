@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ..errors import unknown
-from .distilbert import DistilBert, distilbert
-from .gpt import GPT, GPTConfig, LanguageModel, gpt
-from .profile import LayerProfile, profile
-from .split import layer_ranges, split
+from ._distilbert import DistilBert, distilbert
+from ._gpt import GPT, GPTConfig, LanguageModel, gpt
+from ._split import layer_ranges, split
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
 
@@ -23,11 +22,9 @@ __all__ = [
     "DistilBert",
     "GPTConfig",
     "LanguageModel",
-    "LayerProfile",
     "distilbert",
     "gpt",
     "layer_ranges",
-    "profile",
     "split",
     "workload",
 ]

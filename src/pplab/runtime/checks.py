@@ -14,14 +14,14 @@ from torch import nn
 from ..actions import Kind, parts
 from ..costs import Costs, Link
 from ..errors import positive_int, unknown
-from ..replicate import replicate
+from ..lab.checkpoint import Checkpoint, Resumed, check_place
+from ..lab.replicas import replicate
+from ..lab.torch_engine import train_torch
 from ..schedule import Schedule
-from ..validate import validate
-from .checkpoint import Checkpoint, Resumed, check_place
+from ..validity import validate
 from .job import Job, train
 from .reduction import REDUCTIONS
 from .shared import PacedLink
-from .torch_engine import train_torch
 from .workload import Workload, check_divides, tied_weights
 
 ENGINES = {"pplab": train, "torch": train_torch}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..actions import COMPUTE, INPUT_GRADIENT, RECV_B, RECV_F, Action, Kind, Overlap, W, parts
 from ..deps import incoming, outgoing
+from ..lab.profiling import NoSpans
 from .comm import Comm
-from .recording import NoSpans
 from .stage import Stage
 from .trace import Meter, Recorder, paced, settle
 from .workload import Batch

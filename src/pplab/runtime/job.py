@@ -15,14 +15,14 @@ from torch import nn
 
 from ..actions import I, Kind, parts
 from ..deps import outgoing
-from ..lower import lower
-from ..profiles import RankProfile
+from ..lab.checkpoint import Checkpoint, Saved, collect, names_in_whole
+from ..lab.clip import clip_gradients, own_parameters, own_stages
+from ..lab.profiles import RankProfile
+from ..lab.profiling import NoSpans, Recording
+from ..lowering import lower
 from ..schedule import Schedule
-from .checkpoint import Checkpoint, Saved, collect, names_in_whole
-from .clip import clip_gradients, own_parameters, own_stages
 from .comm import Comm, size_of
 from .executor import Executor
-from .recording import NoSpans, Recording
 from .reduction import Reducer
 from .shared import PacedLink, Pipes, SharedComm
 from .stage import Stage, autocast

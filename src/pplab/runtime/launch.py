@@ -22,13 +22,13 @@ from ..actions import parts
 from ..costs import Costs
 from ..deps import incoming
 from ..errors import positive_int, unknown
-from ..lower import LoweredRow, lower
+from ..lab.checkpoint import write
+from ..lab.mps import Mps, choose_share
+from ..lowering import LoweredRow, lower
 from ..schedule import Schedule
-from .checkpoint import write
 from .checks import ENGINES, check_job, check_transport
 from .devices import choose_transport, mps_notes, notes, paced_notes
 from .job import Job, RankReport, train_whole
-from .mps import Mps, choose_share
 from .rank import FIELDS, PHASES, Failure, Settings, pack, rank_main, unpack
 from .report import Reference, Run, make_run, report_gradients
 from .workload import Workload, check_divides
@@ -62,7 +62,7 @@ class Pool:
     `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
     rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
     an error. `share` says how ranks share a GPU: "turns", or "mps" (NVIDIA's MPS, started and ended with the ranks:
-    kernels of all ranks run side by side, each rank's on its part of the multiprocessors; see `pplab.runtime.mps`).
+    kernels of all ranks run side by side, each rank's on its part of the multiprocessors; see `pplab.lab.mps`).
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
     end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
@@ -123,7 +123,7 @@ class Pool:
         `engine="torch"` runs the same stages with PyTorch's own runtime, to compare; its pace can't delay messages.
         `profile` is a folder: every rank records its measured steps there with `torch.profiler` (rank0.json.gz and so
         on), and the Run's `profile` sums them up. Recording slows every operation.
-        `replicas` runs `pplab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several
+        `replicas` runs `lab.replicate(schedule, replicas)`: data parallelism. The gradients of weights that several
         ranks keep are added up once a rank has run its row (`reduction="end"`), or stage by stage as soon as it has run
         a stage's last backward (`"drain"`).
         `recompute` names the stages that keep only what they receive and run their forward again in the backward; all,

@@ -15,7 +15,7 @@ import torch
 
 from ..actions import B, F, I, Kind, Overlap, W
 from ..costs import Costs, Memory
-from ..profiles import Profile
+from ..lab.profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .job import Job, RankReport, WholeReport

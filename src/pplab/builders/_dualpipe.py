@@ -1,0 +1,92 @@
+"""DualPipe, which feeds the pipeline from both ends, and DualPipeV, which cuts it in half."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..actions import Action, B, F, I, Overlap, W
+from ._v_shape import Local
+from .registry import register
+
+
+@register(
+    "DualPipe",
+    rules="an even number of ranks P; an even number of microbatches, at least 2P: each end gets half of them",
+    placement="bidirectional",
+    source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
+)
+def dualpipe(num_ranks: int, num_microbatches: int):
+    """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at rank 0, the rest
+    at rank P-1, and a forward of one direction overlaps a backward of the other.
+
+    torch has no such placement: its CSV reader takes a stage on one rank only.
+    """
+    P, M = num_ranks, num_microbatches
+    if P % 2:
+        raise ValueError(f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image")
+    if M % 2 or M < 2 * P:
+        raise ValueError(
+            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, got {M}"
+        )
+    rows = []
+    for rank in range(P):
+        mirror = P - 1 - rank
+        near, far = Local(rank), Local(mirror, first_microbatch=M // 2)
+        if rank > mirror:
+            near, far = far, near
+        rows.append(dualpipe_row(near, far, min(rank, mirror), P // 2, M // 2, turns=abs(rank - mirror) == 1))
+    return rows
+
+
+@register(
+    "DualPipeV",
+    rules="at least 2P microbatches: fewer don't fill the V",
+    placement="V",
+    source="Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
+)
+def dualpipe_v(num_ranks: int, num_microbatches: int):
+    """DualPipe folded in the middle: stages r and 2P-1-r on rank r, one copy of the parameters, the same overlap."""
+    P, M = num_ranks, num_microbatches
+    if M < 2 * P:
+        raise ValueError(f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}")
+    return [dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M, turns=rank == P - 1) for rank in range(P)]
+
+
+def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int, turns: bool) -> list[Action | Overlap]:
+    """The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters.
+
+    `reach` ranks lie between there and where the streams meet; `turns`: this rank is the last of them.
+    """
+    rest = reach - depth - 1
+    row: list[Action | Overlap] = [near(F) for _ in range(2 * rest)]  # 1
+    for _ in range(depth + 1):  # 2
+        row += [near(F), far(F)]
+    waiting: deque[Action] = deque()  # weight gradients put off
+
+    def backward(stage: Local, split: bool) -> Action:
+        if not split:
+            return stage(B)
+        action = stage(I)
+        waiting.append(stage(W))
+        return action
+
+    for _ in range(rest):  # 3
+        row += [backward(far, split=True), waiting.popleft(), far(F)]
+    for i in range(M - 2 * reach + depth + 1):  # 4, the steady state
+        if turns and i == 0:  # these two could be a pair; the published row has them apart
+            row += [near(F), far(B)]
+        else:
+            row.append(Overlap(near(F), far(B)))
+        row.append(Overlap(far(F), near(B)))
+    for _ in range(rest):  # 5
+        row += [far(B), Overlap(far(F), near(B))]
+    split = False
+    for i in range(depth + 1):  # 6
+        half = i == (depth + 1) // 2
+        split = split or (half and depth % 2 == 1)
+        row.append(backward(far, split))
+        split = split or half
+        row.append(backward(near, split))
+    for _ in range(rest):  # 7
+        row += [waiting.popleft(), backward(near, split)]
+    return row + list(waiting)  # 8

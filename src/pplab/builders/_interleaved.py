@@ -1,0 +1,105 @@
+"""Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B, its zero-bubble form, looped BFS."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from ..actions import Action, B, F, Kind, actions
+from ..errors import positive_int
+from ..schedule import Schedule
+from ..validity import stuck_at
+from ._weave import phases, split_backwards
+from .registry import register
+
+_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on"
+
+
+@register(
+    "Interleaved1F1B",
+    rules=_RULES,
+    placement="loop",
+    source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
+    aliases=("interleaved",),
+)
+def interleaved(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None):
+    """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage, then its second.
+
+    By default there are as many groups as P fits into M, as even as possible, larger ones first; when they are all
+    equal, they are torch's (which refuses other M). `group_size` sets a size; the last group then has the rest.
+    """
+    return looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=2)
+
+
+@register(
+    "InterleavedZeroBubble",
+    rules=_RULES,
+    placement="loop",
+    source="torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
+)
+def interleaved_zero_bubble(
+    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
+):
+    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r microbatches."""
+    rows = looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
+    return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
+
+
+@register(
+    "LoopedBFS",
+    rules="any number of ranks, microbatches and stages per rank",
+    placement="loop",
+    source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
+)
+def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2):
+    """Breadth first: all microbatches through a rank's first stage, then its second; then the backwards, last first.
+
+    GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
+    """
+    order, rows = range(num_microbatches), []
+    for rank in range(num_ranks):
+        stages = _stages(rank, num_ranks, stages_per_rank)
+        forwards = [a for stage in stages for a in actions(stage, F, order)]
+        rows.append(forwards + [a for stage in reversed(stages) for a in actions(stage, B, order[::-1])])
+    return rows
+
+
+def looped_rows(
+    P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
+) -> list[list[Action]]:
+    groups = _groups(P, M, group_size)
+    rows = []
+    for rank in range(P):
+        stages = _stages(rank, P, stages_per_rank)
+        warmup = min((len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M)
+        rows.append(phases(in_groups(stages, F, groups), in_groups(stages[::-1], B, groups), warmup))
+    if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
+        raise ValueError(
+            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, and rank 0 would wait "
+            f"for itself: take a size that divides {M}, or leave it out"
+        )
+    return rows
+
+
+def _stages(rank: int, num_ranks: int, stages_per_rank: int) -> range:
+    """The stages of a rank, first to last."""
+    return range(rank, num_ranks * positive_int("stages_per_rank", stages_per_rank), num_ranks)
+
+
+def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> list[range]:
+    """The microbatches in groups that go through a rank's stages together. The first is the largest: warm-ups fit."""
+    everything = range(num_microbatches)
+    if group_size is None:
+        count = max(1, num_microbatches // num_ranks)
+        each, rest = divmod(num_microbatches, count)
+        bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
+        return [everything[first:end] for first, end in pairwise(bounds)]
+    if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
+        raise ValueError(
+            f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches than ranks don't fill "
+            "the loop, and rank 0 would wait for itself"
+        )
+    return [everything[first : first + group_size] for first in everything[::group_size]]
+
+
+def in_groups(stages: range, kind: Kind, groups: list[range]) -> list[Action]:
+    return [a for group in groups for stage in stages for a in actions(stage, kind, group)]

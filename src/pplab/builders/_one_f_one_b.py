@@ -1,0 +1,44 @@
+"""1F1B and its eager form: a forward is admitted when a backward has paid for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..actions import Action, B, F, actions
+from ..errors import positive_int
+from ._weave import phases
+from .registry import register
+
+
+@register(
+    "1F1B",
+    rules="any number of ranks and microbatches",
+    source="PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
+)
+def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None):
+    """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the backwards left over.
+
+    `in_flight[s]` sets another cap: the forwards that rank s runs before its first backward, P-s by default. All M on
+    every rank is GPipe's order.
+    """
+    caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
+    if len(caps) != num_ranks:
+        raise ValueError(f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank")
+    caps = [positive_int(f"in_flight[{rank}]", cap) for rank, cap in enumerate(caps)]
+    return [capped_row(rank, cap, num_microbatches) for rank, cap in enumerate(caps)]
+
+
+@register(
+    "eager-1F1B",
+    rules="any number of ranks and microbatches",
+    source="Zhuang et al. 2023, arXiv:2211.05322",
+)
+def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
+    """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
+    return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
+
+
+def capped_row(rank: int, cap: int, num_microbatches: int) -> list[Action]:
+    """The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards."""
+    order = range(num_microbatches)
+    return phases(actions(rank, F, order), actions(rank, B, order), min(cap, num_microbatches) - 1)

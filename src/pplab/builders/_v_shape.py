@@ -1,0 +1,66 @@
+"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a rank. ZB-V."""
+
+from __future__ import annotations
+
+from ..actions import Action, B, F, I, Kind, W
+from .registry import register
+
+
+class Local:
+    """One stage as its rank sees it: how much of each kind it has been given, and what comes next."""
+
+    def __init__(self, stage: int, first_microbatch: int = 0):
+        self.stage, self.first_microbatch = stage, first_microbatch
+        self.given = dict.fromkeys((F, I, W), 0)
+
+    def __call__(self, kind: Kind) -> Action:
+        """The next action of that kind. A full backward counts as I and W."""
+        given = self.given
+        if kind is B:
+            microbatch = given[I]
+            given[I] = given[W] = microbatch + 1
+        else:
+            microbatch = given[kind]
+            given[kind] = microbatch + 1
+        return Action(self.stage, kind, self.first_microbatch + microbatch)
+
+    @property
+    def weights_due(self) -> int:
+        """How many weight gradients wait to be computed."""
+        return self.given[I] - self.given[W]
+
+
+@register(
+    "ZBVZeroBubble",
+    rules="any number of ranks and microbatches; pays off from M = 2P-1 on",
+    placement="V",
+    source="Qi et al. 2023, arXiv:2401.10241; torch's ScheduleZBVZeroBubble",
+    aliases=("ZB-V", "ZBV"),
+)
+def zb_v(num_ranks: int, num_microbatches: int):
+    """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no bubble in any span.
+
+    Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
+    """
+    P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
+
+
+def _row(rank: int, P: int, M: int) -> list[Action]:
+    down, up = Local(rank), Local(2 * P - 1 - rank)
+    row = [down(F) for _ in range(2 * (P - rank) - 1)]  # the V fills, down and back up
+    for _ in range(rank):
+        row += [up(F), down(F)]
+    for _ in range(P - rank):
+        row += [up(F), up(I), up(W)]
+    while up.given[F] < M:  # steady state
+        if down.given[F] < M:
+            row.append(down(F))
+        row += [down(I), down(W), up(F), up(I), up(W)]
+    for _ in range(rank):  # the V empties: weight gradients can wait
+        row += [down(I), up(I)]
+    for _ in range(P - rank):
+        row += [down(I), down(W)]
+    for stage in (up, down):
+        row += [stage(W) for _ in range(stage.weights_due)]
+    return row

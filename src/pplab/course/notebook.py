@@ -1,0 +1,153 @@
+"""What the notebooks show beside figures: `%load_ext pplab.notebook`, sources of functions, and views with settings.
+
+With the extension, matplotlib's figures are kept as `pplab.figures` says: for the book's page in its own text colour,
+for other viewers as pictures, and for readers who don't see them in words.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .. import builders
+from ..costs import Costs
+from ..simulator import simulate
+from ..timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..figures import Bundle
+
+
+def load_ipython_extension(shell) -> None:
+    """Show matplotlib figures by `pplab.figures.figure_bundle`."""
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib_inline.config import InlineBackend
+
+    from ..figures import figure_bundle
+    from ..plot import AxesColumn
+
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
+    shell.run_line_magic("matplotlib", "inline")
+    plt.close("all")
+    InlineBackend.instance(parent=shell).figure_formats = set()
+    shell.display_formatter.mimebundle_formatter.for_type(Figure, figure_bundle)
+    for kind in (Axes, AxesColumn):  # a cell that ends with a drawing shows the drawing, not also its Axes
+        shell.display_formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
+
+
+class Source:
+    """A function's or class's own source, which a notebook shows as code."""
+
+    def __init__(self, thing: Callable | type):
+        self.text = textwrap.dedent(inspect.getsource(thing)).rstrip()
+
+    def _repr_markdown_(self) -> str:
+        return f"```python\n{self.text}\n```"
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Slider:
+    """Figures behind a slider on the book's page: one for every value of `name`, the first one shown until it is moved.
+
+    Works there without a kernel, from the keyboard, and without scripts shows the first figure. Other viewers show all
+    figures, one above the other.
+    """
+
+    def __init__(self, name: str, figures: Mapping[object, Axes]):
+        from matplotlib import pyplot as plt
+
+        from ..figures import alternative_text, figure_html, figure_picture
+
+        self.name, self.values = name, list(figures)
+        self._frames, self._pictures, self._said = [], [], []
+        for value, ax in figures.items():
+            self._frames.append(figure_html(ax.figure))
+            self._said.append(f"{name} {value}: {alternative_text(ax.figure)}")
+            slides = "" if self._pictures else " (on the book's page, a slider moves it)"
+            ax.figure.text(0.01, 1, f"{name}: {value}{slides}", va="bottom", fontsize=10)
+            self._pictures.append(figure_picture(ax.figure))
+            plt.close(ax.figure)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
+        from ..figures import bundle
+
+        return bundle(self._page(), self._pictures, "\n".join(self._said))
+
+    def _page(self) -> str:
+        frames = "".join(
+            f'<div class="pplab-frame"{" hidden" if number else ""}>{frame}</div>'
+            for number, frame in enumerate(self._frames)
+        )
+        values = html.escape(",".join(map(str, self.values)), quote=True)
+        move = (
+            "const p=this.closest('.pplab-slider'),v=this.dataset.values.split(',')[this.value];"
+            "p.querySelectorAll('.pplab-frame').forEach((f,i)=>{f.hidden=i!=this.value});"
+            "p.querySelector('output').textContent=v;this.setAttribute('aria-valuetext',v)"
+        )
+        return (
+            f'<div class="pplab-slider"><label style="display:flex;gap:.8em;align-items:center;max-width:34em">'
+            f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" '
+            f'max="{len(self.values) - 1}" step="1" value="0" data-values="{values}" '
+            f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move, quote=True)}">'
+            f'<output style="min-width:2em">{self.values[0]}</output></label>{frames}</div>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
+
+
+def explore(schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings) -> Axes:
+    """Draw one schedule, or two to compare, for settings to play with: what the book's page has an explorer for.
+
+    `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
+    """
+    from ..plot import compare as compared
+    from ..plot import gantt
+
+    shown = explored(schedule, compare, **settings)
+    if len(shown) > 1:
+        return compared(shown, path=path)
+    return gantt(shown[0], until=max(until, shown[0].makespan), path=path)
+
+
+def explored(
+    schedule: str = "1F1B",
+    compare: str = "",
+    *,
+    ranks: int = 4,
+    microbatches: int = 8,
+    stages_per_rank: int = 2,
+    forward: float = 1,
+    backward_input: float = 1,
+    backward_weight: float = 1,
+    latency: float = 0,
+    overlap: str = "sum",
+    pair: float = 0,
+    per: str = "rank",
+) -> list[Timeline]:
+    """The timelines of the schedules named, simulated.
+
+    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
+    `per` says; a forward and a backward at once take `pair`, or what `overlap` says. ValueError says what can't be.
+    """
+    slices = microbatches if per == "batch" else 1
+    durations = (duration / slices for duration in (forward, backward_input, backward_weight))
+    costs = Costs(*durations, latency=latency, overlap=pair / slices if pair else overlap)
+    found = []
+    for name in filter(None, (schedule, compare)):
+        builder = builders.find(name)
+        options = {"stages_per_rank": stages_per_rank, "costs": costs}
+        built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
+        finer = 1 if per == "stage" else built.num_stages // built.num_ranks
+        found.append(simulate(built, costs.finer(finer)))
+    return found

@@ -1,0 +1,249 @@
+"""Checkpoints by the names of layers: what one number of ranks saved, another number can go on with.
+
+A checkpoint is one safetensors file: every weight under the name that it has in the whole model, every tensor of the
+optimizer under the name of its weight. It says nothing of stages and ranks. It doesn't hold the state of random
+numbers, nor the optimizer's settings: those come from the function that makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..runtime.workload import Batch, Workload, tied_weights
+
+_VERSION = 1
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+Parts = dict[str, Tensor]  # by key in the file
+
+
+class CheckpointError(ValueError):
+    """A file that isn't a checkpoint, is damaged, or is one of another model or optimizer."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds; the tensors are read when they are asked for."""
+
+    path: str
+    step: int  # steps done: the next batch is that of this number
+    model: str  # the workload in words
+    optimizer: str | None  # the class of the optimizer whose state is here
+    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  # of the weights, by name
+    checksums: Mapping[str, int] = field(repr=False)  # by key in the file
+
+    @classmethod
+    def open(cls, path: str | os.PathLike) -> Checkpoint:
+        """Read what a file holds, without its tensors.
+
+        Raises FileNotFoundError when there is none and CheckpointError when it isn't a checkpoint, or not all of one.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        path = str(Path(path).resolve())
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"there is no checkpoint {path}: save one with Pool.train(..., save=...)")
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {})["pplab"])
+                keys = set(file.keys())
+                names = [key for key in keys if key.startswith(_MODEL)]
+                shapes = {key.removeprefix(_MODEL): tuple(file.get_slice(key).get_shape()) for key in names}
+            found = cls(path, about["step"], about["model"], about["optimizer"], shapes, about["checksums"])
+            if about["version"] != _VERSION or found.checksums.keys() != keys:
+                raise ValueError(f"version {about['version']} with {len(keys)} of {len(found.checksums)} tensors")
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): take an older one"
+            ) from error
+        return found
+
+    def read(self, keys: Iterable[str]) -> Parts:
+        """Tensors by their keys in the file. Raises CheckpointError when one isn't what was written."""
+        from safetensors import SafetensorError, safe_open
+
+        found = {}
+        try:
+            with safe_open(self.path, "pt") as file:
+                for key in keys:
+                    found[key] = file.get_tensor(key)
+                    if _checksum(found[key]) != self.checksums[key]:
+                        raise CheckpointError(
+                            f"{self.path} is damaged: {key} isn't what was written: take an older checkpoint"
+                        )
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.path} can't be read any more ({error}): keep it until the run is up"
+            ) from error
+        return found
+
+    def check_fits(self, workload: Workload) -> None:
+        """Raise CheckpointError unless the weights have the names and shapes of the workload's model."""
+        expected = {name: tuple(t.shape) for name, t in workload.build_whole().state_dict().items()}
+        if expected == self.shapes:
+            return
+        both = expected.keys() & self.shapes.keys()
+        wrong = {
+            "missing": sorted(expected.keys() - both),
+            "unknown": sorted(self.shapes.keys() - both),
+            "of another shape": sorted(name for name in both if expected[name] != self.shapes[name]),
+        }
+        said = "; ".join(f"{what} {', '.join(names[:3])}" for what, names in wrong.items() if names)
+        raise CheckpointError(
+            f"{self.path} is a checkpoint of another model, {self.model}, and this is {workload.name} ({said}): "
+            "resume with the model that it was saved with"
+        )
+
+    def load(self, module: nn.Module) -> nn.Module:
+        """Give a module, or a stage, its weights; returns it."""
+        parts = self.read(_MODEL + name for name in module.state_dict())
+        module.load_state_dict({key.removeprefix(_MODEL): tensor for key, tensor in parts.items()})
+        return module
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+        """Give an optimizer the state of its parameters. `names` are those of the whole model.
+
+        Raises CheckpointError when the state is of another kind of optimizer.
+        """
+        kind = type(optimizer).__name__
+        if self.optimizer is not None and self.optimizer != kind:
+            raise CheckpointError(
+                f"{self.path} holds the state of {self.optimizer}, and this run makes {kind}: "
+                "resume with the optimizer that it was saved with"
+            )
+        state: dict[str, dict[str, Tensor]] = {}
+        for key in (key for key in self.checksums if key.startswith(_OPTIMIZER)):
+            name, _, what = key.removeprefix(_OPTIMIZER).rpartition("/")
+            state.setdefault(name, {})[what] = key
+        ordered = _parameters(optimizer)
+        keys = [key for p in ordered for key in state.get(names[p], {}).values()]
+        parts = self.read(keys)
+        loaded = {
+            number: {what: parts[key] for what, key in state[names[p]].items()}
+            for number, p in enumerate(ordered)
+            if names[p] in state
+        }
+        optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class Resumed:
+    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
+
+    def __init__(self, workload: Workload, checkpoint: Checkpoint):
+        self.workload, self.checkpoint = workload, checkpoint
+
+    def __getattr__(self, name: str) -> object:
+        if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
+            raise AttributeError(name)
+        return getattr(self.workload, name)
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """One stage, with its weights from the checkpoint."""
+        return self.checkpoint.load(self.workload.build_stage(stage, num_stages))
+
+    def build_whole(self) -> nn.Module:
+        """The whole model, with the weights of the checkpoint."""
+        return self.checkpoint.load(self.workload.build_whole())
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from the checkpoint's."""
+        return self.workload.batch(self.checkpoint.step + step)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a rank has to save."""
+
+    parts: Parts
+    optimizer: str | None  # its class
+
+
+def collect(
+    modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, names: Mapping[nn.Parameter, str]
+) -> Saved:
+    """A rank's part of a checkpoint: its modules' weights and buffers, and its optimizer's state of them, on the host.
+
+    Raises CheckpointError for a state that isn't made of tensors and numbers.
+    """
+    modules = list(modules)
+    parts = {_MODEL + name: t for module in modules for name, t in module.state_dict().items()}
+    for p in (p for module in modules for p in module.parameters() if optimizer is not None and p in optimizer.state):
+        for what, value in optimizer.state[p].items():
+            if value is None:
+                continue
+            if not isinstance(value, (Tensor, int, float)):
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} ({what}) for {names[p]}: a checkpoint "
+                    "holds tensors and numbers"
+                )
+            parts[f"{_OPTIMIZER}{names[p]}/{what}"] = torch.as_tensor(value)
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in parts.items()}
+    return Saved(copies, type(optimizer).__name__ if optimizer is not None else None)
+
+
+def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
+    """The name in the whole model of every parameter of these stages."""
+    tied = tied_weights(workload, num_stages)
+    also = {tuple(place): name for name, places in tied.items() for place in places}
+    return {
+        p: also.get((stage, name), name) for stage, module in modules.items() for name, p in module.named_parameters()
+    }
+
+
+def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> None:
+    """Write a checkpoint that is there as a whole or not at all.
+
+    It is written beside its place, made to reach the disk, and then renamed: who opens `path` finds the old file or the
+    new one, whenever this process dies.
+    """
+    from safetensors.torch import save
+
+    saved = list(saved)
+    parts = {key: tensor for each in saved for key, tensor in each.parts.items()}
+    about = {
+        "version": _VERSION,
+        "step": step,
+        "model": model,
+        "optimizer": next((each.optimizer for each in saved if each.optimizer), None),
+        "checksums": {key: _checksum(tensor) for key, tensor in parts.items()},
+    }
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(save(parts, {"pplab": json.dumps(about)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name, too, must reach the disk
+    finally:
+        os.close(folder)
+
+
+def check_place(path: str | os.PathLike) -> str:
+    """The path to save to, in full; ValueError when nothing can be written there."""
+    path = Path(path).resolve()
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ValueError(f"can't save to {path}: give a file's name in a folder that exists and can be written to")
+    return str(path)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

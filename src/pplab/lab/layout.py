@@ -1,0 +1,289 @@
+"""Which rank does what when tensors, pipeline and replicas are combined, and what that costs on several nodes.
+
+A model of the first order: roofline compute, ring collectives, latency plus size over bandwidth, everything that isn't
+the pipeline's sends exposed. It ranks layouts; a measurement decides between near ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..builders import build
+from ..costs import Costs, Link, Memory
+from ..errors import positive_int
+from ..formulas import ring_all_reduce_time
+from ..schedule import Schedule
+from ..simulator import simulate
+from ..timeline import Timeline
+from .transformer import Transformer
+
+AXES = ("tp", "dp", "pp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`tp * pp * dp` ranks: every layer cut over tp, the stack of layers over pp, the batch over dp.
+
+    `order` says which axis' neighbours get neighbouring ranks, nearest first. Megatron-LM's default is tp-dp-pp.
+
+    >>> Layout(tp=2, pp=2, dp=2).groups("tp")
+    ((0, 1), (2, 3), (4, 5), (6, 7))
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    order: str = "tp-dp-pp"
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            positive_int(axis, getattr(self, axis))
+        if sorted(self.order.split("-")) != sorted(AXES):
+            raise ValueError(f'order must name each of tp, dp and pp once, such as "tp-dp-pp", got {self.order!r}')
+
+    @property
+    def num_ranks(self) -> int:
+        """tp * pp * dp."""
+        return self.tp * self.pp * self.dp
+
+    def place(self, rank: int) -> dict[str, int]:
+        """A rank's number along each axis."""
+        found = {}
+        for axis in self.order.split("-"):
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return found
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ in this axis only, group by group: those that communicate for it."""
+        if axis not in AXES:
+            raise ValueError(f"axis must be tp, dp or pp, got {axis!r}")
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.num_ranks):
+            rest = {name: at for name, at in self.place(rank).items() if name != axis}
+            found.setdefault(tuple(rest.values()), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def crosses(self, axis: str, ranks_per_node: int) -> bool:
+        """Whether a group of this axis has ranks on several nodes."""
+        return any(len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis))
+
+
+def dp_degree(num_ranks: int, tp: int, pp: int) -> int:
+    """How many replicas `num_ranks` ranks make; ValueError when the layout doesn't divide them."""
+    each = positive_int("tp", tp) * positive_int("pp", pp)
+    if positive_int("num_ranks", num_ranks) % each:
+        raise ValueError(f"{num_ranks} ranks don't divide into replicas of {tp} x {pp} = {each}: change one of them")
+    return num_ranks // each
+
+
+def layouts(num_ranks: int, order: str = "tp-dp-pp") -> Iterator[Layout]:
+    """Every layout of `num_ranks` ranks."""
+    divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    for tp in divisors:
+        for pp in divisors:
+            if num_ranks % (tp * pp) == 0:
+                yield Layout(tp, pp, num_ranks // (tp * pp), order)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for every rank its own."""
+
+    ranks_per_node: int
+    inside: Link
+    between: Link
+    flops: float  # that a rank really reaches, per second
+    memory: float  # bytes of a rank
+
+    def link(self, crosses: bool) -> Link:
+        """The slowest link of a group."""
+        return self.between if crosses else self.inside
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layout is predicted to take: seconds, and bytes."""
+
+    layout: Layout
+    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
+    compute_s: float  # of the busiest rank in a step
+    tp_s: float  # of that rank in a step, in its tensor collectives
+    dp_s: float  # what the gradients' reduction adds to the step
+    sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
+    memory_bytes: float  # of the fullest rank
+
+    @property
+    def step_s(self) -> float:
+        """The step: the pipeline, and what of the gradients' reduction comes after it."""
+        return self.timeline.makespan + self.dp_s
+
+
+def plan(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    batch: int,
+    microbatch: int = 1,
+    *,
+    schedule: str = "1F1B",
+    cut: Sequence[int] | None = None,
+    recompute: bool = False,
+    shard_optimizer: bool = False,
+    **options: object,
+) -> Plan:
+    """Predict a step of `batch` samples, `microbatch` at a time, under `schedule` with its builder's `options`.
+
+    `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
+    the embedding as well, the last one the head. A layer has four all-reduces over tp, two in each direction; a
+    boundary is sent in tp parts (sequence parallelism). A rank reduces its gradients when its row is done; over two
+    copies of the model (DualPipe) as over two replicas.
+
+    Memory is 16 bytes per parameter (weights and gradients in `bytes_each`, the rest for Adam, which `shard_optimizer`
+    divides by dp: ZeRO-1), and `layer_bytes` from forward to backward; with `recompute` only each layer's input, and
+    its forward is done again. Logits aren't in it: head and loss go over a sequence in chunks.
+
+    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide.
+    """
+    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
+    if rest or not num_microbatches:
+        raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
+    if model.width % layout.tp:
+        raise ValueError(f"width {model.width} doesn't divide into {layout.tp} parts")
+    rows = build(schedule, num_ranks=layout.pp, num_microbatches=num_microbatches, **options)
+    layers = _layers(model, rows.num_stages, cut)
+
+    timeline = simulate(rows, _costs(model, machine, layout, microbatch, rows, layers, recompute))
+
+    boundary, sends = model.boundary_bytes(microbatch), _sends(rows)
+    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
+    forwards = sum(layers[stage] for (stage, _), rank in rows.home().items() if rank == busiest)
+    all_reduces = (6 if recompute else 4) * forwards
+    tp_s = all_reduces * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+
+    weights = _weights(model, layout, layers)
+    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * model.bytes_each for rank in range(layout.pp)]
+    replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
+    link = machine.link(any(layout.crosses(axis, machine.ranks_per_node) for axis in axes))
+    ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
+    reduced = max(end + _all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
+    return Plan(
+        layout,
+        timeline,
+        timeline.busy[busiest] - tp_s,
+        tp_s,
+        reduced - timeline.makespan,
+        {
+            "tp": all_reduces * _ring(layout.tp) * boundary,
+            "pp": max(sum(n for (at, _), n in sends.items() if at == rank) for rank in range(layout.pp))
+            * (boundary / layout.tp),
+            "dp": _ring(replicas) * max(gradients),
+        },
+        max(rows.peak_held(_memory(model, layout, microbatch, layers, recompute, shard_optimizer))),
+    )
+
+
+def best(plans: list[Plan], memory: float) -> Plan:
+    """The fastest of the plans that fit; ValueError when none does."""
+    fitting = [each for each in plans if each.memory_bytes <= memory]
+    if not fitting:
+        least = min(each.memory_bytes for each in plans)
+        raise ValueError(f"no layout fits in {memory:.3g} bytes; the smallest needs {least:.3g}: take more ranks")
+    return min(fitting, key=lambda each: each.step_s)
+
+
+def _all_reduce(n: int, size: float, link: Link) -> float:
+    return ring_all_reduce_time(n, size, link.latency, link.bandwidth)
+
+
+def _ring(n: int) -> float:
+    """How often a rank sends a sum's size around a ring of n."""
+    return 2 * (n - 1) / n
+
+
+def _layers(model: Transformer, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
+    """How many layers each stage has."""
+    if cut is None:
+        each, rest = divmod(model.num_layers, num_stages)
+        if rest:
+            raise ValueError(
+                f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the layers of each stage"
+            )
+        return (each,) * num_stages
+    if len(cut) != num_stages or sum(cut) != model.num_layers or min(cut) < 0:
+        raise ValueError(
+            f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers it has, got {cut!r}"
+        )
+    return tuple(cut)
+
+
+def _costs(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    microbatch: int,
+    rows: Schedule,
+    layers: Sequence[int],
+    recompute: bool,
+) -> Costs:
+    """How long the stages take, and the links of a pipeline's ranks."""
+    boundary, rate = model.boundary_bytes(microbatch), layout.tp * machine.flops
+    exchange = 2 * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+    head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / rate]
+    work = [n * model.layer_flops(microbatch) / rate for n in layers]
+    again = [s + n * exchange for s, n in zip(work, layers, strict=True)]
+    forward = [s + h for s, h in zip(again, head, strict=True)]  # and the gradient of the inputs
+    return Costs(
+        forward,
+        forward,
+        [s + h for s, h in zip(work, head, strict=True)],
+        recompute=again if recompute else 0,
+        message=boundary / layout.tp,
+        links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in _sends(rows)},
+        unit="s",
+    )
+
+
+def _weights(model: Transformer, layout: Layout, layers: Sequence[int]) -> list[float]:
+    """How many parameters of each stage a rank has."""
+    found = [n * model.layer_parameters / layout.tp for n in layers]
+    for end in (0, -1):
+        found[end] += model.table_parameters / layout.tp
+    return found
+
+
+def _memory(
+    model: Transformer, layout: Layout, microbatch: int, layers: Sequence[int], recompute: bool, shard_optimizer: bool
+) -> Memory:
+    """What the stages hold. Recomputing, a full backward has one layer whole at a time, and W waits for all of them."""
+    both = 2 * model.bytes_each  # a weight and its gradient
+    state = both + (16 - both) / (layout.dp if shard_optimizer else 1)
+    parameters = [state * n for n in _weights(model, layout, layers)]
+    kept, whole = model.boundary_bytes(microbatch) / layout.tp, model.layer_bytes(microbatch) / layout.tp
+    if not recompute:
+        return Memory([n * whole for n in layers], parameters=parameters)
+    return Memory(
+        [n * kept for n in layers],
+        weight_input=[n * whole for n in layers],
+        recomputed=[min(n, 1) * (whole - kept) for n in layers],
+        while_input_gradient=[max(n - 1, 0) * (whole - kept) for n in layers],
+        parameters=parameters,
+    )
+
+
+def _sends(rows: Schedule) -> Counter[tuple[int, int]]:
+    """How many messages go from rank to rank in a step: for every two ranks that the placement makes neighbours."""
+    home = rows.home()
+    found: Counter[tuple[int, int]] = Counter()
+    for (stage, microbatch), rank in home.items():
+        target = home.get((stage + 1, microbatch), rank)
+        if target != rank:
+            found[rank, target] += 1
+            found[target, rank] += 1
+    return found
+
+
+def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:
+    """Whether in some replica these two of a pipeline's ranks are on different nodes."""
+    return any(len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp"))

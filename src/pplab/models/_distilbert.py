@@ -1,0 +1,187 @@
+"""DistilBERT for review classification, from transformers, split by layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from ..errors import positive_int
+from ..runtime.workload import Batch
+
+CHECKPOINT = "distilbert/distilbert-base-uncased"
+SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
+
+
+class DistilBertStage(nn.Module):
+    """A part of a DistilBertForSequenceClassification: some of its layers, with the embeddings if they are the first,
+    the classifier if the last. Parameters are shared with the model and keep its names."""
+
+    def __init__(self, model: nn.Module, layers: range, is_first: bool, is_last: bool):
+        super().__init__()
+        self.config = model.config
+        self.is_first, self.is_last = is_first, is_last
+        self.distilbert = nn.Module()
+        self.distilbert.transformer = nn.Module()
+        self.distilbert.transformer.layer = nn.ModuleDict(
+            {str(layer): model.distilbert.transformer.layer[layer] for layer in layers}
+        )
+        if self.is_first:
+            self.distilbert.embeddings = model.distilbert.embeddings
+        if self.is_last:
+            self.pre_classifier, self.classifier = model.pre_classifier, model.classifier
+            self.dropout = model.dropout
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids (B, T) or hidden states (B, T, C) to hidden states, or logits (B, labels) on the last stage.
+
+        Every rank has the mask (B, T), 1 for tokens and 0 for padding, and makes from it what its layers want: a mask
+        passed under another name would be ignored without a word.
+        """
+        from transformers.masking_utils import create_bidirectional_mask
+
+        hidden = self.distilbert.embeddings(x) if self.is_first else x
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask)
+        for layer in self.distilbert.transformer.layer.values():
+            hidden = layer(hidden, mask)
+        if not self.is_last:
+            return hidden
+        pooled = functional.relu(self.pre_classifier(hidden[:, 0]))  # (B, C): the first token speaks for the review
+        return self.classifier(self.dropout(pooled))
+
+
+@dataclass(frozen=True)
+class DistilBert:
+    """Review classification. `checkpoint` is a folder, or None for the small model with random weights."""
+
+    checkpoint: str | None
+    vocabulary: int
+    batch_size: int
+    input_ids: Tensor = field(repr=False)  # (reviews, T)
+    attention_mask: Tensor = field(repr=False)  # (reviews, T)
+    labels: Tensor = field(repr=False)  # (reviews,)
+    num_layers: int = 0
+    dropout: float = 0.0  # 0, so that a pipeline can be compared with one process
+    attention: str = "sdpa"
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+    split: tuple[int, ...] | None = None  # layers of each stage; evenly when None
+
+    @property
+    def name(self) -> str:
+        """The model's size in words."""
+        size = "DistilBERT" if self.checkpoint else "small DistilBERT"
+        cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
+        return f"{size} with {self.num_layers} layers{cut}, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
+        from ._split import check_layers
+
+        check_layers(self.num_layers, num_stages, self.split)
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """One stage, with the weights that the whole model has there."""
+        from ._split import split
+
+        return split(self.build_whole(), num_stages, self.split)[stage]
+
+    def build_whole(self) -> nn.Module:
+        """transformers' model; the same weights at every call, a new classifier's included."""
+        from transformers import DistilBertConfig, DistilBertForSequenceClassification, logging
+
+        logging.set_verbosity_error()  # else from_pretrained warns that the classifier is new, which is the point
+        rates = {"dropout": self.dropout, "attention_dropout": self.dropout, "seq_classif_dropout": self.dropout}
+        options = {"num_labels": 5, "attn_implementation": self.attention, **rates}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            if self.checkpoint:
+                return DistilBertForSequenceClassification.from_pretrained(self.checkpoint, **options).train()
+            config = DistilBertConfig(vocab_size=self.vocabulary, **SMALL, **options)
+            return DistilBertForSequenceClassification(config).train()
+
+    def batch(self, step: int) -> Batch:
+        """The reviews of a step."""
+        first = step * self.batch_size
+        rows = [i % len(self.labels) for i in range(first, first + self.batch_size)]
+        return Batch((self.input_ids[rows],), self.labels[rows], {"attention_mask": self.attention_mask[rows]})
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean cross entropy per review. `output` is logits, or transformers' output that holds them."""
+        return functional.cross_entropy(getattr(output, "logits", output), target)
+
+
+def distilbert(
+    *,
+    batch_size: int = 32,
+    length: int = 64,
+    checkpoint: str = "auto",
+    source: str = "auto",
+    seed: int = 0,
+    split: Sequence[int] | None = None,
+) -> DistilBert:
+    """DistilBERT on reviews of `length` tokens.
+
+    `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached; "small"; or a name on
+    the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.data.reviews`.
+    `split`: how many layers each stage gets; evenly when left out.
+    """
+    from .. import data
+
+    found = data.reviews(source=source, limit=512)
+    folder, said = _find_checkpoint(checkpoint)
+    if folder is None:
+        tokenizer, num_layers = data.small_tokenizer(), SMALL["n_layers"]
+    else:
+        from transformers import AutoConfig, AutoTokenizer
+
+        tokenizer, num_layers = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder).n_layers
+    encoded = tokenizer(
+        list(found.texts),
+        padding="max_length",
+        truncation=True,
+        max_length=positive_int("length", length),
+        return_tensors="pt",
+    )
+    return DistilBert(
+        folder,
+        len(tokenizer),
+        positive_int("batch_size", batch_size),
+        encoded["input_ids"],
+        encoded["attention_mask"],
+        torch.tensor(found.labels),
+        num_layers,
+        seed=seed,
+        notes=(f"reviews: {found.source}", f"model: {said}"),
+        split=None if split is None else tuple(split),
+    )
+
+
+def _find_checkpoint(checkpoint: str) -> tuple[str | None, str]:
+    """A local folder with the checkpoint (None for the small model), and what it is in words."""
+    from huggingface_hub import snapshot_download
+
+    from ..data import hub_is_reachable
+
+    small = "small DistilBERT with random weights"
+    if checkpoint == "small":
+        return None, small
+    name = CHECKPOINT if checkpoint == "auto" else checkpoint
+    from pathlib import Path
+
+    if Path(name).is_dir():
+        return name, f"checkpoint in {name}"
+    try:
+        wanted = ["config.json", "model.safetensors", "*token*", "vocab.txt"]
+        folder = snapshot_download(name, allow_patterns=wanted, local_files_only=not hub_is_reachable())
+        return folder, f"the hub's {name}"
+    except OSError as error:
+        if checkpoint == "auto":
+            return None, f"{small} (the hub's {CHECKPOINT} can't be reached)"
+        raise OSError(
+            f"the hub's {name} can't be reached and isn't in its cache ({type(error).__name__}): "
+            'check the network and the name, or use checkpoint="small" or "auto"'
+        ) from error

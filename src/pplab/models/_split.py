@@ -1,0 +1,88 @@
+"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers evenly or as told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import nn
+
+from ..errors import positive_int
+from ._gpt import GPT
+
+
+def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:
+    """Contiguous layers for every stage: as many as `layers` says, or evenly, where the first ones take what is left.
+
+    >>> layer_ranges(6, 4)
+    [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
+    >>> layer_ranges(6, 3, (1, 3, 2))
+    [range(0, 1), range(1, 4), range(4, 6)]
+    """
+    check_layers(num_layers, num_stages, layers)
+    base, more = divmod(num_layers, num_stages)
+    counts = layers or [base + (stage < more) for stage in range(num_stages)]
+    return [range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+def check_layers(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> None:
+    """Raise ValueError when there are more stages than layers, or when `layers`, a count per stage, doesn't fit.
+
+    Only the first and the last stage may have none: they hold the embedding and the head.
+    """
+    if layers is not None:
+        _check_counts(num_layers, num_stages, tuple(layers))
+    elif positive_int("num_stages", num_stages) > num_layers:
+        raise ValueError(
+            f"{num_layers} layers can't make {num_stages} stages: a stage needs at least one layer. "
+            f"Use at most {num_layers} stages, or a deeper model"
+        )
+
+
+def _check_counts(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> None:
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
+        raise ValueError(f"split must be whole numbers of at least 0, got {layers!r}")
+    if len(layers) != positive_int("num_stages", num_stages):
+        raise ValueError(
+            f"split={layers} is for {len(layers)} stages, and the schedule has {num_stages}: give one count per stage"
+        )
+    if sum(layers) != num_layers:
+        raise ValueError(f"split={layers} places {sum(layers)} layers, and the model has {num_layers}")
+    if 0 in layers[1:-1]:
+        raise ValueError(
+            f"stage {layers.index(0, 1)} of split={layers} would be empty: only the first stage, which has the "
+            "embedding, and the last, which has the head, may have no layer"
+        )
+
+
+def split(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
+    """The stages of `model`, which share its parameters and keep their names.
+
+    `layers` says how many of its layers each stage gets; evenly, if left out.
+
+    The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
+    model's output. Splits pplab's GPT, transformers' DistilBertForSequenceClassification and nn.Sequential; raises
+    ValueError for another model and for more stages than layers.
+    """
+    if isinstance(model, GPT):
+        ranges = layer_ranges(len(model.blocks), num_stages, layers)
+        return [model.part(r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
+    if isinstance(model, nn.Sequential):
+        children = list(model.named_children())
+        return [_named(children[r.start : r.stop]) for r in layer_ranges(len(children), num_stages, layers)]
+    if type(model).__name__ == "DistilBertForSequenceClassification":
+        from ._distilbert import DistilBertStage
+
+        ranges = layer_ranges(len(model.distilbert.transformer.layer), num_stages, layers)
+        return [DistilBertStage(model, r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
+    raise ValueError(
+        f"don't know how to split a {type(model).__name__}: pplab splits GPT, DistilBertForSequenceClassification and "
+        "nn.Sequential. For another model make the stages yourself and pass runtime.Modules([stage0, stage1, ...])"
+    )
+
+
+def _named(children: list[tuple[str, nn.Module]]) -> nn.Sequential:
+    stage = nn.Sequential()
+    for name, module in children:
+        stage.add_module(name, module)
+    return stage

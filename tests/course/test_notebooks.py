@@ -1,0 +1,170 @@
+"""The committed notebooks: executed from top to bottom, clean, described, with solutions that their checkers accept."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import json
+import re
+import struct
+from pathlib import Path
+
+import nbformat
+import pytest
+
+PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+EXERCISES = {
+    "01_bubble_math": "bubble_math",
+    "02_naive": "naive",
+    "03_gpipe": "gpipe",
+    "04_1f1b": "one_f_one_b",
+    "05_interleaved": "interleaved",
+    "06_zero_bubble": "zero_bubble",
+    "07_dualpipev": "dualpipe",
+    "08_torch": "torch_pipelining",
+    "09_measuring": "measuring",
+    "10_balance": "balance",
+    "11_communication": "communication",
+    "12_for_real": "for_real",
+}
+
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells(path: Path, kind: str) -> list[dict]:
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def text(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def outputs(path: Path) -> list[dict]:
+    return [output for cell in cells(path, "code") for output in cell["outputs"]]
+
+
+def test_it_was_executed_from_the_top(path):
+    counts = [cell["execution_count"] for cell in cells(path, "code") if text(cell).strip()]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not any(output["output_type"] == "error" for output in outputs(path))
+
+
+def test_it_carries_nothing_that_changes_by_itself(path):
+    notebook = json.loads(path.read_text())
+    nbformat.validate(notebook)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert all(set(cell["metadata"]) <= {"tags"} for cell in notebook["cells"])
+    assert not any(output.get("name") == "stderr" for output in outputs(path))
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+
+
+def charts(path: Path) -> list[dict]:
+    return [o for o in outputs(path) if "image/png" in o.get("data", {}) or PAGE in o.get("data", {})]
+
+
+def test_every_figure_is_described(path):
+    assert charts(path)
+    for chart in charts(path):
+        for figure in re.findall(r"<svg[^>]*>", "".join(chart["data"][PAGE])):
+            label = re.search(r'role="img" aria-label="([^"]+)"', figure)
+            assert label and len(label.group(1)) > 20
+        assert len("".join(chart["data"]["text/plain"])) > 20
+
+
+def test_every_figure_is_seen_in_every_viewer(path):
+    """JupyterLab takes text/html before a picture, and from a notebook that nobody trusts yet it drops the drawing."""
+    for chart in charts(path):
+        assert set(chart["data"]) == {PAGE, "image/png", "text/plain"}
+        picture = base64.b64decode("".join(chart["data"]["image/png"]))
+        width, height = struct.unpack(">II", picture[16:24])
+        assert picture.startswith(b"\x89PNG") and len(picture) < 100e3
+        shown = chart["metadata"]["image/png"]
+        assert 200 < shown["width"] < width <= 2 * shown["width"] and shown["height"] < height
+    for output in outputs(path):
+        assert not re.search(r"<(svg|script|img)", "".join(output.get("data", {}).get("text/html", "")))
+        assert not {"image/svg+xml", "application/javascript"} & output.get("data", {}).keys()
+
+
+def test_its_text_is_plain_markdown(path):
+    """What the page makes of it, book/_ext/pplab_notebooks.py says."""
+    prose = "\n".join(map(text, cells(path, "markdown")))
+    assert not re.findall(r"\{[\w:+-]+\}`|^:::.*|^```\{.*|^\([\w-]+\)=$|\$\$ *\([\w-]+\)", prose, flags=re.M)
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", prose):
+        assert (path.parent / target).is_file(), target
+    names = re.findall(r"\\tag\{([\w-]+)\}", prose)
+    assert set(re.findall(r"\$\(\\text\{([\w-]+)\}\)\$", prose)) <= set(names) and len(set(names)) == len(names)
+    for words, key in re.findall(r'\[\[([^][]+)\]\(\.\./book/references\.bib "(\w+)"\)\]', prose):
+        entry = re.search(rf"@\w+{{{key},.*?\n}}", (path.parents[1] / "book/references.bib").read_text(), flags=re.S)[0]
+        author, year = words.split()[0].rstrip(","), words[-4:]
+        assert re.search(rf"author = {{{{*{author}\b", entry) and f"year = {{{year}}}" in entry, (words, key)
+
+
+def test_cells_are_short(path):
+    for cell in cells(path, "code"):
+        lines = text(cell).splitlines()
+        assert len(lines) <= 24, text(cell)
+        assert max(map(len, lines), default=0) <= 90, max(lines, key=len)
+
+
+def test_it_has_the_skeleton_of_a_core_chapter(path):
+    prose = "\n".join(map(text, cells(path, "markdown")))
+    code = "\n".join(map(text, cells(path, "code")))
+    assert re.match(r"# .+\n\n\*\*[^*]+\?\*\*\n\n\*Reading time: ", prose)
+    for part in ("\\tag{", "## What goes wrong", "## Exercises", "## Further reading"):
+        assert part in prose, part
+    for part in ("assert ", ".gradients.equal", "pp.compare(", "Pool("):
+        assert part in code, part
+
+
+def solutions(path: Path) -> list[str]:
+    found = []
+    for cell in cells(path, "markdown"):
+        for body in re.findall(r"<summary>Solution</summary>(.*?)</details>", text(cell), flags=re.S):
+            found += re.findall(r"```python\n(.*?)```", body, flags=re.S)
+    return found
+
+
+def test_there_are_enough_exercises(path):
+    asked = [text(cell) for cell in cells(path, "code") if text(cell).startswith("exercise.") and "(...)" in text(cell)]
+    assert len(asked) >= 5 and len(solutions(path)) == len(asked)
+    assert all("… not answered" in "".join(o["data"]["text/plain"]) for o in last_outputs(path, "exercise.", "(...)"))
+
+
+def test_every_exercise_has_a_hint_and_a_solution(path):
+    """Folded, between the exercise before it and the cell that takes its answer."""
+    prose, folded = "", []
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "markdown":
+            prose += text(cell)
+        elif text(cell).startswith("exercise.") and "(...)" in text(cell):
+            parts = [prose.count(f"<details><summary>{part}</summary>") for part in ("Hint", "Solution")]
+            folded.append((text(cell), *parts))
+            prose = ""
+    assert folded == [(source, 1, 1) for source, *_ in folded]
+
+
+def test_colours_are_of_the_palette(path):
+    """tests/pages/test_palette.py measures whether those stay apart for everybody."""
+    assert not re.findall(r"#[0-9a-fA-F]{6}\b", "\n".join(map(text, cells(path, "code"))))
+
+
+def last_outputs(path: Path, start: str, end: str) -> list[dict]:
+    code = [(text(cell).strip(), cell) for cell in cells(path, "code")]
+    return [cell["outputs"][-1] for source, cell in code if source.startswith(start) and source.endswith(end)]
+
+
+@pytest.mark.slow
+def test_its_solutions_are_right(path):
+    import torch
+
+    import pplab as pp
+
+    for code in solutions(path):
+        exercise = importlib.import_module(f"pplab.course.{EXERCISES[path.stem]}")
+        *statements, last = ast.parse(code).body
+        names = {"pp": pp, "exercise": exercise, "torch": torch}
+        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
+        verdict = eval(compile(ast.Expression(last.value), "solution", "eval"), names)
+        assert verdict.right is True, (code, verdict)

@@ -1,0 +1,399 @@
+"""`make gpu` tried on the CPU: every part runs, fails alone, says what it leaves out, and leaves a recording."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import pplab as pp
+from pplab.lab import results
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """benchmarks/gpu.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    return gpu
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a trial of all parts, and what it printed."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--size", "small", "--folder", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return folder, done.stdout
+
+
+def test_every_part_runs_and_is_recorded(recorded):
+    folder, printed = recorded
+    (recording,) = results.load(folder)
+    data = recording.data
+    assert recording.path.name == "cpu-trial.json" and data["kind"] == "cpu" and data["device"].startswith("CPU (")
+    assert "--device cpu --size small" in data["command"]
+    assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
+    assert [part["name"] for part in data["parts"]] == [
+        "check",
+        "tests",
+        "slow_down",
+        "runs",
+        "paced",
+        "versus",
+        "profile",
+    ]
+    assert {part["state"] for part in data["parts"]} == {"done"}
+    assert "== nothing failed" in printed and f"== wrote {recording.path}" in printed
+
+
+def test_what_was_measured_is_whole(recorded):
+    (recording,) = results.load(recorded[0])
+    runs = recording.rows("runs")
+    assert [(row["schedule"], row["dtype"]) for row in runs] == [
+        (name, dtype) for name in ("1F1B", "ZB-H1") for dtype in ("fp32", "bf16")
+    ]
+    for row in runs:
+        assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
+        assert row["allocated_bytes"] is None and row["sharing"] == "cores"
+        assert pp.Timeline.from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
+        assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
+    for row in recording.rows("paced"):
+        assert row["makespan_ms"] >= row["predicted_makespan_ms"] > 0  # how close depends on the machine
+    assert [row["ratio"] > 0 for row in recording.rows("slow_down")] == [True]
+    assert [row["schedule"] for row in recording.rows("versus")] == ["1F1B"]
+    assert [(row["schedule"], row["engine"]) for row in recording.rows("profile")] == [
+        ("naive", "pplab"),
+        ("GPipe", "pplab"),
+        ("1F1B", "pplab"),
+        ("GPipe", "torch"),
+        ("1F1B", "torch"),
+    ]
+    tests = recording.rows("tests")
+    assert {row["outcome"] for row in tests} == {"passed", "skipped"}
+    ran = [row["test"] for row in tests if row["outcome"] == "passed"]
+    for builder in pp.builders.ALL:
+        assert f"test_every_schedule_equals_one_process[2-turns-{builder.name}-bf16]" in ran
+
+
+def test_nothing_is_left_out_without_a_word(recorded):
+    folder, printed = recorded
+    (recording,) = results.load(folder)
+    left_out = dict(recording.not_run)
+    assert left_out["runs: 2 ranks on GPUs"] == "this is a trial of the command on the CPU"
+    assert "DualPipeV on 2 ranks" in " ".join(left_out)
+    skipped = [row["test"] for row in recording.rows("tests") if row["outcome"] == "skipped"]
+    assert all(f"tests: {name}" in left_out for name in skipped) and skipped
+    for what in left_out:
+        assert f"not run: {what}" in printed
+
+
+def test_the_tables_show_the_recording(recorded):
+    folder = recorded[0]
+    text = str(results.runs(folder))
+    assert text.startswith("Training runs. Memory is the fullest rank's")
+    assert all(word in text for word in ("ZB-H1", "bf16", "equal")) and "NOT" not in text
+    page = results.runs(folder)._repr_html_()
+    assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
+    profile = str(results.profile(folder)).splitlines()
+    assert [line.split()[-6] for line in profile[2:]] == ["pplab"] * 3 + ["torch"] * 2
+    assert "times that" in str(results.sharing(folder)) and "ZB-H1" in str(results.paced(folder))
+    assert "1F1B" in str(results.versus(folder)) and "trial of the command" in str(results.not_run(folder))
+
+
+def test_no_recording_is_said(tmp_path):
+    for show in (results.runs, results.versus, results.profile, results.sharing, results.paced, results.not_run):
+        assert str(show(tmp_path)) == results.NONE and "make gpu" in show(tmp_path)._repr_html_()
+    assert str(results.tables(tmp_path)) == results.NONE and results.tables(tmp_path)._repr_html_().count("<p>") == 1
+    assert results.load(tmp_path / "nowhere") == ()
+
+
+def test_a_page_shows_every_table_that_has_something_in_it(recorded):
+    shown = results.tables(recorded[0])
+    assert [type(table) for table in shown] == [results.Results] * 6
+    assert shown._repr_html_().count("<table") == 6 and str(shown).count("device, date") == 6
+
+
+def test_the_books_page_shows_what_is_recorded(monkeypatch):
+    """Its cell runs in the book's folder, and shows the repository's recordings or one sentence."""
+    monkeypatch.chdir(ROOT / "book")
+    (cell,) = re.findall(r"```\{code-cell\} python\n(.*?)```", (ROOT / "book" / "gpu.md").read_text(), re.DOTALL)
+    *before, last = cell.strip().splitlines()
+    names: dict = {}
+    exec("\n".join(before), names)
+    shown = eval(last, names)
+    assert isinstance(shown, results.Tables)
+    recorded = any(recording.rows("runs") for recording in results.load(ROOT / "results"))
+    assert bool(shown) == recorded and ("<code>make gpu</code>" in shown._repr_html_()) == (not recorded)
+
+
+def test_the_nearest_recordings_are_found(recorded, tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "results" / "a.json").write_text((recorded[0] / "cpu-trial.json").read_text())
+    monkeypatch.chdir(tmp_path / "deep")
+    assert results.find_folder() == tmp_path / "results" and len(results.runs()) == 4
+
+
+def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys):
+    def fails(setting, part):
+        part.attempt("the first", lambda: {"figure": 1})
+        part.attempt("the second", lambda: 1 / 0)
+        part.attempt("the third", lambda: {"figure": 3, "wrong": ["it is odd"]})
+        raise OSError("the disk is gone")
+
+    def works(setting, part):
+        part.attempt("all", lambda: {"figure": 4})
+
+    monkeypatch.setattr(gpu, "PARTS", {"one": fails, "two": works, "three": works})
+    fails.__doc__ = works.__doc__ = "A part."
+    assert gpu.main(["--device", "cpu", "--size", "small", "--folder", str(tmp_path)]) == 1
+    one, two, three = results.load(tmp_path)[0].data["parts"]
+    assert one["state"] == "failed" and one["rows"] == [{"figure": 1}, {"figure": 3, "wrong": ["it is odd"]}]
+    assert all(said in one["error"] for said in ("ZeroDivisionError", "it is odd", "the disk is gone"))
+    assert two["state"] == three["state"] == "done" and two["rows"] == [{"figure": 4}]
+    printed = capsys.readouterr().out
+    assert "FAILED: one: the second: division by zero" in printed and "== FAILED: one" in printed
+    assert ("one: failed", "the second: Traceback (most recent call last):") in results.load(tmp_path)[0].failed
+    assert "one: failed" in str(results.not_run(tmp_path))
+    setting = gpu.Setting("cpu", 2, gpu.SIZES["small"])
+    data = gpu.measure(setting, tmp_path / "only.json", "make gpu", only=("two",))
+    assert [part["state"] for part in data["parts"]] == ["not run", "done", "not run"]
+    assert {"what": "one: all of it", "why": "only two was asked for"} in data["not_run"]
+
+
+def test_one_part_anew_keeps_the_others(gpu, tmp_path, monkeypatch):
+    figures = iter(range(10))
+
+    def works(setting, part):
+        """A part."""
+        part.leave_out("half", "it is late")
+        part.attempt("all", lambda: {"figure": next(figures)})
+
+    def stops(setting, part):
+        """A part."""
+        raise KeyboardInterrupt
+
+    setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
+    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": works})
+    gpu.measure(setting, path, "first")
+    data = gpu.measure(setting, path, "second", only=("two",))
+    assert [part["rows"] for part in data["parts"]] == [[{"figure": 0}], [{"figure": 2}]]
+    assert [part["by"] for part in data["parts"]] == ["first", "second"]
+    assert [each["what"] for each in data["not_run"]] == ["one: half", "two: half"]
+    assert json.loads(path.read_text()) == data and not path.with_suffix(".unfinished").exists()
+    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": stops})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(setting, path, "third")
+    assert json.loads(path.read_text()) == data  # what was recorded stays
+    begun = json.loads(path.with_suffix(".unfinished").read_text())
+    assert [part["state"] for part in begun["parts"]] == ["done", "not run"]
+    assert {"what": "two: all of it", "why": "it was not reached"} in begun["not_run"]
+    path.write_text(json.dumps({**data, "versions": {}}))
+    with pytest.raises(SystemExit, match="of another machine or other versions"):
+        gpu.measure(setting, path, "fourth", only=("two",))
+
+
+def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
+    def odd(setting, part):
+        """A part."""
+        part.attempt("all", lambda: {"schedule": "1F1B"})
+
+    def fine(setting, part):
+        """A part."""
+        part.attempt("all", lambda: {"figure": 1})
+
+    monkeypatch.setattr(gpu, "PARTS", {"runs": odd, "two": fine})
+    gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu")
+    runs, two = results.load(tmp_path)[0].data["parts"]
+    assert runs["state"] == "failed" and runs["rows"] == [] and "no recording: a run has no" in runs["error"]
+    assert two["state"] == "done"
+
+
+def test_a_file_says_how_many_devices_there_are(gpu, tmp_path):
+    assert (
+        gpu.file_name("NVIDIA H200") == "nvidia-h200.json" and gpu.file_name("NVIDIA H200", 4) == "nvidia-h200-x4.json"
+    )
+    data = {"device": "A", "kind": "cuda", "date": "2026-01-02T", "box": {"devices": [{}, {}]}, "parts": []}
+    assert results.Recording(tmp_path, data).title() == "2 x A, 2026-01-02"
+    parts = [{"name": "runs", "date": "2026-02-03T"}]
+    assert results.Recording(tmp_path, {**data, "box": {}, "parts": parts}).title("runs") == "A, 2026-02-03"
+
+
+def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu):
+    from gpu_parts import _add_case, run_tests
+
+    part = gpu.Part("tests", [])
+    run_tests(gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("--no-such-option",))), part)
+    assert part.to_dict(0)["state"] == "failed" and "made no report (exit status 4)" in part.errors[0]
+    left_out: list[dict] = []
+    part = gpu.Part("tests", left_out)
+    for tag, message in (("failure", "assert 1 == 2"), ("skipped", "no MPS"), ("error", "no pool")):
+        case = f'<testcase name="{tag}" time="1"><{tag} message="{message}"/></testcase>'
+        _add_case(part, ElementTree.fromstring(case))
+    assert [row["outcome"] for row in part.rows] == ["failed", "skipped", "failed"]
+    assert part.errors == ["failure: assert 1 == 2", "error: no pool"]
+    assert left_out == [{"what": "tests: skipped", "why": "no MPS"}]
+
+
+def test_without_the_hub_distilbert_has_its_real_size(gpu, tmp_path, monkeypatch):
+    from gpu_parts import real_distilbert
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    options = {"batch_size": 2, "length": 8, "source": "sample"}
+    workload = real_distilbert(tmp_path, checkpoint="auto", **options)
+    if "random" not in workload.notes[1]:
+        pytest.skip("the hub's model is at hand")
+    count = (tmp_path / "model.safetensors").stat().st_size / 4
+    assert 66e6 < count < 68e6 and workload.name.startswith("DistilBERT with 6 layers")
+    assert workload.notes[1] == "model: DistilBERT's real size with random weights"
+    assert str(tmp_path) not in str(workload.notes)
+
+
+def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
+    small = gpu.SIZES["small"]
+
+    def found(num_gpus: int, num_ranks: int) -> tuple[list[str], list[dict]]:
+        left_out: list[dict] = []
+        return list(gpu.Setting("cuda", num_gpus, small).sharings(num_ranks, gpu.Part("runs", left_out))), left_out
+
+    ways, left_out = found(4, 2)
+    assert ways == ["a GPU each"] and "CUDA_VISIBLE_DEVICES=0" in left_out[0]["why"]
+    monkeypatch.setenv("PATH", "")
+    ways, left_out = found(1, 4)
+    assert ways == ["turns"]
+    assert [each["what"] for each in left_out] == ["runs: 4 ranks with a GPU each", "runs: 4 ranks sharing by MPS"]
+    assert "nvidia-cuda-mps-control" in left_out[1]["why"]
+    monkeypatch.setattr("gpu_setting.choose_share", lambda share, devices: 25)
+    assert found(1, 4)[0] == ["turns", "mps"]
+
+
+def test_facts_of_a_box_and_what_they_mean(gpu):
+    from gpu_box import facts, problems, show
+
+    here = facts("cpu")
+    assert here["nccl_ranks"] == 0 and here["driver"] is None and show(here).startswith("device 0: CPU")
+    box = {
+        "devices": [{"name": "A", "memory_bytes": 2**34, "compute_capability": "9.0", "multiprocessors": 132}] * 2,
+        "versions": {"torch": "2.11.0+cu128", "transformers": "5.17.0"},
+        "driver": "580.1",
+        "compute_mode": ["Default", "Default"],
+        "mig": ["Disabled", "Disabled"],
+        "peer_access": [[True, True], [True, True]],
+        "nccl_ranks": 2,
+        "mps": {"control": True, "running": False},
+    }
+    assert problems(box) == []
+    assert "device 1: A, 16.0 GiB, compute capability 9.0" in show(box) and "NCCL can serve 2 ranks" in show(box)
+    worse = {
+        **box,
+        "versions": {"torch": "2.9.1", "transformers": "4.57.6"},
+        "compute_mode": ["Exclusive_Process", "Default"],
+        "peer_access": [[True, False], [True, True]],
+        "mps": {"control": True, "running": True},
+    }
+    said = "\n".join(problems(worse))
+    for words in (
+        "torch is 2.9.1, and pplab is tested with 2.10 to 2.13",
+        "5.17 on",
+        "by MPS only",
+        "0 to 1",
+        "already",
+    ):
+        assert words in said
+    assert "torch is 2.14.0" in problems({**box, "versions": {"torch": "2.14.0", "transformers": "5.23.0"}})[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"form": 2}, "its form is 2"),
+        ({"device": None}, "the recording has device of type NoneType"),
+        ({"parts": [{"name": "runs", "state": "done", "seconds": 1, "rows": [{"schedule": "1F1B"}]}]}, "a run has no"),
+        ({"parts": [{"name": "runs", "state": "fine", "seconds": 1, "rows": []}]}, "has the state 'fine'"),
+        ({"parts": [{"name": "runs", "state": "failed", "seconds": 1, "rows": []}]}, "failed without an error"),
+        ({"not_run": [{"what": "all"}]}, "an entry of not_run has no why"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path, change, said):
+    good = {"form": 1, "device": "A", "kind": "cuda", "date": "2026-01-01", "command": "make gpu", "versions": {}}
+    good |= {"box": {}, "parts": [], "not_run": []}
+    assert results.problems(good) == []
+    (tmp_path / "a.json").write_text(json.dumps({**good, **change}))
+    with pytest.raises(ValueError, match=said):
+        results.load(tmp_path)
+
+
+def test_a_file_that_is_not_json_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match="a.json is not JSON"):
+        results.load(tmp_path)
+
+
+def test_without_a_gpu_the_command_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = subprocess.run([sys.executable, "benchmarks/gpu.py"], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 1 and "needs a CUDA device, and torch finds none here" in done.stderr
+
+
+class FakeEvent:
+    """A CUDA event on a stream that reaches it at once, on a clock that runs from another zero."""
+
+    now_ms = 0.0
+
+    def __init__(self, enable_timing: bool):
+        assert enable_timing
+
+    def record(self) -> None:
+        FakeEvent.now_ms += 1
+        self.at = FakeEvent.now_ms
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return other.at - self.at
+
+
+def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
+    from pplab.runtime import trace
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
+    readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
+    monkeypatch.setattr(trace.time, "perf_counter_ns", lambda: next(readings))
+    clock = trace.CudaClock()
+    clock.tie()
+    assert clock.error_ns == 10_000
+    assert clock.resolve([clock.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
+
+
+def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
+    from pplab.runtime.trace import Allocator
+
+    assert Allocator(torch.device("cpu"), []).read() is None
+    layer = torch.nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    said = []
+    for name, answer in (("synchronize", None), ("reset_peak_memory_stats", None), ("memory_allocated", 100)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name, answer=answer: said.append(name) or answer)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 700)
+    allocator = Allocator(torch.device("cuda:1"), [layer])
+    assert layer.weight.grad is None and allocator.read() == (100, 700)
+    assert said == ["synchronize", "reset_peak_memory_stats", "memory_allocated"]

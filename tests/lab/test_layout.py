@@ -1,0 +1,355 @@
+"""Layouts: who communicates with whom, what it costs, and links fitted to measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+import pplab as pp
+from pplab import builders, figures, formulas, lab
+from pplab.lab.layout import AXES, Layout, Machine, Transformer, best, dp_degree, layouts, plan
+
+MODEL = Transformer(num_layers=8, width=1024, sequence=512)
+FAST, SLOW = pp.Link(1e-6, 100e9), pp.Link(1e-5, 10e9)
+MACHINE = Machine(4, FAST, SLOW, flops=1e14, memory=80e9)
+
+
+@pytest.mark.parametrize("order", ["-".join(axes) for axes in permutations(AXES)])
+def test_groups_cut_the_ranks_along_each_axis(order):
+    layout = Layout(tp=2, pp=3, dp=4, order=order)
+    assert len({tuple(layout.place(rank).items()) for rank in range(24)}) == 24
+    for axis in AXES:
+        groups = layout.groups(axis)
+        assert sorted(rank for group in groups for rank in group) == list(range(24))
+        for group in groups:
+            places = [layout.place(rank) for rank in group]
+            assert [place.pop(axis) for place in places] == list(range(getattr(layout, axis)))
+            assert all(place == places[0] for place in places)
+    first = order.split("-")[0]
+    assert layout.groups(first)[0] == tuple(range(getattr(layout, first)))
+
+
+def test_megatrons_default_keeps_tensors_inside_and_the_pipeline_outside():
+    layout = Layout(tp=8, pp=4, dp=2)
+    assert [axis for axis in AXES if layout.crosses(axis, 8)] == ["dp", "pp"]
+    assert layout.groups("pp")[0] == (0, 16, 32, 48) and layout.groups("dp")[0] == (0, 8)
+    inverted = Layout(tp=8, pp=4, dp=2, order="pp-dp-tp")
+    assert [axis for axis in AXES if inverted.crosses(axis, 8)] == ["tp"]
+
+
+def test_replicate_is_the_layout_with_the_pipeline_nearest():
+    layout = Layout(pp=4, dp=2, order="pp-dp-tp")
+    assert layout.groups("pp") == lab.replicate(pp.build("1F1B", num_ranks=4, num_microbatches=4), 2).replicas
+
+
+def test_the_data_parallel_degree_is_what_is_left():
+    assert (dp_degree(512, 8, 4), dp_degree(32, 8, 2)) == (16, 2)
+    with pytest.raises(ValueError, match="500 ranks don't divide into replicas of 8 x 4 = 32"):
+        dp_degree(500, 8, 4)
+    found = list(layouts(16))
+    assert all(each.num_ranks == 16 for each in found) and len(set(found)) == len(found) == 15
+
+
+def test_a_plan_without_communication_is_the_schedules_closed_form():
+    free = Machine(4, pp.Link(), pp.Link(), flops=1e14, memory=80e9)
+    found = plan(MODEL, free, Layout(tp=2, pp=4, dp=2), batch=32)
+    forward = 2 * MODEL.layer_flops(1) / 2 / 1e14
+    assert found.timeline.makespan == pytest.approx(formulas.floor_makespan(4, 16, forward, 2 * forward))
+    assert found.step_s == found.timeline.makespan and found.tp_s == found.dp_s == 0
+    assert found.compute_s == pytest.approx(16 * 3 * forward)
+
+
+def test_what_a_plan_sends():
+    found = plan(MODEL, MACHINE, Layout(tp=2, pp=4, dp=2), batch=32, microbatch=2)
+    boundary = 2 * 512 * 1024 * 2
+    assert MODEL.boundary_bytes(2) == boundary
+    assert found.sent_bytes["pp"] == 8 * 2 * boundary / 2  # 8 microbatches, one each way, half per tensor rank
+    assert found.sent_bytes["tp"] == 8 * 2 * 4 * 2 * (1 / 2) * boundary
+    assert found.sent_bytes["dp"] == 2 * (1 / 2) * 2 * 12 * 1024**2 / 2 * 2
+    all_reduce = formulas.ring_all_reduce_time(2, boundary, FAST.latency, FAST.bandwidth)
+    assert found.tp_s == pytest.approx(8 * 2 * 4 * all_reduce)
+    alone = plan(MODEL, MACHINE, Layout(), batch=4)
+    assert set(alone.sent_bytes.values()) == {0} and alone.tp_s == alone.dp_s == 0
+    assert alone.memory_bytes == 8 * 12 * 1024**2 * 16 + 34 * 512 * 1024 * 8
+    sharded = plan(MODEL, MACHINE, Layout(dp=4), batch=4, shard_optimizer=True)
+    assert sharded.memory_bytes == 8 * 12 * 1024**2 * 7 + 34 * 512 * 1024 * 8
+
+
+@pytest.mark.parametrize("name", [builder.name for builder in builders.ALL])
+def test_no_schedule_changes_the_work(name):
+    """8 microbatches of 16 layers of 12 C^2 parameters, over four ranks of two GPUs each."""
+    model = replace(MODEL, num_layers=16)
+    layout, tokens = Layout(tp=2, pp=4), 8 * 512
+    forward_s = (2 * 12 * 1024**2 + 2 * 512 * 1024) * tokens * 16 / 8 / 1e14
+    found = plan(model, MACHINE, layout, batch=8, schedule=name)
+    all_reduce = formulas.ring_all_reduce_time(2, 512 * 1024 * 2, FAST.latency, FAST.bandwidth)
+    assert found.compute_s == pytest.approx(3 * forward_s)
+    assert found.tp_s == pytest.approx(8 * 4 * 4 * all_reduce)
+    assert found.timeline.busy == pytest.approx([found.compute_s + found.tp_s] * 4)
+    again = plan(model, MACHINE, layout, batch=8, schedule=name, recompute=True)
+    assert again.timeline.busy == pytest.approx([4 * forward_s + 8 * 4 * 6 * all_reduce] * 4)
+    assert again.compute_s == pytest.approx(4 * forward_s)
+    head = plan(replace(model, vocabulary=5000), MACHINE, layout, batch=8, schedule=name)
+    assert sum(head.timeline.busy) - sum(found.timeline.busy) == pytest.approx(3 * 2 * 5000 * 1024 * tokens / 2 / 1e14)
+
+
+@pytest.mark.parametrize(
+    ("name", "M", "held", "copies"),  # stages' activations on the fullest rank, in layers of 16
+    [
+        ("naive", 8, 4, 1),
+        ("GPipe", 8, 8 * 4, 1),
+        ("1F1B", 8, 4 * 4, 1),
+        ("Interleaved1F1B", 8, 11 * 2, 1),  # 2(P-1) + P + 1 of half the layers
+        ("DualPipe", 8, 5 * 4, 2),
+        ("DualPipeV", 8, 9 * 2, 1),
+    ],
+)
+def test_what_a_rank_holds(name, M, held, copies):
+    model, one = replace(MODEL, num_layers=16), 12 * 1024**2
+    found = plan(model, MACHINE, Layout(pp=4), M, schedule=name)
+    assert found.memory_bytes == pytest.approx(copies * 4 * one * 16 + held * 34 * 512 * 1024)
+    reduced = formulas.ring_all_reduce_time(copies, copies * 4 * one * 2, FAST.latency, FAST.bandwidth)
+    assert found.dp_s == pytest.approx(reduced)
+    assert found.sent_bytes["dp"] == (copies - 1) * copies * 4 * one * 2
+
+
+def test_recomputing_keeps_the_inputs_of_layers():
+    model, state, number = replace(MODEL, num_layers=16), 4 * 12 * 1024**2 * 16, 512 * 1024
+    whole = plan(model, MACHINE, Layout(pp=4), 8, recompute=True)
+    assert whole.memory_bytes == state + 4 * 4 * 2 * number + 32 * number  # one layer again during a backward
+    split = plan(model, MACHINE, Layout(pp=4), 8, recompute=True, schedule="ZB-H1")
+    deferred = pp.build("ZB-H1", num_ranks=4, num_microbatches=8)
+    most = max(inputs * 4 * 2 + waiting * 4 * 34 for inputs, waiting in _kept(deferred.rows))
+    assert split.memory_bytes == state + most * number
+
+
+def _kept(rows):
+    """Per rank and moment: microbatches that wait for I with their inputs, and that have all for I or for W."""
+    for row in rows:
+        inputs = waiting = 0
+        for action in map(str, row):
+            inputs += ("F" in action) - ("I" in action or "B" in action)
+            if "B" in action:
+                yield inputs, waiting + 1
+            waiting += "I" in action
+            yield inputs, waiting
+            waiting -= "W" in action
+
+
+@pytest.mark.parametrize(
+    ("name", "M", "crossings"), [("naive", 1, 2), ("GPipe", 1, 2), ("LoopedBFS", 1, 6), ("V-Min", 1, 4)]
+)
+def test_every_link_between_nodes_has_its_price(name, M, crossings):
+    """Alone in the pipeline, a microbatch waits for each crossing: ranks 1 to 2, and in a loop from 3 to 0 as well."""
+    model, free = replace(MODEL, num_layers=16), pp.Link()
+    slow = pp.Link(1.0)
+    one, two = (plan(model, Machine(n, free, slow, 1e14, 80e9), Layout(pp=4), M, schedule=name) for n in (4, 2))
+    assert two.timeline.makespan - one.timeline.makespan == pytest.approx(crossings)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_microbatch"),
+    [("1F1B", 2), ("Interleaved1F1B", 4), ("ZBVZeroBubble", 4), ("DualPipe", 2), ("DualPipeV", 4)],
+)
+def test_what_several_stages_send(name, per_microbatch):
+    """A middle rank sends down and up for each of its stages; DualPipe's two see half of the microbatches each."""
+    found = plan(replace(MODEL, num_layers=16), MACHINE, Layout(pp=4), 8, schedule=name)
+    assert found.sent_bytes["pp"] == 8 * per_microbatch * 512 * 1024 * 2
+
+
+LLAMA = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
+ETHERNET = Machine(1, pp.Link(), pp.Link(0, 3.125e9), flops=400e12, memory=80e9)
+LOOP_CUT, V_CUT = (3, 4, 4, 4, 4, 5, 5, 3), (4, 4, 4, 4, 5, 5, 4, 2)
+
+# Of four GPUs over 25-gigabit Ethernet, worked out with stages' times and sizes by hand, apart from `plan`:
+# schedule, cut, GB of the worst rank, and per M: step in s, busy in %, dollars for a billion tokens at 2 an hour
+CASE = [
+    ("naive", None, 45.5, {4: (4.73, 22, 321), 8: (9.46, 22, 321), 16: (18.93, 22, 321), 32: (37.85, 22, 321)}),
+    ("GPipe", None, 72.8, {4: (2.12, 50, 144)}),
+    ("GPipe", None, 109, {8: (3.37, 63, 114)}),
+    ("GPipe", None, 182, {16: (5.86, 72, 99)}),
+    ("GPipe", None, 328, {32: (10.85, 78, 92)}),
+    ("1F1B", None, 72.8, {4: (2.12, 50, 144), 8: (3.37, 63, 114), 16: (5.86, 72, 99), 32: (10.85, 78, 92)}),
+    ("1F1B", (8, 9, 8, 7), 72.8, {4: (2.08, 51, 141), 8: (3.26, 65, 110), 16: (5.65, 75, 96), 32: (10.40, 81, 88)}),
+    ("eager-1F1B", None, 72.8, {4: (2.12, 50, 144)}),
+    ("eager-1F1B", None, 100.2, {8: (3.37, 63, 114), 16: (5.86, 72, 99), 32: (10.85, 78, 92)}),
+    ("Interleaved1F1B", None, 72.8, {4: (1.92, 55, 130)}),
+    ("Interleaved1F1B", None, 86.5, {8: (3.17, 67, 107), 16: (5.66, 74, 96), 32: (10.65, 79, 90)}),
+    ("Interleaved1F1B", LOOP_CUT, 77.0, {8: (2.95, 71, 100), 16: (5.20, 81, 88), 32: (9.70, 87, 82)}),
+    ("LoopedBFS", None, 72.8, {4: (1.92, 55, 130)}),
+    ("LoopedBFS", None, 109, {8: (3.00, 70, 102)}),
+    ("LoopedBFS", None, 182, {16: (5.49, 77, 93)}),
+    ("ZB-H1", None, 72.8, {4: (1.56, 68, 106), 8: (2.81, 75, 95), 16: (5.30, 80, 90), 32: (10.29, 82, 87)}),
+    ("ZB-H2", None, 72.8, {4: (1.60, 66, 108)}),
+    ("ZB-H2", None, 100.2, {8: (2.81, 75, 95), 16: (5.30, 80, 90), 32: (10.29, 82, 87)}),
+    ("ZBVZeroBubble", None, 67.5, {4: (1.61, 66, 109)}),
+    ("ZBVZeroBubble", None, 81.2, {8: (2.75, 77, 93), 16: (5.25, 80, 89), 32: (10.24, 82, 87)}),
+    ("ZBVZeroBubble", V_CUT, 74.3, {8: (2.62, 80, 89), 16: (4.85, 87, 82), 32: (9.30, 91, 79)}),
+    ("DualPipe", None, 118.3, {8: (2.51, 84, 85), 16: (4.88, 86, 83), 32: (9.61, 88, 81)}),
+    ("DualPipeV", None, 85.8, {8: (2.94, 72, 100), 16: (5.60, 75, 95), 32: (10.85, 78, 92)}),
+    ("DualPipeV", V_CUT, 77.0, {8: (2.97, 71, 101)}),
+]
+
+
+@pytest.mark.parametrize(("name", "cut", "memory", "rows"), CASE)
+def test_the_running_case(name, cut, memory, rows):
+    for M, (step, busy, dollars) in rows.items():
+        found = plan(LLAMA, ETHERNET, Layout(pp=4), M, schedule=name, cut=cut)
+        seconds = found.timeline.makespan
+        assert found.memory_bytes / 1e9 == pytest.approx(memory, rel=0.01)
+        assert seconds == pytest.approx(step, rel=0.01)
+        assert 100 * sum(found.timeline.busy) / (4 * seconds) == pytest.approx(busy, abs=0.6)
+        assert 1e9 / (8192 * M) * seconds * 4 * 2 / 3600 == pytest.approx(dollars, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "most"),
+    [
+        ("V-Half", 72.1, {8: 3.10, 16: 5.60, 32: 10.59}),
+        ("V-Min", 63.0, {4: 2.13, 8: 3.64, 16: 6.65, 32: 12.67}),
+    ],
+)
+def test_the_running_case_under_controlled_memory(name, memory, most):
+    """The steps are those of the repeated building block, worked out likewise: what squeezes it may only be faster."""
+    for M, step in most.items():
+        found = plan(LLAMA, ETHERNET, Layout(pp=4), M, schedule=name)
+        assert found.memory_bytes / 1e9 == pytest.approx(memory, rel=0.01)
+        assert found.compute_s < found.timeline.makespan < 1.01 * step
+
+
+def test_the_running_case_by_hand():
+    """Sizes from the matrices' shapes; GPipe's step with the last stage as its slowest."""
+    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
+    assert LLAMA.parameters == 32 * layer + 2 * 128256 * 4096 and round(LLAMA.parameters / 1e9, 2) == 8.03
+    assert LLAMA.layer_bytes(1) == 34 * 8192 * 4096 and Transformer(1, 64, 10).layer_bytes(3) == 34 * 64 * 30
+    stage = 8 * (2 * layer * 8192 + 2 * 8192**2 * 4096) / 400e12
+    head, message = 2 * 128256 * 4096 * 8192 / 400e12, 8192 * 4096 * 2 / 3.125e9
+    assert (round(stage * 1e3, 1), round(head * 1e3, 1), round(message * 1e3, 1)) == (82.5, 21.5, 21.5)
+    found = plan(LLAMA, ETHERNET, Layout(pp=4), 8, schedule="GPipe")
+    assert found.timeline.makespan == pytest.approx(8 * 3 * (stage + head) + 3 * 3 * stage + 6 * message)
+    assert found.memory_bytes == pytest.approx(16 * (8 * layer + 128256 * 4096) + 8 * 8 * 34 * 8192 * 4096)
+    alone = plan(LLAMA, ETHERNET, Layout(), 1)
+    assert alone.memory_bytes == pytest.approx(128.5e9 + 32 * 34 * 8192 * 4096, rel=1e-3)
+
+
+def test_tensor_ranks_on_several_nodes_are_slower():
+    usual, inverted = (plan(MODEL, MACHINE, Layout(4, 4, 1, order), 16) for order in ("tp-dp-pp", "pp-dp-tp"))
+    assert usual.tp_s < inverted.tp_s / 5 and usual.step_s < inverted.step_s
+    assert usual.compute_s == pytest.approx(inverted.compute_s) and usual.sent_bytes == inverted.sent_bytes
+
+
+def test_the_best_plan_fits():
+    plans = [plan(MODEL, MACHINE, layout, 64) for layout in layouts(8) if layout.pp <= 8]
+    roomy, tight = best(plans, 80e9), best(plans, 0.4e9)
+    assert roomy.step_s == min(each.step_s for each in plans) and tight.memory_bytes <= 0.4e9
+    assert tight.step_s >= roomy.step_s
+    with pytest.raises(ValueError, match="no layout fits in 1e\\+06 bytes"):
+        best(plans, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "message"),
+    [
+        (Layout(dp=3), 32, "a batch of 32 doesn't divide into 3 replicas"),
+        (Layout(pp=3), 32, "8 layers don't divide into 3 stages"),
+        (Layout(tp=3), 32, "width 1024 doesn't divide into 3 parts"),
+        (Layout(), 0, "a batch of 0 doesn't divide"),
+    ],
+)
+def test_what_does_not_divide_is_refused(layout, batch, message):
+    with pytest.raises(ValueError, match=message):
+        plan(MODEL, MACHINE, layout, batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "Interleaved1F1B", "stages_per_rank": 3}, "8 layers don't divide into 6 stages: give cut"),
+        ({"cut": (4, 2, 2)}, "cut must say for each of 2 stages how many of 8 layers it has, got \\(4, 2, 2\\)"),
+        ({"cut": (4, 5)}, "cut must say"),
+        ({"cut": (9, -1)}, "cut must say"),
+        ({"schedule": "DualPipe"}, "DualPipe on 2 ranks needs an even number of microbatches"),
+        ({"schedule": "2F2B"}, "unknown schedule '2F2B'"),
+        ({"stages_per_rank": 2}, "unknown option of 1F1B 'stages_per_rank'"),
+    ],
+)
+def test_a_plan_says_what_it_cannot_take(options, message):
+    with pytest.raises(ValueError, match=message):
+        plan(MODEL, MACHINE, Layout(pp=2), 3, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 6}, "width must be a multiple of heads"),
+        ({"heads": 8, "kv_heads": 3}, "and heads of kv_heads, got 1024, 8 and 3"),
+        ({"kv_heads": 4}, "and heads of kv_heads, got 1024, 1 and 4"),
+        ({"vocabulary": -1}, "vocabulary must be at least 1"),
+        ({"mlp_width": 0}, "mlp_width must be at least 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        replace(MODEL, **options)
+
+
+def test_a_bad_layout_is_refused():
+    with pytest.raises(ValueError, match="tp must be at least 1"):
+        Layout(tp=0)
+    with pytest.raises(ValueError, match="order must name each of tp, dp and pp once"):
+        Layout(order="tp-pp")
+    with pytest.raises(ValueError, match="axis must be tp, dp or pp, got 'ep'"):
+        Layout().groups("ep")
+
+
+def test_the_ring_formulas_are_those_of_a_ring():
+    """Every rank sends a part to its neighbour, all at once, n-1 rounds to add up and n-1 to spread."""
+    for n in (1, 2, 3, 8):
+        held = [[{(rank, part)} for part in range(n)] for rank in range(n)]
+        rounds = 0
+        for phase in range(2):
+            for step in range(n - 1):
+                sent = [((rank - step + phase) % n, held[rank][(rank - step + phase) % n]) for rank in range(n)]
+                for rank, (part, terms) in enumerate(sent):
+                    held[(rank + 1) % n][part] = held[(rank + 1) % n][part] | terms
+                rounds += 1
+        assert all(len(part) == n for row in held for part in row)
+        assert formulas.ring_all_reduce_time(n, 12.0, 0.5, 4.0) == pytest.approx(rounds * (0.5 + 12 / n / 4))
+
+
+def test_a_line_is_found_in_times():
+    from pplab.lab.probe import fit_link
+
+    link = fit_link({size: 0.05 + size / 2e6 for size in (64, 4096, 2**20)})
+    assert link.latency == pytest.approx(0.05) and link.bandwidth == pytest.approx(2e6)
+    assert fit_link({1: 0.5, 1000: 0.4}).bandwidth == float("inf")
+    with pytest.raises(ValueError, match="at least two sizes, got 1"):
+        fit_link({1: 1.0})
+
+
+@pytest.mark.slow
+def test_links_and_reductions_are_measured():
+    from pplab.lab.probe import all_reduce_times, measure_link
+    from pplab.runtime import Pool
+
+    with Pool(2, device="cpu") as pool:
+        link = measure_link(pool, sizes=(64, 2**20), count=5)
+        small, large = (min(pool.run(all_reduce_times, size, 5)[0]) for size in (4, 2**22))
+    assert 0 < link.latency < 100 and 1e3 < link.bandwidth
+    assert 0 < small < large
+
+
+def test_a_small_layout_is_drawn_with_what_it_sends():
+    import matplotlib
+
+    matplotlib.use("Agg")
+
+    ax = lab.ranks(plan(MODEL, MACHINE, Layout(2, 2, 2), 16), ranks_per_node=4)
+    assert [t.get_text() for t in ax.texts] == [*map(str, range(8)), "node 0", "node 1"]
+    assert len(ax.lines) == 12 and "2 x 2 x 2" in figures.alternative_text(ax.figure)
+    assert [t.get_text().split(":")[0] for t in ax.get_legend().get_texts()] == ["tensor", "pipeline", "data"]
+    matplotlib.pyplot.close(ax.figure)
+    with pytest.raises(ValueError, match="at most 32 ranks"):
+        lab.ranks(plan(MODEL, MACHINE, Layout(8, 8, 1), 16), ranks_per_node=4)

@@ -1,0 +1,172 @@
+"""MPS is started, used and ended as NVIDIA documents it, tried with a stand-in for its control program: that nothing
+stays behind can be seen without a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import modules
+from pplab.lab.mps import CONTROL, Mps, choose_share
+from pplab.runtime import Pool, devices, launch
+
+pytestmark = pytest.mark.slow
+
+# Serves until "quit" as nvidia-cuda-mps-control does, with one server and as many clients as the file `clients` says.
+DAEMON = """#!/bin/sh
+cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+if [ "$1" = -f ]; then
+  echo $$ > nvidia-cuda-mps-control.pid
+  sleep 1000 & echo $! > server
+  [ -p control ] || mkfifo control
+  cat control > /dev/null  # until somebody says quit
+  exit 0
+fi
+[ -p control ] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
+read command argument
+case "$command" in
+  get_server_list) cat server;;
+  get_client_list) seq 100 $((99 + ${FAKE_CLIENTS:-2}));;
+  quit) echo quit > control;;
+esac
+"""
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch) -> Path:
+    """A folder on the PATH with a control program that works."""
+    path = tmp_path / "bin" / CONTROL
+    path.parent.mkdir()
+    path.write_text(DAEMON)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    return path
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes that know an MPS folder, without this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CUDA_MPS_PIPE_DIRECTORY", "").startswith(str(folder)):
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+def assert_gone(folder: Path) -> None:
+    """Within some seconds no process knows the folder, and nothing is in it."""
+    until = time.monotonic() + 15
+    while (processes_of(folder) or any(folder.glob("mps*"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not processes_of(folder) and not any(folder.glob("mps*"))
+
+
+def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    mps = Mps(tmp_path, 25)
+    assert mps.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps"),
+        "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "mps-log"),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    }
+    assert mps.num_clients() == 2
+    assert len(processes_of(tmp_path)) >= 3  # the guard, the daemon, its server
+    assert not any("CUDA_VISIBLE_DEVICES" in process.environ() for process in processes_of(tmp_path))
+    mps.close()
+    mps.close()
+    assert_gone(tmp_path)
+
+
+def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
+    monkeypatch.setattr("pplab.lab.mps.END_S", 1)
+    control.write_text(DAEMON.replace("echo quit > control", "true"))
+    mps = Mps(tmp_path, 50)
+    mps.close()
+    until = time.monotonic() + 5
+    while processes_of(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not processes_of(tmp_path)
+
+
+def test_a_daemon_that_does_not_start_says_why(control, tmp_path, monkeypatch):
+    monkeypatch.setattr("pplab.lab.mps.START_S", 1)
+    control.write_text('#!/bin/sh\necho "MPS is not supported here"; exit 1\n')
+    with pytest.raises(RuntimeError, match='did not answer within 1 s.*share="turns".*MPS is not supported here'):
+        Mps(tmp_path, 50)
+    assert_gone(tmp_path)
+
+
+def test_a_daemon_ends_with_the_process_that_started_it(control, tmp_path):
+    code = f"""
+        import time
+        from pathlib import Path
+        from pplab.lab.mps import Mps
+        mps = Mps(Path({str(tmp_path)!r}), 50)
+        print("up", flush=True)
+        time.sleep(100)
+    """
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "up\n"
+    assert processes_of(tmp_path)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    assert_gone(tmp_path)
+
+
+@pytest.mark.parametrize("clients", [2, 1])
+def test_a_pools_ranks_get_their_share_and_take_mps_along_when_they_end(control, monkeypatch, clients):
+    monkeypatch.setenv("FAKE_CLIENTS", str(clients))
+    monkeypatch.setattr(launch, "choose_share", lambda share, devices: 50)
+    with Pool(2, device="cpu", share="mps") as pool:
+        found = pool.run(modules.environment, "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        assert found[0] == found[1] and found[0][1] == "50"
+        folder = Path(found[0][0]).parent
+        assert any("MPS lists 1 of 2 ranks" in note for note in pool.notes) == (clients == 1)
+    assert not processes_of(folder) and not folder.exists()
+    with Pool(2, device="cpu", share="mps") as pool:
+        folder = Path(pool.run(modules.environment, "CUDA_MPS_PIPE_DIRECTORY")[0][0]).parent
+        with pytest.raises(launch.RankError):
+            pool.run(modules.crash)
+    assert not processes_of(folder) and not folder.exists()
+
+
+def test_what_mps_is_not_for_is_refused(monkeypatch):
+    assert choose_share("turns", ["cuda:0", "cuda:0"]) is None
+    with pytest.raises(ValueError, match="these have the CPU: leave it out"):
+        Pool(2, device="cpu", share="mps")
+    with pytest.raises(ValueError, match="these have a GPU each"):
+        choose_share("mps", ["cuda:0", "cuda:1"])
+    with pytest.raises(ValueError, match="unknown share 'mig'"):
+        Pool(2, device="cpu", share="mig")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match=f"needs {CONTROL}.*isn't on the PATH"):
+        choose_share("mps", ["cuda:0", "cuda:0"])
+
+
+def test_a_share_is_an_equal_part_of_the_fullest_gpu(control):
+    assert choose_share("mps", ["cuda:0"] * 4) == 25
+    assert choose_share("mps", ["cuda:0", "cuda:1", "cuda:0"]) == 50
+
+
+def test_notes_say_what_a_shared_gpu_shows():
+    taking_turns = devices.notes(["cuda:0"] * 4, 8)[0]
+    assert taking_turns.startswith("4 ranks share 1 GPU, where processes take turns")
+    beside = devices.notes(["cuda:0"] * 4, 8, 25)[0]
+    assert "at most 25 % of the multiprocessors" in beside and "only as far as" in beside
+    assert devices.notes(["cuda:0", "cuda:1"], 8) == []
+    assert devices.paced_notes(["cuda:0"] * 2, ["turns"], False) == ["turns"]
+    assert devices.paced_notes(["cpu"] * 2, [], True) == []
+    assert "the durations say nothing about the GPU" in devices.paced_notes(["cuda:0"] * 2, ["turns"], True)[1]
+    (paced,) = devices.paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"], True)
+    assert "the order and the waits are the schedule's" in paced and "share" not in paced

@@ -1,0 +1,75 @@
+"""Lowered rows whose messages queue: where they deadlock, what an early receive costs."""
+
+from __future__ import annotations
+
+import pytest
+
+import pplab as pp
+from conftest import random_costs, random_schedule
+from pplab import figures, lab
+from pplab.lab.queues import QUEUES, compute_of, parse_lowered
+from pplab.lab.torch_rows import lower_by_torch
+
+
+def test_without_queues_it_is_the_simulator(rng):
+    s = random_schedule(rng, overlap_share=0.3)
+    costs = random_costs(rng, s.num_stages, s.num_ranks, queues=False)
+    for ahead in (0, 1, 5):
+        timeline = lab.simulate_lowered(pp.lower(s, ahead=ahead), costs, queue="none")
+        assert timeline.spans == pp.simulate(s, costs).spans
+
+
+def test_torchs_order_never_deadlocks_and_queues_only_cost(rng):
+    """torch puts a send and its receive into both rows at one moment, so all queues agree on one order."""
+    s = random_schedule(rng)
+    costs = random_costs(rng, s.num_stages, s.num_ranks, queues=False)
+    rows = lower_by_torch(s)
+    assert compute_of(rows).rows == s.rows
+    times = [lab.simulate_lowered(rows, costs, queue=queue).makespan for queue in QUEUES]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == pp.simulate(s, costs).makespan
+
+
+@pytest.mark.parametrize(("P", "M"), [(3, 6), (4, 8), (5, 10), (8, 16)])
+def test_a_front_loaded_receive_makes_the_warm_up_a_round_trip(P, M):
+    rows = lower_by_torch(pp.build("Interleaved1F1B", num_ranks=P, num_microbatches=M))
+    for f in (1, 3):
+        timeline = lab.simulate_lowered(rows, pp.Costs(f, f, f))
+        back = {str(x.action): x.end for x in timeline.others}
+        assert [back[f"{P}RECV_F{m}"] for m in range(P)] == [(1 + (m + 1) * (P - 1)) * f for m in range(P)]
+
+
+def test_what_it_costs():
+    rows = lower_by_torch(pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8))
+    assert [lab.simulate_lowered(rows, queue=queue).makespan for queue in QUEUES] == [70, 57, 57, 57]
+    slow = pp.Costs(latency=1)
+    assert lab.simulate_lowered(rows, slow).makespan > pp.simulate(compute_of(rows), slow).makespan
+
+
+def test_a_deadlock_of_messages_is_located():
+    rows = parse_lowered(
+        ["0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"]
+    )
+    lab.simulate_lowered(rows, queue="none")
+    with pytest.raises(pp.ScheduleError, match="rank 0 waits at 0B0 with 0SEND_F1 at the head.*1SEND_B0 at the head"):
+        lab.simulate_lowered(rows)
+    crossed = parse_lowered("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1")
+    with pytest.raises(pp.ScheduleError, match="with 1RECV_F1 at the head"):
+        lab.simulate_lowered(crossed, queue="channel")
+
+
+def test_rows_are_read_from_text():
+    assert parse_lowered("0UNSHARD,0F0,,0SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
+        ["0F0 0SEND_F0", ["1RECV_F0", pp.parse("1F0")]]
+    )
+    with pytest.raises(ValueError, match="unknown queue 'stream'"):
+        lab.simulate_lowered(parse_lowered("0F0,0B0"), queue="stream")
+
+
+def test_the_drawing_says_what_stands_longest():
+
+    s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
+    column = lab.messages([pp.simulate(s), lab.simulate_lowered(lower_by_torch(s), name="queued")])
+    said = figures.alternative_text(column[0].figure)
+    assert "makespan 57" in said and said.endswith("112 messages, of which the longest stands for 4")
+    assert figures.figure_html(column[0].figure).count("<svg") == 1

@@ -1,0 +1,129 @@
+"""torch's interpreter with rows of ours, and what torch's step does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import modules
+import pplab as pp
+from pplab.lab.queues import parse_lowered
+from pplab.lab.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
+from pplab.runtime import Pool, RankError
+from pplab.runtime.checks import check_job, check_transport
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2, device="cpu") as pool:
+        yield pool
+
+
+def stages(count: int):
+    torch.manual_seed(0)
+    return modules.workload(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(count)))
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_torch_runs_lowered_rows(pool, name):
+    s = pp.build(name, num_ranks=2, num_microbatches=4)
+    assert train_lowered(pool, pp.lower(s, ahead=1), stages(4), steps=1, check_gradients=True).gradients.equal
+    rows = lower_by_torch(s)
+    run = train_lowered(pool, rows, stages(4), steps=1, one_queue=True, check_gradients=True)
+    assert run.gradients.equal and run.engine == "torch" and run.transport == "gloo"
+    for rank, row in enumerate(rows):
+        posted = [str(x) for x in row if "SEND" in str(x) or "RECV" in str(x)]
+        spans = [x for x in run.timeline.others if x.rank == rank]
+        assert [str(x.action) for x in spans] == posted
+        assert all(a.end <= b.start for a, b in zip(spans, spans[1:], strict=False))
+
+
+def test_messages_that_would_hang_are_refused_before_anything_runs(pool):
+    rows = pp.lower(pp.build("1F1B", num_ranks=2, num_microbatches=4))
+    assert train_lowered(pool, rows, stages(2), steps=1, check_gradients=True).gradients.equal
+    with pytest.raises(pp.ScheduleError, match="deadlock of messages"):
+        train_lowered(pool, rows, stages(2), one_queue=True)
+    swapped = parse_lowered(
+        ["0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1"]
+    )
+    with pytest.raises(pp.ScheduleError, match="1RECV_F1 at the head"):
+        train_lowered(pool, swapped, stages(2))
+
+
+def test_torch_can_be_paced(pool):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pool.train(s, stages(2), engine="torch", pace=pp.Costs(4, 4, 4, unit="ms"), steps=1)
+    assert run.how == "paced" and run.transport == "gloo" and run.timeline.makespan >= 60
+    assert all(x.end - x.start >= 3.99 * (2 if "B" in str(x.action) else 1) for x in run.timeline.spans)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_what_a_step_of_torch_returns(pool, name):
+    first, last = pool.run(take_steps, stages(2), name, 4, 3)
+    assert first["returned"] is None and last["returned"] == (8, 6)
+    assert first["losses"] == [] and len(last["losses"]) == 4
+    assert first["calls"] == last["calls"] == [5, 4, 4]  # the first step runs the module once more, for the shapes
+    for seen in (first, last):  # each step divides by the microbatches what the steps before have left, too
+        once, twice, thrice = seen["gradients"]
+        assert np.allclose(twice, once * (1 + 1 / 4), rtol=1e-4)
+        assert np.allclose(thrice, once * (1 + 1 / 4 + 1 / 16), rtol=1e-4)
+
+
+def test_gradients_accumulate_where_torch_doesnt_scale(pool):
+    scaled, plain = (pool.run(take_steps, stages(2), "1F1B", 4, 2, scale)[0] for scale in (True, False))
+    once, twice = plain["gradients"]
+    assert np.allclose(once, 4 * scaled["gradients"][0], rtol=1e-4) and np.allclose(twice, 2 * once, rtol=1e-4)
+
+
+def test_an_error_in_torchs_runtime_names_no_action_that_it_isnt_about():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    layers = [nn.Linear(6, 6), modules.RaisesInForward()]
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError) as caught:
+        pool.train(s, modules.workload(*layers), engine="torch")
+    assert caught.value.action is None and "the third forward fails" in str(caught.value)
+    assert caught.value.cause.startswith("rank 1 failed in a step of torch's runtime: ")
+
+
+def test_an_order_that_torch_loses_track_of_is_refused(pool):
+    s = pp.Schedule(["0F0 0F1 0B0 0B1".split(), "1F1 1F0 1B0 1B1".split()], "swapped")
+    assert pool.train(s, stages(2), steps=1, check_gradients=True).gradients.equal
+    with pytest.raises(ValueError, match="in the order 1, 0, and torch's runtime would take"):
+        pool.train(s, stages(2), engine="torch")
+
+
+def test_torchs_lowering_takes_no_bidirectional_schedule():
+    with pytest.raises(ValueError, match="bidirectional"):
+        lower_by_torch(pp.build("DualPipe", num_ranks=4, num_microbatches=8))
+
+
+def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything_starts():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    by_torch = check_job(s, stages(2), 2, engine="torch")
+    check_transport(by_torch, ["cpu"] * 2, "gloo")
+    check_transport(by_torch, ["cuda:0", "cuda:1"], "nccl")
+    with pytest.raises(ValueError, match="can't send between ranks that share a GPU"):
+        check_transport(by_torch, ["cuda:0"] * 2, "shared")
+    delayed = check_job(s, stages(2), 2, pace=pp.Costs(latency=1, unit="ms"))
+    check_transport(delayed, ["cpu"] * 2, "shared")
+    with pytest.raises(
+        ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'
+    ):
+        check_transport(delayed, ["cpu"] * 2, "gloo")  # under torchrun, say
+
+
+def test_a_queue_is_imitated_on_cpus_only():
+    rows = pp.lower(pp.build("1F1B", num_ranks=2, num_microbatches=4))
+    with pytest.raises(ValueError, match='make the pool with device="cpu"'):
+        train_lowered(SimpleNamespace(devices=["cuda:0"] * 2, num_ranks=2), rows, stages(2), one_queue=True)
+
+
+def test_torchs_classes_say_what_they_refuse(pool):
+    for refused in pool.run(refusals, (1, 4, 5)):
+        assert refused["1F1B", 4] == refused["GPipe", 1] == refused["ZBVZeroBubble", 1] == ""
+        assert "greater than or equal to the number of stages (2)" in " ".join(refused["1F1B", 1].split())
+        assert "multiple of the number of rounds (2), but got 5" in refused["Interleaved1F1B", 5]
+        assert "at least as many microbatches as stages" in refused["DualPipeV", 1]

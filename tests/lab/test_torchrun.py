@@ -1,0 +1,77 @@
+"""The run under torchrun on two nodes: two launchers that know each other only by an address, as on two hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pplab as pp
+
+pytestmark = pytest.mark.slow
+
+
+def launch(program: str, *rendezvous: str) -> None:
+    """Run a program as one rank on each of two nodes; `{port}` stands for a free one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    nodes = []
+    for node in range(2):
+        options = "--nnodes 2 --nproc-per-node 1 " + rendezvous[min(node, len(rendezvous) - 1)].format(port=port)
+        command = [sys.executable, "-m", "torch.distributed.run", *options.split(), *shlex.split(program)]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        nodes.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **output))
+    try:
+        printed = [node.communicate(timeout=120)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], printed
+
+
+def test_two_nodes_give_the_numbers_of_one_process(tmp_path):
+    out = tmp_path / "run.json"
+    launch(
+        "-m pplab train --device cpu --source sample --schedule 1F1B --ranks 2 --microbatches 4 --steps 2 "
+        f"--check-gradients --json {out}",
+        "--rdzv-backend c10d --rdzv-id pplab --rdzv-endpoint 127.0.0.1:{port}",
+    )
+    data = json.loads(out.read_text())
+    assert data["gradients"]["equal"] and data["peak_in_flight"] == [2, 1] and len(data["losses"]) == 2
+    assert data["transport"] == "gloo"
+    assert any("each host's clock is tied to rank 0's" in note for note in data["notes"])
+
+
+def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path):
+    """A step is as long, its bubble as large, and nothing arrives earlier than the said error before it was made."""
+    out = tmp_path / "runs.json"
+    address = "--master-addr 127.0.0.1 --master-port {port} --node-rank"
+    program = shlex.join([str(Path(__file__).parents[1] / "two_hosts.py"), str(out)])
+    launch(program, f"{address} 0", f"{address} 1")
+    runs = json.loads(out.read_text())
+    predicted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(20, 20, 20))
+    for run in runs.values():
+        assert 0.9 < run["step_time_ms"] / predicted.makespan < 2
+        assert run["bubble_fraction"] == pytest.approx(predicted.bubble_fraction, abs=0.15)
+        assert 0 < run["clock_error_ms"] < 20
+        assert any(f"{run['clock_error_ms']:.2f} ms off" in note for note in run["notes"])
+        for timeline in map(pp.Timeline.from_dict, run["timelines"]):
+            at = {str(span.action): span for span in timeline.spans}
+            for m in range(4):
+                assert at[f"1F{m}"].start > at[f"0F{m}"].end - run["clock_error_ms"]
+                assert at[f"0B{m}"].start > at[f"1B{m}"].end - run["clock_error_ms"]
+    assert runs["ahead"]["step_time_ms"] / runs["same"]["step_time_ms"] == pytest.approx(1, abs=0.5)
+
+
+@pytest.mark.parametrize("local, several", [("4", False), ("2", True), (None, True)])
+def test_only_the_ranks_of_one_launcher_share_a_clock_for_certain(monkeypatch, local, several):
+    from pplab.lab.torchrun import several_hosts
+
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "4"} | ({"LOCAL_WORLD_SIZE": local} if local else {}))
+    assert several_hosts() == several

@@ -1,0 +1,75 @@
+"""The book builds without a warning, and its pages need nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pages(book) -> dict[str, str]:
+    made = (path.relative_to(book) for path in book.rglob("*.html"))
+    return {str(path): (book / path).read_text() for path in made if path.parts[0] != "_static"}
+
+
+class Loaded(HTMLParser):
+    """What a page loads by itself, and its images."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.addresses: list[str] = []
+        self.images: list[dict] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        found = dict(attributes)
+        if tag in ("script", "img", "iframe", "source", "video") and "src" in found:
+            self.addresses.append(found["src"])
+        if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload", "shortcut icon"):
+            self.addresses.append(found["href"])
+        if tag == "img":
+            self.images.append(found)
+
+
+def test_every_page_is_there(pages):
+    toc = (ROOT / "_toc.yml").read_text()
+    files = re.findall(r"(?:file|root): (\S+)", toc)
+    assert len(files) >= 10
+    assert {f"{name}.html" for name in files} | {"index.html", "search.html"} <= pages.keys()
+    assert not any(name.startswith(("README", "CONTRIBUTING", ".")) for name in pages)
+
+
+def test_pages_load_nothing_from_elsewhere(pages):
+    for name, page in pages.items():
+        away = [a for a in Loaded(page).addresses if re.match(r"(https?:)?//", a)]
+        assert not away, (name, away)
+        assert "THEBE" not in page
+    assert 'src="../_static/mathjax/es5/tex-mml-chtml.js' in pages["notebooks/01_bubble_math.html"]
+
+
+def test_what_pages_load_is_in_the_book(pages, book):
+    for name, page in pages.items():
+        for address in Loaded(page).addresses:
+            assert ((book / name).parent / address.partition("?")[0]).exists(), (name, address)
+
+
+def test_every_picture_is_described(pages):
+    for name, page in pages.items():
+        for image in Loaded(page).images:
+            assert image.get("alt"), (name, image)
+        for svg in re.findall(r"<svg[^>]*>", page):
+            assert 'aria-label="' in svg or 'aria-hidden="true"' in svg, (name, svg)
+
+
+def test_chapters_show_what_they_computed(pages):
+    page = pages["notebooks/04_1f1b.html"]
+    assert "1F1B, simulated: makespan 33" in page and "1F1B, measured: makespan" in page
+    assert "deadlock" in page and "not answered" in page
+    assert "Traceback" not in page

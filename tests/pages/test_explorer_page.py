@@ -1,0 +1,471 @@
+"""The explorer and the game as a reader has them: in a browser, without a network, on pages that Sphinx made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+
+import browser as chromium
+import pplab as pp
+from pplab import palette
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+CONF = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "book" / "_ext")!r})
+extensions = ["myst_parser", "pplab_book"]
+html_static_path = [{str(ROOT / "book" / "_static")!r}]
+html_theme = "basic"
+exclude_patterns = []
+"""
+PAGES = {
+    "index.md": """# Embeds
+
+```{explorer}
+```
+
+```{explorer}
+:schedule: GPipe
+:microbatches: 1
+:forward: 8
+:backward-input: 8
+:backward-weight: 8
+:per: batch
+:until: 96
+:controls: microbatches
+```
+
+{explore}`A state <schedule=ZB-H1&latency=0.5>`
+
+```{toctree}
+book/explorer
+book/play
+plain
+```
+""",
+    "book/explorer.md": "# Explorer\n\n```{explorer}\n:page:\n```\n",
+    "book/play.md": "# Play\n\n```{play}\n```\n",
+    "plain.md": "# Nothing here\n",
+}
+
+
+def sphinx(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess:
+    """Build `pages` with the book's extension, warnings as errors."""
+    for name, text in {**pages, "conf.py": CONF}.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", str(folder), str(folder / "html")]
+    return subprocess.run(command, text=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    made = sphinx(folder, PAGES)
+    assert made.returncode == 0, made.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with chromium.launched_or_skipped() as started:
+        yield started
+
+
+@pytest.fixture
+def visit(site, browser) -> Iterator:
+    """Open a page of the site, offline. No page may log an error, or ask for anything but its files."""
+    contexts, wrong = [], []
+
+    def opened(page: str, *, width: int = 1280, settled: str = ".pplab-explorer", **options):
+        context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        tab.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "blob:", "data:")) else None)
+        tab.goto(f"{site.as_uri()}/{page}")
+        if settled:
+            tab.wait_for_selector(f"{settled}[data-ready]:not([data-busy])")
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def settle(tab) -> None:
+    """Wait until what was asked for is drawn."""
+    tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    tab.wait_for_selector(".pplab-explorer[data-ready]:not([data-busy])")
+
+
+def figures(tab, prefix: str = "") -> tuple:
+    """The figures that the first explorer of the page publishes."""
+    root = tab.locator(".pplab-explorer").first
+    names = ("makespan", "bubble-fraction", "bubble-ratio", "span-bubble-fraction")
+    numbers = [float(root.get_attribute(f"data-{prefix}{name}")) for name in names]
+    return (*numbers, root.get_attribute(f"data-{prefix}peak-in-flight"))
+
+
+def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs: object) -> tuple:
+    """The same figures by the package, for durations of a rank's share of the model."""
+    made = pp.Costs(**costs)
+    builder = pp.builders.find(name)
+    its_costs = {"costs": made.finer(2 if builder.placement == "V" else 1)} if "costs" in builder.options else {}
+    options = {"stages_per_rank": V} if V else its_costs
+    schedule = pp.build(name, num_ranks=P, num_microbatches=M, **options)
+    t = pp.simulate(schedule, made.finer(schedule.num_stages // schedule.num_ranks))
+    peaks = ",".join(map(str, t.peak_in_flight))
+    return (t.makespan, t.bubble_fraction, t.bubble_ratio, t.span_bubble_fraction, peaks)
+
+
+@pytest.mark.parametrize(
+    "state, same",
+    [
+        ({}, expected("1F1B")),
+        ({"schedule": "naive", "ranks": 6, "microbatches": 1}, expected("naive", P=6, M=1)),
+        (
+            {"schedule": "GPipe", "microbatches": 32, "forward": 8, "per": "batch"},
+            expected("GPipe", M=32, forward=0.25, backward_input=1 / 32, backward_weight=1 / 32),
+        ),
+        ({"schedule": "eager-1F1B", "latency": 0.7}, expected("eager-1F1B", latency=0.7)),
+        ({"schedule": "interleaved", "stages-per-rank": 4}, expected("Interleaved1F1B", V=4)),
+        (
+            {"schedule": "ZBVZeroBubble", "forward": 3, "backward-input": 4, "backward-weight": 2, "ranks": 8},
+            expected("ZBVZeroBubble", P=8, forward=3, backward_input=4, backward_weight=2),
+        ),
+        (
+            {"schedule": "V-Half", "forward": 6, "backward-input": 1, "backward-weight": 2, "microbatches": 4},
+            expected("V-Half", M=4, forward=6, backward_input=1, backward_weight=2),
+        ),
+        ({"schedule": "DualPipe", "overlap": "max"}, expected("DualPipe", overlap="max")),
+        ({"schedule": "DualPipe", "pair": 2.5}, expected("DualPipe", overlap=2.5)),
+        (
+            {"schedule": "ZB-2P", "forward": 10, "backward-input": 11, "backward-weight": 7, "latency": 1},
+            expected("ZB-2P", forward=10, backward_input=11, backward_weight=7, latency=1),
+        ),
+    ],
+)
+def test_figures_are_the_packages(visit, state, same):
+    tab = visit(f"book/explorer.html#{urlencode(state)}")
+    found = figures(tab)
+    assert found[:4] == pytest.approx(same[:4], abs=1e-9) and found[4] == same[4]
+    assert f"{same[0]:.6g}" in tab.inner_text(".pplab-figures tbody tr:first-child")
+
+
+def test_searches_run_beside_the_page(visit):
+    tab = visit("book/explorer.html#schedule=ZB-1P&compare=ZB-2P")
+    assert len(tab.workers) == 1
+    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P"), expected("ZB-2P"))
+    tab.fill("input[type=number][name=microbatches]", "9")
+    tab.fill("input[type=number][name=microbatches]", "12")  # nobody waits for the 9
+    settle(tab)
+    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P", M=12), expected("ZB-2P", M=12))
+
+
+def test_per_stage_durations_are_not_divided(visit):
+    tab = visit("book/explorer.html#schedule=Interleaved1F1B&per=stage")
+    schedule = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8, stages_per_rank=2)
+    assert figures(tab)[0] == pp.simulate(schedule).makespan == 57
+
+
+def test_a_slider_changes_chart_and_figures(visit):
+    tab = visit("book/explorer.html")
+    before = tab.get_attribute(".pplab-gantt", "aria-label")
+    tab.focus("input[type=range][name=microbatches]")
+    for _ in range(4):
+        tab.keyboard.press("ArrowRight")
+    settle(tab)
+    assert figures(tab) == expected("1F1B", M=12)
+    assert tab.input_value("input[type=number][name=microbatches]") == "12"
+    assert "12 microbatches" in tab.get_attribute(".pplab-gantt", "aria-label") != before
+    tab.click("button[type=reset]")
+    settle(tab)
+    assert figures(tab) == expected("1F1B")
+
+
+def test_an_action_says_what_it_waits_for(visit):
+    tab = visit("book/explorer.html#latency=1")
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    assert tab.inner_text(".pplab-says").startswith(
+        "0F0, the forward of microbatch 0 on stage 0, runs on rank 0 from 0 to 1."
+    )
+    tab.keyboard.press("ArrowDown")  # rank 1 has nothing at that time
+    says = tab.inner_text(".pplab-says")
+    assert says == "Idle from 0 to 2 (filling): rank 1 waits for 0F0, which runs on rank 0 until 1 and arrives at 2."
+    tab.keyboard.press("ArrowRight")
+    says = tab.inner_text(".pplab-says")
+    assert "It needs 0F0 from rank 0 (there at 2)." in says and "2F0 on rank 2" in says and "1F1 on this rank" in says
+    assert tab.locator(".pplab-from").count() == 1 and tab.locator(".pplab-selected").count() == 1
+    tab.keyboard.press("Escape")
+    assert tab.locator(".pplab-marks path").count() == 0
+
+
+def test_every_action_and_idle_interval_is_reached_by_keys_and_pointer(visit):
+    tab = visit("book/explorer.html#schedule=ZB-H1&ranks=2&microbatches=3")
+    t = pp.simulate(pp.build("ZB-H1", num_ranks=2, num_microbatches=3))
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Home")
+    met = []
+    for _ in range(30):
+        met.append(tab.inner_text(".pplab-says").split(",")[0].split(" (")[0])
+        tab.keyboard.press("ArrowRight")
+    actions = [str(span.action) for span in t.spans_of(1)]
+    idle = [f"Idle from {i.start:g} to {i.end:g}" for i in pp.idle_intervals(t) if i.rank == 1]
+    assert sorted(set(met)) == sorted(actions + idle)
+    tab.keyboard.press("Escape")
+    place = tab.locator(".pplab-gantt").bounding_box()
+    width = place["width"] - 15  # the right margin, and the last unit's line
+    tab.mouse.move(place["x"] + width * 0.5 / t.makespan, place["y"] + 40)
+    assert tab.inner_text(".pplab-says").startswith("0F0,")
+
+
+def test_the_address_holds_the_state(visit):
+    tab = visit("book/explorer.html")
+    tab.select_option("select[name=schedule]", "DualPipeV")
+    tab.select_option("select[name=compare]", "GPipe")
+    tab.fill("input[type=number][name=microbatches]", "10")
+    tab.fill("input[name=backward-weight]", "0.5")
+    tab.check("input[name=path]")
+    settle(tab)
+    address = urlsplit(tab.url)
+    said = {"schedule": "DualPipeV", "compare": "GPipe", "microbatches": "10", "backward-weight": "0.5", "path": "true"}
+    assert parse_qs(address.fragment) == {name: [value] for name, value in said.items()}
+    other = visit(f"book/explorer.html#{address.fragment}")
+    assert figures(other) == figures(tab) == expected("DualPipeV", M=10, backward_weight=0.5)
+    assert figures(other, "compare-") == expected("GPipe", M=10, backward_weight=0.5)
+    assert other.is_checked("input[name=path]")
+    other.evaluate("() => { location.hash = 'schedule=naive&ranks=3' }")
+    other.wait_for_function("document.querySelector('.pplab-explorer').dataset.peakInFlight === '1,1,1'")
+    assert figures(other) == expected("naive", P=3)
+
+
+def test_an_embed_keeps_to_itself_and_links_to_the_explorer(visit):
+    tab = visit("index.html")
+    first, second = tab.locator(".pplab-explorer").all()
+    assert (first.get_attribute("data-makespan"), second.get_attribute("data-makespan")) == ("33", "96")
+    second.locator("input[type=number][name=microbatches]").fill("8")
+    settle(tab)
+    assert (first.get_attribute("data-makespan"), second.get_attribute("data-makespan")) == ("33", "33")
+    assert "#" not in tab.url
+    second.locator(".pplab-open").click()
+    tab.wait_for_selector(".pplab-explorer[data-page][data-ready]")
+    assert tab.input_value("select[name=schedule]") == "GPipe" and figures(tab)[0] == 33
+    tab.go_back()
+    tab.click("text=A state")
+    tab.wait_for_selector(".pplab-explorer[data-page][data-ready]")
+    assert figures(tab) == expected("ZB-H1", latency=0.5)
+
+
+@pytest.mark.parametrize(
+    "setting, value, sizes",
+    [
+        ("ranks", "0", {"num_ranks": 0}),
+        ("ranks", "3", {"num_ranks": 3}),
+        ("microbatches", "2", {"num_microbatches": 2}),
+    ],
+)
+def test_what_cannot_be_built_says_why_and_keeps_the_chart(visit, setting, value, sizes):
+    tab = visit("book/explorer.html#schedule=DualPipe&ranks=4&microbatches=8")
+    before = figures(tab)
+    tab.fill(f"input[type=number][name={setting}]", value)
+    settle(tab)
+    with pytest.raises(ValueError) as error:
+        pp.build("DualPipe", **{"num_ranks": 4, "num_microbatches": 8, **sizes})
+    assert tab.inner_text(".pplab-error") == str(error.value)
+    assert tab.locator(".pplab-gantt").count() == 1 and figures(tab) == before
+    assert tab.locator(".pplab-scroll").evaluate("e => getComputedStyle(e).opacity") == "0.3"
+    tab.click("button[type=reset]")
+    settle(tab)
+    assert tab.inner_text(".pplab-error") == "" and figures(tab) == expected("1F1B")
+
+
+@pytest.mark.parametrize(
+    "state, says",
+    [
+        ("schedule=mine", "'mine' is not in the page yet"),
+        ("latency=-1", "latency must be"),
+        ("forward=0&backward-input=0&backward-weight=0", "all take 0 time"),
+        ("ranks=64&microbatches=5000", "draws at most"),
+    ],
+)
+def test_an_address_that_says_nonsense_is_answered(visit, state, says):
+    tab = visit(f"book/explorer.html#{state}")
+    assert says in tab.inner_text(".pplab-error")
+    tab.click("button[type=reset]")
+    settle(tab)
+    assert figures(tab) == expected("1F1B")
+
+
+def test_the_critical_path_and_the_rows_as_text(visit):
+    tab = visit("book/explorer.html#path=true&latency=1")
+    t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8), pp.Costs(latency=1))
+    assert tab.get_attribute(".pplab-path", "d").count("M") == len(pp.critical_path(t))
+    tab.click("summary:text('The rows as text')")
+    tab.wait_for_selector(".pplab-rows")
+    assert tab.inner_text(".pplab-rows tbody tr:nth-child(2) .pplab-row").split() == [
+        str(a) for a in t.schedule.rows[1]
+    ]
+    path = " ".join(str(span.action) for span in pp.critical_path(t))
+    assert f"Critical path: {path}" in tab.inner_text(".pplab-text")
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    assert tab.inner_text(".pplab-says").endswith(" It is on the critical path.")
+    tab.uncheck("input[name=path]")
+    settle(tab)
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    assert not tab.inner_text(".pplab-says").endswith("critical path.")
+
+
+def test_colours_are_the_packages(visit):
+    tab = visit("book/explorer.html")
+    assert tab.evaluate("pplabChart.FILL") == {kind.name: fill for kind, fill in palette.FILL.items()}
+    assert tab.evaluate("pplabChart.NAME") == {kind.name: name for kind, name in palette.NAME.items()}
+    assert tab.evaluate("pplabChart.IDLE") == palette.IDLE
+    shades = [palette.shade(fill, k, n) for fill in palette.FILL.values() for n in range(1, 9) for k in range(n)]
+    js = "Object.values(pplabChart.FILL).flatMap((f) => [1,2,3,4,5,6,7,8].flatMap((n) => Array.from({length: n}, (_, k) => pplabChart.shade(f, k, n))))"  # fmt: skip # noqa: E501
+    assert tab.evaluate(js) == shades
+    assert tab.evaluate(f"({js}).map(pplabChart.ink)") == [palette.ink(shade) for shade in shades]
+
+
+def test_what_the_directive_leaves_out_is_what_the_view_assumes(visit):
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    try:
+        from pplab_explorer import SETTINGS
+    finally:
+        sys.path.pop(0)
+    tab = visit("book/explorer.html")
+    for name, (_, default) in SETTINGS.items():
+        control = tab.locator(f".pplab-live [name={name}]").last
+        found = control.is_checked() if isinstance(default, bool) else control.input_value()
+        assert str(found) == str(default), name
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_wide_charts_scroll_in_their_own_box(visit, width, theme):
+    tab = visit(
+        "book/explorer.html#schedule=ZB-H2&compare=Interleaved1F1B&ranks=8&microbatches=64",
+        width=width,
+        color_scheme=theme,
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert tab.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('.pplab-scroll'))")
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press("Home")
+    tab.keyboard.press("End")
+    assert tab.evaluate("document.querySelector('.pplab-scroll').scrollLeft") > 100
+
+
+def test_controls_have_names(visit):
+    tab = visit("book/explorer.html")
+    for control in tab.locator(".pplab-live :is(input, select)").all():
+        name = control.evaluate("e => e.ariaLabel || [...e.labels].map((l) => l.textContent).join()")
+        assert name, control.get_attribute("name")
+
+
+def test_paper_and_readers_without_scripts_have_a_picture(visit):
+    tab = visit("book/explorer.html")
+    static, live = tab.locator(".pplab-static"), tab.locator(".pplab-live")
+    assert live.is_visible() and not static.is_visible()
+    tab.emulate_media(media="print")
+    assert static.is_visible() and not live.is_visible()
+    plain = visit("book/explorer.html", settled="", java_script_enabled=False)
+    svg = plain.locator(".pplab-static svg")
+    assert svg.is_visible() and "makespan 33" in svg.get_attribute("aria-label")
+
+
+def test_pages_without_a_view_load_no_script_of_it(site):
+    loaded = {name: re.findall(r"explorer/(\w+)\.js", (site / name).read_text()) for name in
+              ("plain.html", "index.html", "book/explorer.html", "book/play.html")}  # fmt: skip
+    assert loaded["plain.html"] == []
+    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "chart", "settings", "explorer"]
+    assert loaded["book/play.html"] == ["core", "play", "chart", "play_view"]
+
+
+def test_wrong_options_fail_the_build_and_are_named(tmp_path):
+    wrong = {
+        ":ranks: 3\n:schedule: DualPipe": "an even number of ranks",
+        ":schedule: 2F2B": "2F2B",
+        ":latency: soon": "latency",
+        ":per: microbatch": "per",
+        ":colour: red": "colour",
+        ":controls: ranks colour": "no control is named 'colour'",
+    }
+    page = "# Wrong\n\n" + "".join(f"```{{explorer}}\n{options}\n```\n\n" for options in wrong)
+    page += "{explore}`a state <schedule=1F1B&rank=2>`\n"
+    made = sphinx(tmp_path, {"index.md": page})
+    assert made.returncode != 0
+    for says in (*wrong.values(), "no setting is named 'rank'"):
+        assert says in made.stderr, (says, made.stderr)
+
+
+def test_a_change_is_drawn_soon(visit, capsys):
+    """Within a few frames, of which the page measures the length between the changes: a busy machine stretches both."""
+    frame = "() => new Promise((done) => requestAnimationFrame((a) => requestAnimationFrame((b) => done(b - a))))"
+    for state in ("schedule=1F1B", "schedule=ZB-H1&compare=DualPipeV"):
+        tab = visit(f"book/explorer.html#{state}&ranks=8&microbatches=31")
+        tab.focus("input[type=range][name=microbatches]")
+        took, frames = [], []
+        for key in ("ArrowRight", "ArrowLeft") * 5:
+            frames.append(tab.evaluate(frame))
+            tab.keyboard.press(key)
+            settle(tab)
+            took.append(float(tab.get_attribute(".pplab-explorer", "data-update-ms")))
+        middle, frame_ms = median(took), median(frames)
+        with capsys.disabled():
+            print(f"\n{state}, P=8, M=32: a change takes {middle:.1f} ms, the slowest {max(took):.1f}", end="")
+            print(f"; a frame {frame_ms:.1f}")
+        assert len(took) == 10 and 0 < min(took)
+        assert middle <= 4 * frame_ms  # one or two on an idle machine
+
+
+def test_play_refuses_with_the_reason_and_scores(visit):
+    tab = visit("book/play.html#level=less-memory", settled=".pplab-play")
+    root, says = tab.locator(".pplab-play"), tab.locator(".pplab-says")
+    tab.click("[data-text='1F0']")
+    assert says.inner_text() == "1F0 waits for the output of 0F0 on rank 0: place that first."
+    for action in ("0F0", "0F1", "0F2", "0F3"):
+        tab.click(f"[data-text='{action}']")
+    assert says.inner_text().startswith("Memory cap: rank 0 already holds 3")
+    assert root.get_attribute("data-placed") == "3"
+    tab.click("[data-do=undo]")
+    assert root.get_attribute("data-placed") == "2" and tab.locator("[data-text='0F2']").count() == 1
+    while not tab.locator("[data-do=hint]").is_disabled():
+        tab.click("[data-do=hint]")
+        tab.keyboard.press("Enter")  # the hinted action has the focus
+    reference = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=4), pp.Costs(backward=2))
+    assert float(root.get_attribute("data-makespan")) == reference.makespan
+    assert root.get_attribute("data-solved") == "true" and "Solved." in says.inner_text()
+    with tab.expect_download() as download:
+        tab.click(".pplab-csv")
+    mine = pp.Schedule.from_csv(Path(download.value.path()).read_text())
+    pp.validate(mine, max_in_flight=3)
+    assert pp.simulate(mine, pp.Costs(backward=2)).makespan == reference.makespan
+    tab.click("[data-do='next level']")
+    assert root.get_attribute("data-level") == "four-ranks" and "level=four-ranks" in tab.url
+
+
+def test_play_goes_on_where_it_was_left(visit):
+    tab = visit("book/play.html", settled=".pplab-play")
+    tab.click("[data-text='0F0']")
+    tab.reload()
+    tab.wait_for_selector(".pplab-play[data-placed='1']")
+    tab.click("[data-do='start again']")
+    assert tab.get_attribute(".pplab-play", "data-placed") == "0"
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

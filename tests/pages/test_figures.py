@@ -1,0 +1,109 @@
+"""Charts and text in the forms in which notebooks keep them, and what the page makes of those."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+import pplab as pp
+
+pytest.importorskip("matplotlib").use("Agg")
+
+from pplab.course.notebook import Slider, explore, explored  # noqa: E402
+from pplab.figures import PAGE, figure_bundle  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """The book's extension that reads notebooks."""
+    pytest.importorskip("myst_nb")
+    monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
+    import pplab_notebooks
+
+    yield pplab_notebooks
+    del sys.modules["pplab_notebooks"]
+
+
+def size(data: dict) -> tuple[int, int]:
+    return struct.unpack(">II", base64.b64decode(data["image/png"])[16:24])
+
+
+def test_a_timeline_shows_itself_in_every_form():
+    from matplotlib import pyplot as plt
+
+    plt.close("all")  # what other tests have left
+    t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))
+    data, metadata = t._repr_mimebundle_()
+    assert not plt.get_fignums(), "the notebook would show the figure twice"
+    assert set(data) == {PAGE, "image/png", "text/plain"}
+    assert data["text/plain"] == metadata["image/png"]["alt"] and "makespan 33" in data["text/plain"]
+    assert "currentColor" in data[PAGE] and size(data)[0] == pytest.approx(1.5 * metadata["image/png"]["width"], abs=1)
+    assert (data, metadata) == t._repr_mimebundle_(), "executed again, a notebook would change"
+
+
+def test_a_slider_is_all_its_charts_where_nothing_moves():
+    timelines = {m: pp.simulate(pp.build("GPipe", num_ranks=2, num_microbatches=m)) for m in (1, 2, 4)}
+    data, _ = Slider("slices", {m: pp.gantt(t) for m, t in timelines.items()})._repr_mimebundle_()
+    one = size(timelines[1]._repr_mimebundle_()[0])
+    assert size(data)[1] > 3 * one[1] and data[PAGE].count("<svg") == 3
+    said = data["text/plain"].splitlines()
+    assert [line.partition(":")[0] for line in said] == ["slices 1", "slices 2", "slices 4"]
+
+
+def test_a_cell_explores_what_the_page_does():
+    t = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=8), pp.Costs(latency=1))
+    assert explored(ranks=3, latency=1)[0].makespan == t.makespan
+    assert "ZB-H2" in figure_bundle(explore("ZB-H1", "ZB-H2", ranks=3)[0].figure)[0]["text/plain"]
+    with pytest.raises(ValueError, match="2F2B"):
+        explore("2F2B")
+
+
+def test_plain_markdown_becomes_what_myst_has(page):
+    plain = """# T
+
+**Why, for $M$
+of them?**
+
+*Reading time: a minute.*
+
+[ranks](../book/glossary.md "rank") and [stage](../book/glossary.md): [[A, 2019](../book/references.bib "a2019b")]
+
+$$
+x \\tag{an-x}
+$$ follows; $(\\text{an-x})$ in [a chapter](02_naive.ipynb)
+
+<details class="note"><summary>In torch</summary>
+
+body
+
+</details>"""
+    made = page.myst(plain)
+    for part in (
+        "# T\n\n:::{div} question\nWhy, for $M$\nof them?\n:::\n\n:::{div} meta\nReading time: a minute.\n:::\n",
+        "{term}`ranks <rank>` and {term}`stage`: {cite}`a2019b`",
+        "x\n$$ (an-x) follows; {eq}`an-x` in [a chapter](02_naive.ipynb)",
+        ":::{admonition} In torch\n:class: note dropdown\nbody\n:::",
+    ):
+        assert part in made, made
+    untouched = "<details><summary>Hint</summary>\n\n**not a question**\n\n</details>"
+    assert page.myst(untouched) == untouched
+
+
+def test_the_cell_beside_an_explorer_gives_it_its_settings(page):
+    call = 'explore("1F1B", "GPipe", ranks=4,\n        stages_per_rank=2, path=True)'
+    code = f"from pplab.course.notebook import explore\n\n{call}"
+    tags = ["explorer", "controls: ranks latency"]
+    shown, hidden = page.on_the_page({"cell_type": "code", "id": "a", "metadata": {"tags": tags}, "source": [code]})
+    assert shown["source"].splitlines() == [
+        "```{explorer}",
+        *(":schedule: 1F1B", ":compare: GPipe", ":ranks: 4", ":stages-per-rank: 2", ":path: true"),
+        ":controls: ranks latency",
+        "```",
+    ]
+    assert hidden["metadata"]["tags"] == [*tags, "remove-cell"] and hidden["source"] == [code]

@@ -1,0 +1,128 @@
+"""What pages say about themselves, and the buttons that lead to the repository: a small book with the real settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = {"cells": [], "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}, "nbformat": 4}
+QUESTION = "# A chapter\n\n**Who waits, & for whom?**\n\n*Reading time: a minute.*\n\nA first paragraph.\n"
+
+
+def build(folder: Path, repository: str = "", url: str = "", **html: str) -> tuple[str, str, str]:
+    """Build a book of two pages and one notebook with the course's own settings; returns the HTML of the three.
+
+    `repository` goes into the environment, `url` into the settings.
+    """
+    settings = yaml.safe_load((ROOT / "_config.yml").read_text())
+    assert settings["repository"]["url"] == "", "the course's address is not set"
+    settings["repository"]["url"] = url
+    settings["html"] |= html
+    settings["execute"] = {"execute_notebooks": "off"}
+    del settings["bibtex_bibfiles"], settings["sphinx"]["config"]["bibtex_reference_style"]
+    (folder / "notebooks").mkdir(parents=True)
+    shutil.copytree(ROOT / "book" / "_ext", folder / "book" / "_ext")
+    shutil.copytree(ROOT / "book" / "_static", folder / "book" / "_static", ignore=shutil.ignore_patterns("mathjax"))
+    (folder / "_config.yml").write_text(yaml.safe_dump(settings))
+    files = {"root": "book/index", "chapters": [{"file": "book/page"}, {"file": "notebooks/chapter"}]}
+    (folder / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", **files}))
+    (folder / "book" / "index.md").write_text("# Pipeline Parallelism, Measured\n\n" + "Of [pages](page). " * 30)
+    (folder / "book" / "page.md").write_text("# A page\n\n- an item\n\nIts text.\n")
+    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": QUESTION}
+    (folder / "notebooks" / "chapter.ipynb").write_text(json.dumps(NOTEBOOK | {"nbformat_minor": 5, "cells": [cell]}))
+    start = "from jupyter_book.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", start, "build", ".", "-W", "-n", "--keep-going"],
+        cwd=folder,
+        env={**os.environ, "PPLAB_REPOSITORY": repository, "PYTHONPATH": str(ROOT / "src")},
+        text=True,
+        capture_output=True,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
+    made = folder / "_build" / "html"
+    index, page, chapter = (made / f"{n}.html" for n in ("book/index", "book/page", "notebooks/chapter"))
+    return index.read_text(), page.read_text(), chapter.read_text()
+
+
+def tags(page: str) -> dict[str, str]:
+    found = re.findall(r'<meta (?:name|property)="((?:og|twitter):[^"]+|description)" content="([^"]*)"', page)
+    assert len(dict(found)) == len(found), "a tag twice"
+    return {name: unescape(content) for name, content in found}
+
+
+def outside(page: str) -> list[str]:
+    return [unescape(address) for address in re.findall(r'href="(https?://[^"]+)"', page)]
+
+
+def test_without_an_address_no_button_leads_nowhere(tmp_path):
+    index, page, chapter = build(tmp_path)
+    for html in (index, page, chapter):
+        assert not {"launch-buttons", "source-buttons", "btn-source-edit-button"} & set(re.findall(r"[\w-]+", html))
+        assert not [a for a in outside(html) if "git" in a or "binder" in a or "colab" in a]
+    assert "btn-download-source-button" in chapter
+    seen = tags(chapter)
+    assert seen["description"] == seen["og:description"] == "Who waits, & for whom?"
+    assert seen["og:title"] == "A chapter" and seen["og:image"] == "../_static/social_card.png"
+    assert "og:url" not in seen and seen["twitter:card"] == "summary_large_image"
+    assert tags(page)["description"] == "Its text."
+    described = tags(index)["description"]
+    assert described.startswith("Of pages. Of pages.") and described.endswith("…") and 150 < len(described) <= 200
+    assert "<title>Pipeline Parallelism, Measured</title>" in index
+    assert 'alt="Pipeline Parallelism, Measured - Home"' in index
+    front = (tmp_path / "_build" / "html" / "index.html").read_text()
+    assert "url=book/index.html" in front and tags(front) == tags(index) | {"og:image": "_static/social_card.png"}
+    card = (tmp_path / "_build" / "html" / "_static" / "social_card.png").read_bytes()
+    assert card[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", card[16:24]) == (1200, 630)
+    assert (seen["og:image:width"], seen["og:image:height"]) == ("1200", "630")
+
+
+def test_with_an_address_buttons_lead_to_the_files(tmp_path):
+    repository = "https://github.com/someone/some.course"
+    index, page, chapter = build(tmp_path, f"{repository}.git/", baseurl="https://example.org/book/")
+    file = "notebooks/chapter.ipynb"
+    colab = f"https://colab.research.google.com/github/someone/some.course/blob/main/{file}"
+    binder = f"https://mybinder.org/v2/gh/someone/some.course/main?urlpath=lab/tree/{file}"
+    assert {repository, colab, binder, f"{repository}/edit/main/{file}"} <= set(outside(chapter))
+    assert f'%pip install "pplab[plot,run] @ git+{repository}"' in unescape(chapter)
+    assert f"{repository}/edit/main/book/page.md" in outside(page)
+    for html in (index, page):  # pages without cells have nothing to launch
+        assert "launch-buttons" not in html and not [a for a in outside(html) if "binder" in a or "colab" in a]
+    assert tags(chapter)["og:image"] == "https://example.org/book/_static/social_card.png"
+    assert tags(chapter)["og:url"] == "https://example.org/book/notebooks/chapter.html"
+
+
+def test_an_address_in_the_settings(tmp_path):
+    """The key in _config.yml does the same; other hosts get the buttons that work there."""
+    _, _, chapter = build(tmp_path / "right", url="https://gitlab.com/a/b")
+    assert "https://gitlab.com/a/b/-/edit/main/notebooks/chapter.ipynb" in outside(chapter)
+    assert "https://mybinder.org/v2/gl/a%2Fb/main?urlpath=lab/tree/notebooks/chapter.ipynb" in outside(chapter)
+    assert "colab.research" not in chapter
+    with pytest.raises(RuntimeError, match="'ftp://x/y'; expected https://HOST/OWNER/NAME"):
+        build(tmp_path / "wrong", "ftp://x/y")
+
+
+def test_every_page_of_the_book_has_a_preview(book):
+    described = {}
+    for path in book.rglob("*.html"):
+        name = path.relative_to(book)
+        if name.parts[0] not in ("book", "notebooks"):
+            continue
+        seen = tags(path.read_text())
+        described[str(name)] = seen["description"]
+        assert seen["og:title"] and (path.parent / seen["og:image"]).is_file(), name
+    assert described["notebooks/04_1f1b.html"] == "GPipe runs out of memory. Can I keep its speed?"
+    assert len(set(described.values())) == len(described), "two pages with one description"

@@ -1,0 +1,186 @@
+"""The runtime on CUDA: the same numbers as one process, whether every rank has a GPU or they share one. `make gpu`.
+
+PPLAB_TEST_DEVICE=cpu runs the same tests on the CPU. CI runs some of them there, in the trial of `make gpu`: those that
+no other test is a double of on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import statistics
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import modules
+import pplab as pp
+from conftest import built
+from pplab import models
+from pplab.lab.mps import choose_share
+from pplab.runtime import Pool, RankError
+from pplab.runtime.devices import choose_transport
+
+DEVICE = os.environ.get("PPLAB_TEST_DEVICE", "cuda")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+POOLS = [(1, "turns"), (2, "turns"), (4, "turns"), (2, "mps"), (4, "mps")]
+
+
+@pytest.fixture(scope="module", params=POOLS, ids=lambda pool: "-".join(map(str, pool)))
+def pool(request):
+    num_ranks, share = request.param
+    devices, _ = choose_transport(num_ranks, DEVICE, "auto")
+    try:
+        choose_share(share, devices)
+    except ValueError as error:
+        pytest.skip(str(error))
+    with Pool(num_ranks, device=DEVICE, share=share, timeout_s=120) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+def test_every_schedule_equals_one_process(pool, name, autocast):
+    gpt = models.gpt(batch_size=8, num_layers=8, width=64, num_heads=2, context=32, source="sample")
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1)
+    schedules = [built(pp.builders.find(name), pool.num_ranks, num_microbatches) for num_microbatches in (1, 4, 8)]
+    if not any(schedules):
+        pytest.skip(f"{name} isn't for {pool.num_ranks} ranks")
+    for s in filter(None, schedules):
+        run = pool.train(s, gpt, steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
+        assert run.gradients.equal, run
+        assert run.peak_in_flight == s.peak_in_flight
+        assert run.peak_bytes == run.predicted_peak_bytes
+        assert_allocated(run)
+
+
+def assert_allocated(run) -> None:
+    """On a GPU the allocator had handed out at least the weights and what the forwards held, at the worst moment."""
+    if DEVICE == "cpu":
+        assert run.allocated_bytes is None and run.resident_bytes is None
+        return
+    for peak, resident, held in zip(run.allocated_bytes, run.resident_bytes, run.peak_bytes, strict=True):
+        assert resident > 0 and peak - resident >= held, run
+
+
+def test_distilbert_equals_one_process(pool):
+    workload = models.distilbert(batch_size=8, length=48, checkpoint="small", source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    assert pool.train(s, workload, steps=1, check_gradients=True).gradients.equal
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble"])
+def test_both_halves_of_a_split_backward_make_the_whole(pool, name):
+    """At a size where a multiprocessor has something to do, with every kind of stage, several steps long."""
+    gpt = models.gpt(batch_size=8, num_layers=8, width=128, num_heads=4, context=64, source="sample")
+    s = pp.build(name, num_ranks=pool.num_ranks, num_microbatches=4)
+    adam = functools.partial(torch.optim.AdamW, lr=1e-3)
+    run = pool.train(s, gpt, steps=4, check_gradients=True, optimizer=adam)
+    assert run.gradients.equal, run
+    whole = pool.train(pp.build("GPipe", num_ranks=pool.num_ranks, num_microbatches=4), gpt, steps=4, optimizer=adam)
+    assert run.losses == pytest.approx(whole.losses, rel=1e-4)
+
+
+def test_the_timeline_is_one_of_the_device(pool):
+    gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    t = pool.train(s, gpt, steps=2).timeline
+    at = {span.action: span for span in t.spans}
+    for span in t.spans:
+        stage, kind, m = span.action
+        assert span.end > span.start >= 0
+        if kind == "F" and stage:
+            assert span.end > at[pp.parse(f"{stage - 1}F{m}")].end
+
+
+def test_a_paced_run_keeps_its_schedule(pool):
+    """Work on the device, stretched: the order and the waits are the schedule's where processes take turns, and where
+    a message makes the GPU wait and not the host."""
+    gpt = models.gpt(batch_size=4, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    if pool.num_ranks == 1:
+        pytest.skip(f"{pool!r}: nobody waits")
+    pace = pp.Costs(40, 40, 40, unit="ms")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    run = pool.train(s, gpt, steps=2, pace=pace, check_gradients=True)
+    assert run.gradients.equal
+    assert 1 <= run.timeline.makespan / pp.simulate(s, pace).makespan < 1.3
+
+
+@pytest.mark.parametrize("engine", ["pplab", "torch"])
+def test_a_profiles_step_is_the_runs(pool, tmp_path, engine):
+    """The span of a step ends when the device is done, not when it has been given everything."""
+    if engine == "torch" and DEVICE == "cuda" and pool.transport != "nccl":
+        pytest.skip(f"{pool!r}: torch's runtime needs a GPU for each rank")
+    gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    run = pool.train(s, gpt, steps=3, engine=engine, profile=tmp_path)
+    assert run.profile.step_ms == pytest.approx(statistics.mean(run.step_times_ms), rel=0.3)
+    assert all(0 < rank.compute_ms <= rank.step_ms for rank in run.profile.ranks)
+
+
+def test_recomputing_clipping_and_going_on(pool, tmp_path):
+    gpt = models.gpt(batch_size=8, num_layers=4, width=64, num_heads=2, context=32, source="sample")
+    s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
+    options = {"optimizer": functools.partial(torch.optim.AdamW, lr=1e-3), "clip_norm": 0.5}
+    path = tmp_path / "run.safetensors"
+    plain = pool.train(s, gpt, steps=4, **options)
+    whole = pool.train(s, gpt, steps=4, recompute=True, check_gradients=True, **options)
+    first = pool.train(s, gpt, steps=2, save=path, **options)
+    rest = pool.train(s, gpt, steps=2, resume=path, **options)
+    assert whole.gradients.equal and rest.first_step == 2
+    assert sum(whole.bytes_of) < sum(plain.bytes_of) and whole.peak_bytes == whole.predicted_peak_bytes
+    for figure in ("losses", "gradient_norms"):
+        expected = pytest.approx(getattr(plain, figure), rel=1e-4)
+        assert getattr(whole, figure) == expected and getattr(first, figure) + getattr(rest, figure) == expected
+
+
+def test_whether_gpus_are_shared_is_said(pool):
+    if DEVICE == "cpu":
+        assert pool.transport == "shared" and not any("GPU" in note for note in pool.notes)
+        return
+    shared = torch.cuda.device_count() < pool.num_ranks
+    assert (pool.transport == "shared") == shared
+    assert any("share" in note for note in pool.notes) == shared
+
+
+def test_every_rank_is_a_client_of_mps(pool):
+    if pool.share != "mps":
+        pytest.skip(f"{pool!r} takes no MPS")
+    pool.run(modules.chatter)
+    assert not any("as its clients" in note for note in pool.notes), pool.notes
+
+
+def test_a_failure_ends_all_ranks():
+    with Pool(2, device=DEVICE) as pool:
+        started = time.monotonic()
+        with pytest.raises(RankError, match="ArithmeticError: the third forward fails"):
+            s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+            pool.train(s, modules.workload(nn.Linear(6, 6), modules.RaisesInForward()))
+        assert time.monotonic() - started < 60 and pool.pids == ()
+
+
+def test_memory_that_is_not_there_names_the_action():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    with Pool(2, device=DEVICE) as pool:
+        with pytest.raises(RankError, match="rank 1 failed at 1F0: .*allocate"):
+            pool.train(s, modules.workload(nn.Linear(6, 6), modules.Hungry()))
+        assert pool.pids == ()
+        assert pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), check_gradients=True).gradients.equal
+
+
+def test_a_killed_rank_is_named_and_the_pool_starts_again(tmp_path):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    with Pool(2, device=DEVICE) as pool:
+        pool.run(modules.chatter)
+        os.kill(pool.pids[1], signal.SIGKILL)
+        with pytest.raises(RankError, match=r"rank 1 was killed \(SIGKILL\)"):
+            pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)))
+        assert pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), check_gradients=True).gradients.equal

@@ -1,0 +1,775 @@
+"""The simulator against closed forms, published figures, and a second simulator; and what a timeline says of itself."""
+
+import json
+import random
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+import pplab as pp
+from conftest import random_costs, random_schedule, slow_simulate
+from pplab import figures, formulas, lab
+from pplab.metrics import summary
+
+
+def run(name: str, P: int, M: int, under: pp.Costs | None = None, /, **options) -> pp.Timeline:
+    return pp.simulate(pp.build(name, num_ranks=P, num_microbatches=M, **options), under)
+
+
+# P=4, M=8, F=I=W=1 in units of the whole model: makespan, bubble fraction, longest span, makespan at F,I,W = 3,4,2,
+# peaks in stages
+TABLE = {
+    "naive": (96, Fraction(3, 4), None, None, (1, 1, 1, 1)),
+    "GPipe": (33, Fraction(3, 11), 33, 99, (8, 8, 8, 8)),
+    "1F1B": (33, Fraction(3, 11), 33, 99, (4, 3, 2, 1)),
+    "eager-1F1B": (33, Fraction(3, 11), 33, 99, (7, 5, 3, 1)),
+    "Interleaved1F1B": (28.5, Fraction(3, 19), 28.5, 85.5, (11, 9, 7, 5)),
+    "LoopedBFS": (28.5, Fraction(3, 19), 28.5, 85.5, (16, 16, 16, 16)),
+    "ZB-H1": (27, Fraction(1, 9), 27, 87, (4, 4, 4, 4)),
+    "ZB-H2": (27, Fraction(1, 9), 24, None, (7, 7, 7, 7)),
+    "InterleavedZeroBubble": (25.5, Fraction(1, 17), 25.5, 79.5, (8, 8, 8, 8)),
+    "ZBVZeroBubble": (25.5, Fraction(1, 17), 24, 78, (8, 8, 8, 8)),
+    "DualPipeV": (27, Fraction(1, 9), 27, 84, (9, 9, 9, 9)),
+    "DualPipe": (26, Fraction(1, 13), 26, 80, (5, 5, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_reference_table(name):
+    makespan, bubble, span, other, peaks = TABLE[name]
+    s = pp.build(name, num_ranks=4, num_microbatches=8)
+    depth = s.num_stages // s.num_ranks
+    t = pp.simulate(s, pp.Costs().finer(depth))
+    assert t.makespan == makespan
+    assert t.bubble_fraction == pytest.approx(float(bubble), abs=1e-15)
+    assert t.bubble_ratio == pytest.approx(float(bubble / (1 - bubble)), abs=1e-15)
+    assert t.peak_in_flight == peaks
+    if span is not None:
+        assert max(t.spans_per_rank) == span
+        assert t.span_bubble_fraction == pytest.approx(1 - 24 / span, abs=1e-15)
+    if other is not None:
+        assert pp.simulate(s, pp.Costs(3, 4, 2).finer(depth)).makespan == other
+
+
+# Qi et al. 2023, table 5, the model of 1.5B on 8 ranks: profiled F, I, W and latency in ms, and the published rates.
+PROFILED = {
+    24: ((18.522, 18.086, 9.337, 0.601), {"1F1B": 0.2431, "ZB-H1": 0.1585, "ZB-H2": 0.1083, "ZB-1P": 0.1585}),
+    32: ((18.513, 18.086, 9.331, 0.626), {"1F1B": 0.1985, "ZB-H1": 0.1242, "ZB-H2": 0.0837, "ZB-1P": 0.1242}),
+    64: ((18.546, 18.097, 9.321, 0.762), {"1F1B": 0.1240, "ZB-H1": 0.0674, "ZB-H2": 0.0444, "ZB-1P": 0.0674}),
+}
+# What the search finds in twice the memory, where an input gradient frees what the paper's table 1 says: of a layer's
+# sbh(34 + 5as/h) bytes, 32sbh stay for the weight gradient (a=24 heads, s=1024 tokens, h=2304).
+ZB_2P = {24: 0.0433, 32: 0.0034, 64: 0.0022}
+TRANSFORMER = pp.Memory(activation=34 + 5 * 24 * 1024 / 2304, weight_input=32)
+
+
+@pytest.mark.parametrize("M", PROFILED)
+def test_the_zero_bubble_papers_table(M):
+    (F, I, W, c), rates = PROFILED[M]  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c, unit="ms")
+    for name, rate in rates.items():
+        options = {"costs": costs} if name == "ZB-1P" else {}
+        t = run(name, 8, M, costs, **options)
+        assert round(t.span_bubble_fraction, 4) == rate, name
+    t = run("ZB-2P", 8, M, costs, costs=costs, memory=TRANSFORMER)
+    assert round(t.span_bubble_fraction, 4) == ZB_2P[M]
+    limit = 16 * TRANSFORMER.activation
+    pp.validate(t.schedule, memory=TRANSFORMER, limit=limit)
+    assert max(t.schedule.peak_held(TRANSFORMER)) > limit - TRANSFORMER.activation
+
+
+def test_what_a_span_bubble_must_be_when_nothing_is_freed_before_the_weight_gradient():
+    """A bound that the search reaches: the last rank has to leave its weight gradients to the end, and can keep 16."""
+    (F, I, W, c), _ = PROFILED[24]  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c)
+    P, M, work = 8, 24, 24 * (F + I + W)
+    bound = work - (2 * P - 1) * W + (P - 1) * (F + I + 2 * c)
+    span = max(run("ZB-2P", P, M, costs, costs=costs).spans_per_rank)
+    assert span == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(("P", "M"), [(1, 3), (2, 2), (3, 5), (4, 8), (4, 12)])
+@pytest.mark.parametrize("times", [(1, 1, 1, 0), (3, 4, 2, 0), (2, 2, 3, 1)])
+def test_the_search_keeps_its_limit_and_never_loses_to_the_fixed_orders(P, M, times):
+    F, I, W, c = times  # noqa: E741
+    costs = pp.Costs(F, I, W, latency=c)
+    for name, limit, fixed in (("ZB-1P", P, "ZB-H1"), ("ZB-2P", 2 * P, "ZB-H2")):
+        t = run(name, P, M, costs, costs=costs)
+        pp.validate(t.schedule, max_in_flight=limit)
+        assert t.span_bubble_fraction <= run(fixed, P, M, costs).span_bubble_fraction + 1e-12
+    for limit in (1, P + 1):
+        pp.validate(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, max_in_flight=limit)
+
+
+def test_latency_tells_the_schedules_apart():
+    makespans = {name: run(name, 4, 8, pp.Costs(latency=1)).makespan for name in ("GPipe", "1F1B", "eager-1F1B")}
+    assert makespans == {"GPipe": 39, "1F1B": 49, "eager-1F1B": 39}
+    assert run("eager-1F1B", 4, 8, pp.Costs(latency=2)).makespan == 48
+
+
+def test_a_warm_up_one_forward_short():
+    assert run("1F1B", 4, 8, in_flight=(3, 2, 1, 1)).makespan == 54
+    for M in (1, 2, 8):
+        assert run("1F1B", 2, M, in_flight=(1, 1)).makespan == run("naive", 2, M).makespan
+
+
+def test_a_slow_rank_costs_1f1b_by_its_place_and_gpipe_always_the_same():
+    def slow(rank):
+        return pp.Costs(*[[2 * x if r == rank else x for r in range(4)] for x in (1, 1, 1)])
+
+    assert [run("1F1B", 4, 8, slow(rank)).makespan for rank in range(4)] == [51, 53, 55, 57]
+    assert [run("GPipe", 4, 8, slow(rank)).makespan for rank in range(4)] == [57] * 4
+
+
+def test_overhead_per_action_sets_a_best_number_of_microbatches():
+    """The same batch in 4, 8 and 32 microbatches, each action 0.3 longer than its work."""
+    made = []
+    for M in (4, 8, 32):
+        work = Fraction(8, M)
+        F, B = work + Fraction(3, 10), 2 * work + Fraction(3, 10)
+        made.append(float(run("1F1B", 4, M, pp.Costs(F, B, 0)).makespan))
+    assert made == [46.2, 39.6, 47.25]
+
+
+def test_full_recomputation_keeps_the_fraction_and_costs_a_third():
+    t = run("1F1B", 4, 8, pp.Costs(1, 2, 1))
+    assert (t.makespan, round(t.bubble_fraction, 4)) == (44, 0.2727)
+
+
+GRID = [(P, M) for P in (1, 2, 3, 4, 5, 8) for M in (1, 2, 3, 4, 8, 9, 24)]
+TIMES = [(1, 1, 1, 0), (3, 4, 2, 0), (1, 1, 1, 1), (5, 3, 8, 2), (2, 7, 1, 4)]
+
+
+@pytest.mark.parametrize(("F", "I", "W", "c"), TIMES)
+@pytest.mark.parametrize(("P", "M"), GRID)
+def test_closed_forms(P, M, F, I, W, c):  # noqa: E741
+    B, costs = I + W, pp.Costs(F, I, W, latency=c)
+    assert run("naive", P, M, costs).makespan == formulas.naive_makespan(P, M, F, B, c)
+    assert run("GPipe", P, M, costs).makespan == formulas.gpipe_makespan(P, M, F, B, c)
+    if not c or M % P == 0:
+        assert run("1F1B", P, M, costs).makespan == formulas.one_f_one_b_makespan(P, M, F, B, c)
+    if 2 * c <= F + B:
+        assert run("eager-1F1B", P, M, costs).makespan == formulas.eager_one_f_one_b_makespan(P, M, F, B, c)
+    if not c:
+        for name in ("GPipe", "1F1B", "eager-1F1B"):
+            t = run(name, P, M, costs)
+            assert t.makespan == formulas.floor_makespan(P, M, F, B)
+            assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M))
+            assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M))
+        assert run("naive", P, M, costs).bubble_fraction == pytest.approx(formulas.naive_bubble_fraction(P))
+    assert run("GPipe", P, M, costs).makespan == run("GPipe", P, M, costs, reverse_backward=True).makespan
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (3, 4, 2), (5, 3, 2), (3, 3, 2), (4, 6, 1)])
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
+def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa: E741
+    costs = pp.Costs(F, I, W)
+    for M in (P, 2 * P - 1, 2 * P, 2 * P + 1, 3 * P, 3 * P + 2, 4 * P):
+        work = M * (F + I + W)
+        assert run("ZB-H1", P, M, costs).makespan == work + formulas.zb_h1_bubble(P, F, I, W)
+        assert run("ZB-H1", P, M, costs).peak_in_flight == (P,) * P
+        if M >= 2 * P:
+            t = run("ZB-H2", P, M, costs)
+            assert max(t.spans_per_rank) == work + formulas.zb_h2_span_bubble(P, F, I, W)
+            assert t.makespan == formulas.zb_h2_makespan(P, M, F, I, W)
+            assert t.peak_in_flight == (2 * P - 1,) * P
+        for V in (1, 2, 3):
+            t = run("Interleaved1F1B", P, M, costs, stages_per_rank=V)
+            assert t.makespan == formulas.interleaved_makespan(P, M, V, F, I + W)
+            if M % P:
+                continue
+            assert t.peak_in_flight == formulas.interleaved_peak_in_flight(P, M, V)
+            assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M, V))
+            assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M, V))
+            assert run("LoopedBFS", P, M, costs, stages_per_rank=V).makespan == t.makespan
+            t = run("InterleavedZeroBubble", P, M, costs, stages_per_rank=V)
+            assert t.makespan == formulas.interleaved_zero_bubble_makespan(P, M, F, I, W, V)
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (3, 4, 2), (3, 3, 2), (4, 6, 1), (10, 11, 9)])
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
+def test_closed_forms_of_zb_v(P, F, I, W):  # noqa: E741
+    costs = pp.Costs(F, I, W)
+    for M in (2 * P - 1, 2 * P, 3 * P + 1):
+        t = run("ZB-V", P, M, costs)
+        assert t.makespan == formulas.zb_v_makespan(P, M, F, I, W)
+        assert max(t.spans_per_rank) == 2 * M * (F + I + W) + formulas.zb_v_span_bubble(P, I, W)
+        assert t.peak_in_flight == (2 * P,) * P
+
+
+def test_zb_v_at_the_profile_of_the_zero_bubble_paper():
+    """In 1F1B's memory it leaves less than ZB-H2 in twice that; the paper's own profile, a stage cut in two."""
+    (F, I, W, c), rates = PROFILED[24]  # noqa: E741
+    t = run("ZB-V", 8, 24, pp.Costs(F, I, W, latency=c).finer(2))
+    assert round(t.span_bubble_fraction, 3) == 0.073 < rates["ZB-H2"] < rates["ZB-H1"]
+    assert t.peak_in_flight == (16,) * 8  # half-size: eight
+
+
+def test_forms_against_the_second_simulator():
+    rng = random.Random(0)
+    for _ in range(12):
+        P, W = rng.randint(2, 5), rng.randint(1, 4)
+        F, V = W + rng.randint(0, 4), rng.randint(2, 4)
+        I, M = F + rng.randint(0, 4), 2 * P - 1 + rng.randint(0, 2)  # noqa: E741
+        for schedule, form in (
+            (pp.build("ZB-V", num_ranks=P, num_microbatches=M), formulas.zb_v_makespan(P, M, F, I, W)),
+            (
+                pp.build("InterleavedZeroBubble", num_ranks=P, num_microbatches=M, stages_per_rank=V),
+                formulas.interleaved_zero_bubble_makespan(P, M, F, I, W, V),
+            ),
+        ):
+            assert max(end for _, end in slow_simulate(schedule, pp.Costs(F, I, W)).values()) == form
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 3, 2), (2, 5, 4), (3, 4, 4)])
+def test_where_the_zero_bubble_papers_closed_forms_stop(F, I, W):  # noqa: E741
+    """They need W <= F, too; ZB-H1's can be mended."""
+    for P, M in ((3, 6), (4, 8), (5, 15)):
+        work = M * (F + I + W)
+        made = run("ZB-H1", P, M, pp.Costs(F, I, W)).makespan
+        assert made == work + formulas.zb_h1_bubble(P, F, I, W) > work + (P - 1) * (F + I - W)
+
+
+@pytest.mark.parametrize("overlap", ["sum", "max"])
+@pytest.mark.parametrize(("F", "I", "W"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 4, 1)])
+@pytest.mark.parametrize("P", [2, 3, 4, 6, 8])
+def test_closed_forms_of_dualpipe(P, F, I, W, overlap):  # noqa: E741
+    costs = pp.Costs(F, I, W, overlap=overlap)
+    for M in (2 * P, 2 * P + 2, 4 * P):
+        for name, PP in (("DualPipe", P), ("DualPipeV", 2 * P)):
+            if name == "DualPipe" and P % 2:
+                continue
+            t = run(name, P, M, costs)
+            idle = formulas.dualpipe_idle(PP, I + W, W, costs.of_overlap(0, 1))
+            assert max(t.idle) == pytest.approx(idle)
+            if overlap == "sum":
+                assert t.idle == pytest.approx((idle,) * P)
+            assert t.peak_in_flight == (formulas.dualpipe_peak_in_flight(PP),) * P
+
+
+def test_where_dualpipes_closed_form_is_off():
+    t = run("DualPipe", 4, 8, pp.Costs(3, 4, 2))
+    assert t.idle[0] != formulas.dualpipe_idle(4, 6, 2, 9)
+
+
+# What the authors' scheduler takes, at F = I = W = 1 per stage: (P, M) -> V-Half, V-Min. The orders that
+# `schedule_from_pattern` makes in megatron/core/pipeline_parallel/zerobubble/scheduler/zbv_greedy.py, at 39f2c18 of
+# github.com/sail-sg/zero-bubble-pipeline-parallelism, were run by `simulate`.
+AUTHORS = {
+    **{(2, 1): (10, 9), (2, 2): (15, 15), (2, 3): (19, 21), (2, 4): (25, 27), (2, 8): (49, 51)},
+    **{(3, 2): (19, 19), (3, 3): (23, 26), (3, 4): (29, 29), (3, 5): (35, 35), (3, 12): (77, 77)},
+    **{(4, 2): (22, 23), (4, 3): (27, 29), (4, 4): (34, 35), (4, 5): (38, 41), (4, 7): (47, 53), (4, 8): (53, 59)},
+    **{
+        (4, 16): (101, 107),
+        (5, 2): (26, 26),
+        (5, 4): (38, 39),
+        (5, 5): (44, 45),
+        (5, 6): (47, 51),
+        (5, 20): (131, 135),
+    },
+    **{(6, 5): (47, 49), (6, 6): (48, 53), (6, 7): (56, 59), (6, 11): (77, 83), (6, 12): (83, 89), (6, 24): (155, 161)},
+    **{
+        (7, 6): (55, 59),
+        (7, 7): (66, 65),
+        (7, 8): (65, 71),
+        (7, 13): (95, 101),
+        (7, 14): (101, 107),
+        (7, 28): (185, 191),
+    },
+    **{
+        (8, 7): (59, 69),
+        (8, 8): (65, 75),
+        (8, 9): (71, 81),
+        (8, 15): (107, 117),
+        (8, 16): (113, 123),
+        (8, 32): (209, 219),
+    },
+    **{(10, 3): (51, 52), (10, 10): (83, 95), (10, 11): (89, 101), (10, 30): (203, 215)},
+    **{(12, 3): (59, 58), (12, 12): (101, 113), (12, 13): (107, 119), (12, 24): (173, 185), (12, 36): (245, 257)},
+}
+# Those orders at other times: (P, M, F, I, W) -> V-Half, V-Min.
+AUTHORS_UNEQUAL = {
+    **{
+        (2, 8, 3, 4, 2): (151, 177),
+        (3, 4, 3, 4, 2): (96, 108),
+        (4, 8, 3, 4, 2): (173, 226),
+        (4, 9, 10, 12, 8): (618, 760),
+    },
+    **{
+        (4, 7, 3, 2, 4): (146, 151),
+        (5, 5, 10, 12, 8): (488, 510),
+        (6, 7, 10, 11, 9): (597, 635),
+        (7, 16, 10, 11, 9): (1155, 1293),
+    },
+    **{(8, 20, 5, 2, 4): (548, 661), (8, 20, 10, 12, 8): (1430, 1722), (9, 12, 3, 4, 2): (318, 384)},
+    **{(10, 21, 3, 4, 2): (485, 622), (11, 26, 3, 4, 2): (596, 753), (12, 25, 10, 11, 9): (1838, 2075)},
+}
+# What they hold at most, here in stages: twice the (p+2)//2 and (p+4)//3 of the authors' scheduler playground
+# (huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory).
+V_HELD = {"V-Half": lambda P: 2 * ((P + 2) // 2), "V-Min": lambda P: 2 * ((P + 4) // 3)}
+
+
+@pytest.mark.parametrize(("P", "M"), AUTHORS)
+def test_v_half_and_v_min_take_no_longer_than_their_authors_orders(P, M):
+    for name, theirs in zip(V_HELD, AUTHORS[P, M], strict=True):
+        t = run(name, P, M)
+        assert t.makespan == theirs if M >= 2 * P - 1 else t.makespan <= theirs, name
+        pp.validate(t.schedule, max_in_flight=V_HELD[name](P))
+
+
+@pytest.mark.parametrize(("P", "M", "F", "I", "W"), AUTHORS_UNEQUAL)
+def test_v_half_and_v_min_at_unequal_times(P, M, F, I, W):  # noqa: E741
+    costs = pp.Costs(F, I, W)
+    for name, theirs in zip(V_HELD, AUTHORS_UNEQUAL[P, M, F, I, W], strict=True):
+        assert run(name, P, M, costs, costs=costs).makespan <= theirs, name
+
+
+@pytest.mark.parametrize("P", range(2, 17))
+def test_what_v_half_and_v_min_hold_and_take(P):
+    for M in (P + 1, P + 2, 2 * P) if P < 10 else (P + 1,):
+        small, half = run("V-Min", P, M), run("V-Half", P, M)
+        assert small.makespan == formulas.v_min_makespan(P, M)
+        if P > 2:
+            assert half.makespan == formulas.v_half_makespan(P, M)
+        assert max(small.peak_in_flight) == V_HELD["V-Min"](P) and max(half.peak_in_flight) == V_HELD["V-Half"](P)
+
+
+def repeated(name: str, P: int, M: int) -> pp.Schedule:
+    """The paper's building block repeated and no more, written a second time: what squeezing has to improve on.
+
+    A microbatch goes down the V, a stage every second unit for V-Half and every unit for V-Min, and up a stage a unit.
+    """
+    step, gap = (2, 3 * (P % 2 == 0)) if name == "V-Half" else (1, 2 * (P % 3 == 0))
+    down, up = range(P), range(P, 2 * P)
+    first_back = step * (P - 1) + 1 + P + gap
+    starts = {("F", s): step * s for s in down} | {("F", s): step * (P - 1) + 1 + s - P for s in up}
+    for hop, s in enumerate(reversed(up)):
+        starts["I", s] = first_back + step * hop
+        starts["I", P - 1 - hop] = first_back + step * P + hop
+    rows = []
+    for r in down:
+        at = {t + 6 * m: f"{s}{k}{m}" for (k, s), t in starts.items() if s in (r, 2 * P - 1 - r) for m in range(M)}
+        row, due = [], []
+        for t in range(max(at) + 1):
+            if t in at:
+                row.append(at[t])
+                due += [at[t].replace("I", "W")] * ("I" in at[t])
+            elif due:
+                row.append(due.pop(0))
+        rows.append(row + due)
+    return pp.Schedule(rows)
+
+
+def test_v_half_and_v_min_are_never_slower_than_their_blocks_repeated_and_hold_no_more():
+    rng, faster = random.Random(0), 0
+    for _ in range(80):
+        P, M = rng.randint(1, 12), rng.randint(1, 24)
+        name = rng.choice(list(V_HELD))
+        costs = rng.choice([pp.Costs(), pp.Costs(3, 4, 2), pp.Costs(*[rng.randint(1, 6) for _ in range(3)])])
+        plain = pp.simulate(repeated(name, P, M), costs)
+        t = run(name, P, M, costs, costs=costs)
+        assert t.makespan <= plain.makespan, (name, P, M, costs)
+        pp.validate(t.schedule, max_in_flight=max(plain.peak_in_flight))
+        faster += t.makespan < plain.makespan
+    assert faster > 40
+
+
+def is_possible(P: int, M: int, most: int, units: int) -> bool:
+    """Whether any order of F = I = W = 1 on a V takes so few units and holds no more: all of them are tried.
+
+    A state is how many F down, F up, I up, I down and W each rank has run; which microbatch it was doesn't matter. A
+    rank that has an I or a W to run loses nothing by not idling; one that has more to run than units are left is lost.
+    """
+
+    def moves(state: tuple, r: int, left: int) -> list[tuple]:
+        down, up, back_up, back_down, weights = state[r]
+        waits = {
+            0: M if r == 0 else state[r - 1][0],
+            1: down if r == P - 1 else state[r + 1][1],
+            2: up if r == 0 else min(up, state[r - 1][2]),
+            3: min(down, back_up if r == P - 1 else state[r + 1][3]),
+            4: back_up + back_down,
+        }
+        able = [i for i, count in waits.items() if state[r][i] < count and (i > 1 or down + up - weights < most)]
+        made = [tuple(n + (i == j) for j, n in enumerate(state[r])) for i in able]
+        return [s for s in made + [state[r]] * (max(able, default=0) < 2) if 6 * M - sum(s) <= left]
+
+    states = {((0,) * 5,) * P}
+    for left in reversed(range(units)):
+        states = {s for state in states for s in product(*(moves(state, r, left) for r in range(P)))}
+    return bool(states)
+
+
+@pytest.mark.parametrize(
+    ("name", "P", "M", "makespan"),
+    [("V-Half", 2, 6, 37), ("V-Half", 3, 4, 29), ("V-Half", 3, 9, 59), ("V-Half", 4, 6, 41), ("V-Half", 4, 8, 53)]
+    + [("V-Min", 3, 6, 41), ("V-Min", 4, 5, 41)],
+)
+def test_no_order_in_as_little_memory_is_faster(name, P, M, makespan):
+    t = run(name, P, M)
+    assert t.makespan == makespan
+    assert not is_possible(P, M, max(t.peak_in_flight), makespan - 1)
+
+
+def test_the_exhaustive_search_finds_what_there_is():
+    assert is_possible(3, 4, 4, 29) and not is_possible(3, 4, 3, 29) and is_possible(2, 2, 4, 13)
+
+
+@pytest.mark.parametrize("P", [2, 3, 4, 5])
+def test_v_half_has_no_gap_in_a_period_unless_a_pass_is_far_longer_than_the_other(P):
+    """The paper's condition: W + 2I >= 2F and W + 2F >= 2I. V-Min is made for equal times."""
+    rng = random.Random(P)
+    drawn = [rng.choices(range(1, 7), k=3) for _ in range(4)]
+    for F, I, W in [(1, 1, 1), (3, 4, 2), (2, 3, 2), (1, 2, 1), (5, 3, 3), *drawn]:  # noqa: E741
+        costs = pp.Costs(F, I, W)
+        less, more = (min(run("V-Half", P, M, costs, costs=costs).idle) for M in (6 * P, 8 * P))
+        assert (more <= less) == (W + 2 * I >= 2 * F and W + 2 * F >= 2 * I), (F, I, W)
+
+
+def test_v_min_pays_for_unequal_times_in_every_period():
+    """Its blocks fit at F = I = W only; then the idle time doesn't grow with M."""
+    equal = [run("V-Min", 4, M).idle[0] for M in (16, 32)]
+    for options in ({}, {"costs": pp.Costs(10, 12, 8)}):
+        unequal = [run("V-Min", 4, M, pp.Costs(10, 12, 8), **options).idle[0] for M in (16, 32)]
+        assert equal[0] == equal[1] and unequal[1] > 1.5 * unequal[0]
+
+
+def test_v_half_with_three_activations_beats_zb_h1_with_four():
+    """In units of the whole model, two stages per rank: 26.5 against 27, and at F, I, W = 3, 4, 2 86.5 against 87."""
+    for times, half, h1 in (((1, 1, 1), 26.5, 27), ((3, 4, 2), 86.5, 87)):
+        costs = pp.Costs(*times)
+        t = run("V-Half", 4, 8, costs.finer(2), costs=costs.finer(2))
+        assert (t.makespan, t.peak_in_flight) == (half, (6,) * 4)
+        assert (run("ZB-H1", 4, 8, costs).makespan, run("ZB-H1", 4, 8).peak_in_flight) == (h1, (4,) * 4)
+
+
+@pytest.mark.parametrize(("P", "M"), GRID)
+def test_peaks(P, M):
+    assert run("naive", P, M).peak_in_flight == (1,) * P
+    assert run("GPipe", P, M).peak_in_flight == formulas.gpipe_peak_in_flight(P, M)
+    assert run("1F1B", P, M).peak_in_flight == formulas.one_f_one_b_peak_in_flight(P, M)
+    assert run("eager-1F1B", P, M).peak_in_flight == formulas.eager_one_f_one_b_peak_in_flight(P, M)
+
+
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [(formulas.one_f_one_b_makespan, (4, 6, 1, 2, 1)), (formulas.eager_one_f_one_b_makespan, (4, 8, 1, 2, 2))],
+)
+def test_a_closed_form_refuses_what_it_does_not_hold_for(form, arguments):
+    with pytest.raises(ValueError, match="closed form"):
+        form(*arguments)
+
+
+@pytest.mark.parametrize(("P", "M"), [(2, 4), (3, 2), (4, 8)])
+def test_no_order_of_full_backwards_beats_the_floor(P, M, rng):
+    """Random legal orders of one stage per rank never end before (M + P - 1)(F + B)."""
+    from pplab.validity import stuck_at
+
+    for _ in range(30):
+        rows = []
+        for r in range(P):
+            row, ready = [], []
+            for a in rng.sample(range(M), M):
+                row.append(f"{r}F{a}")
+                ready.append(a)
+                while ready and rng.random() < 0.5:
+                    row.append(f"{r}B{ready.pop(rng.randrange(len(ready)))}")
+            rows.append(row + [f"{r}B{a}" for a in ready])
+        s = pp.Schedule(rows)
+        if not stuck_at(s):
+            assert pp.simulate(s, pp.Costs(3, 4, 2)).makespan >= formulas.floor_makespan(P, M, 3, 6)
+
+
+@pytest.mark.parametrize("kind", ["fused and split", "overlapped", "bidirectional"])
+def test_a_second_simulator_agrees(rng, kind):
+    for _ in range(25):
+        s = random_schedule(rng, overlap_share=0.6 * (kind != "fused and split"), bidirectional=kind == "bidirectional")
+        costs = random_costs(rng, s.num_stages, s.num_ranks)
+        t = pp.simulate(s, costs)
+        assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
+
+
+@pytest.mark.parametrize("builder", pp.builders.ALL, ids=lambda builder: builder.name)
+def test_a_second_simulator_agrees_on_every_schedule(builder):
+    rng = random.Random(builder.name)
+    for P, M in ((2, 4), (4, 8)):
+        s = builder(P, M)
+        for _ in range(5):
+            costs = random_costs(rng, s.num_stages, P)
+            t = pp.simulate(s, costs)
+            assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_sweep_is_equal_to_single_runs_to_the_bit(rng, queues):
+    schedules = [
+        random_schedule(rng, overlap_share=0.5),
+        random_schedule(rng, bidirectional=True),
+        rng.choice(pp.builders.ALL)(4, 8),
+    ]
+    for s in schedules:
+        whole = [random_costs(rng, s.num_stages, s.num_ranks, queues) for _ in range(3)]
+        ragged = [pp.Costs(rng.random(), rng.random(), rng.random(), latency=rng.random()) for _ in range(3)]
+        swept = lab.sweep(s, whole + ragged)
+        for k, costs in enumerate(whole + ragged):
+            t = pp.simulate(s, costs)
+            assert swept.makespan[k] == t.makespan
+            assert tuple(swept.busy[k]) == t.busy and tuple(swept.idle[k]) == t.idle
+            assert tuple(swept.spans_per_rank[k]) == t.spans_per_rank
+            assert swept.bubble_fraction[k] == t.bubble_fraction or not t.makespan
+            assert swept.bubble_ratio[k] == t.bubble_ratio
+            assert swept.span_bubble_fraction[k] == t.span_bubble_fraction
+
+
+def test_a_sweep_in_chunks_keeps_the_order_of_its_settings():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+    assert list(lab.sweep(s, [pp.Costs(n) for n in range(1, 2500)]).makespan) == [3 * (n + 2) for n in range(1, 2500)]
+
+
+def test_a_sweep_refuses_what_a_simulation_refuses():
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+    with pytest.raises(ValueError, match="settings is empty"):
+        lab.sweep(s, [])
+    with pytest.raises(ValueError, match="forward has 3 values for 2 stages"):
+        lab.sweep(s, [pp.Costs(), pp.Costs(forward=[1, 2, 3])])
+    with pytest.raises(pp.ScheduleError, match="missing"):
+        lab.sweep(pp.Schedule([["0F0"]]), [pp.Costs()])
+
+
+def test_an_overlap_runs_both_halves_at_once():
+    s = pp.Schedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])
+    t = pp.simulate(s)
+    assert [(str(x.action), x.start, x.end) for x in t.spans[:3]] == [
+        ("0F0", 0, 1),
+        ("(0F1;0B0)OVERLAP_F_B", 4, 7),
+        ("0B1", 10, 12),
+    ]
+    assert t.busy == (6, 6)
+    assert pp.Timeline.from_dict(t.to_dict()) == t
+    assert [str(x.action) for x in pp.critical_path(t)][:4] == ["0F0", "1F0", "1B0", "(0F1;0B0)OVERLAP_F_B"]
+
+
+def test_an_overlap_by_its_stages():
+    s = pp.build("DualPipeV", num_ranks=2, num_microbatches=4)
+    pairs = {(f, b) for f in range(4) for b in range(4)}
+    same = pp.simulate(s, pp.Costs(overlap=dict.fromkeys(pairs, 2.5)))
+    assert same.makespan == pp.simulate(s, pp.Costs(overlap=2.5)).makespan
+    assert pp.simulate(s, pp.Costs(overlap={})).makespan == pp.simulate(s).makespan  # the sum
+    assert pp.Costs(overlap={(0, 1): 3}).finer(2).overlap == {(0, 1): 1.5}
+
+
+def test_two_ranks_may_wait_for_one_overlap():
+    s = pp.Schedule(
+        [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"], ["2F0", "2B0", "2F1", "2B1"]]
+    )
+    pp.validate(s)
+    assert pp.simulate(s).makespan == 15
+
+
+def test_costs_per_stage_and_finer_stages():
+    t = run("1F1B", 2, 1, pp.Costs(forward=[1, 2], backward_input=[3, 4], backward_weight=[5, 6]))
+    assert t.makespan == 1 + 2 + 4 + 6 + 3 + 5
+    assert pp.Costs(forward=[2, 4]).finer(2) == pp.Costs([1.0, 2.0], 0.5, 0.5)
+    assert run("1F1B", 4, 8, pp.Costs().finer(2)).makespan == 33 / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"forward": -1}, "forward must be a finite number of at least 0, got -1"),
+        ({"forward": "1"}, "forward must be a finite number"),
+        ({"backward_input": [1, None]}, "backward_input must be a finite number of at least 0, got None"),
+        ({"latency": float("nan")}, "latency must be a finite number"),
+        ({"latency": True}, "latency must be"),
+        ({"bandwidth": 0}, "bandwidth must be a number above 0, got 0"),
+        ({"overlap": "half"}, 'overlap must be "sum", "max" or a duration, got \'half\''),
+        ({"overlap": -1}, "overlap must be a finite number of at least 0, got -1"),
+        ({"overlap": {(0, 1): "2"}}, "overlap must be a finite number of at least 0, got '2'"),
+        ({"recompute": [-1]}, "recompute must be"),
+        ({"links": {(0, 1): 3}}, "links must map"),
+        ({"links": {0: pp.Link()}}, "links must map"),
+        ({"forward": 0, "backward_input": [0, 0], "backward_weight": 0}, "give one of them a duration above 0"),
+    ],
+)
+def test_bad_costs_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pp.Costs(**options)
+
+
+def test_costs_must_fit_the_stages():
+    with pytest.raises(ValueError, match="forward has 3 values for 4 stages"):
+        run("1F1B", 4, 8, pp.Costs(forward=[1, 2, 3]))
+
+
+def test_links_must_join_ranks_of_the_schedule():
+    for pair in ((0, 4), (1, 1), (-1, 0)):
+        with pytest.raises(ValueError, match="and the schedule has ranks 0 to 3"):
+            run("1F1B", 4, 8, pp.Costs(links={pair: pp.Link(1)}))
+
+
+def test_one_slow_link_is_paid_on_every_round_trip():
+    """A latency of 1 between ranks 1 and 2, both ways: 1F1B waits at each of the two rounds, GPipe once each way."""
+    slow = pp.Costs(links={(1, 2): pp.Link(latency=1), (2, 1): pp.Link(latency=1)})
+    assert run("GPipe", 4, 8, slow).makespan == 33 + 2
+    assert run("1F1B", 4, 8, slow).makespan > 33 + 2
+    assert run("GPipe", 4, 8, pp.Costs(links={(1, 2): pp.Link(latency=1)})).makespan == 33 + 1
+
+
+def test_messages_queue_on_a_link():
+    """Two ranks, forwards of 1 whose messages pass in 3: the last of four arrives at 1 + 4*3."""
+    t = run("GPipe", 2, 4, pp.Costs(1, 1, 1, message=3, links={(0, 1): pp.Link(bandwidth=1)}))
+    assert [span.start for span in t.spans if span.rank == 1][:4] == [4, 7, 10, 13]
+    assert str(pp.idle_intervals(t)[-1]).endswith("it has nothing left to do")
+    waits = [str(idle) for idle in pp.idle_intervals(t) if idle.rank == 1]
+    assert waits[0] == "rank 1 is idle from 0 to 4: it waits for what 0F0 on rank 0 has made by 1"
+    fast = run("GPipe", 2, 4, pp.Costs(1, 1, 1, message=1, bandwidth=1))
+    assert fast.makespan == 5 * 3 + 2  # a message passes while the next is made: one each way is seen
+
+
+def test_recomputation_is_added_to_what_needs_it():
+    costs = pp.Costs(1, 2, 4, recompute=[8, 0])
+    assert [costs.of(kind, 0) for kind in "FBIW"] == [1, 14, 10, 4]
+    assert [costs.of(kind, 1) for kind in "FBIW"] == [1, 6, 2, 4]
+    assert pp.Costs(1, 2, 4, backward=5).of(pp.Kind.B, 0) == 5
+    assert run("1F1B", 4, 8, pp.Costs(recompute=1)).makespan == 44
+
+
+def test_an_overlap_lasts_as_told():
+    s = pp.Schedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]])
+    for overlap, lasts in (("sum", 6), ("max", 5), (5.5, 5.5)):
+        assert pp.simulate(s, pp.Costs(1, 2, 3, overlap=overlap)).makespan == 1 + lasts + 5
+    assert pp.Costs(overlap=5).finer(2).overlap == 2.5
+
+
+def test_what_is_held():
+    memory = pp.Memory(activation=[10, 20], weight_input=[4, 5], recomputed=3, parameters=[100, 200], unit="MB")
+    s = pp.Schedule([["0F0", "1F0", "1I0", "0F1", "1F1", "1I1", "1W0", "0B0", "1W1", "0B1"]])
+    held = [during for during, _ in s.held(0, memory)]
+    assert held == [310, 330, 333, 325, 345, 348, 330, 328, 315, 313]
+    assert s.peak_held(memory) == (348,)
+    t = pp.simulate(s)
+    times, amounts = pp.held(t, memory)[0]
+    assert max(amounts) == 348 and amounts[-1] == 300 and times[0] == 0
+    assert s.peak_held([1, 1]) == s.peak_in_flight
+    with pytest.raises(ValueError, match="activation has 3 values for 2 stages"):
+        s.peak_held([1, 2, 3])
+    with pytest.raises(ValueError, match="parameters must be a finite number"):
+        pp.Memory(parameters=-1)
+
+
+@pytest.mark.parametrize("builder", pp.builders.ALL, ids=lambda builder: builder.name)
+def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot as plt
+
+    s = builder(2, 4)
+    t = pp.simulate(s, pp.Costs(latency=0.5, unit="ms"))
+    assert f"{t.bubble_fraction:.1%}" in figures.figure_html(pp.gantt(t, path=True).figure)
+    pp.memory(t)
+    pp.memory(t, of=pp.Memory(3, unit="GB"))
+    plt.close("all")
+    assert len(pp.table([t])) == 1
+    assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans
+    t.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len([e for e in events if e["ph"] == "X"]) == sum(map(len, s.rows))
+    arrows = {e["id"]: [e] for e in events if e["ph"] == "s"}
+    for end in (e for e in events if e["ph"] == "f"):
+        arrows[end["id"]].append(end)
+    assert len(arrows) == pp.num_messages(s)
+    assert all(start["ts"] < end["ts"] and start["tid"] != end["tid"] for start, end in arrows.values())
+    assert pp.Schedule.from_csv(s.to_csv()) == s
+
+
+def test_metrics_hang_together(rng):
+    for _ in range(30):
+        s = random_schedule(rng)
+        t = pp.simulate(s, pp.Costs(2, 3, 1, latency=rng.choice([0, 1, 2.5])))
+        idle = pp.idle_intervals(t)
+        for rank in range(s.num_ranks):
+            assert sum(i.end - i.start for i in idle if i.rank == rank) == pytest.approx(t.idle[rank])
+        assert t.bubble_fraction == pytest.approx(sum(t.idle) / (s.num_ranks * t.makespan))
+        assert t.bubble_ratio == pytest.approx(sum(t.idle) / sum(t.busy))
+        assert tuple(max(counts) for _, counts in pp.in_flight(t)) == t.peak_in_flight
+        assert all(counts[-1] == 0 for _, counts in pp.in_flight(t))
+        assert tuple(max(amounts) for _, amounts in pp.held(t, pp.Memory(2))) == tuple(2 * p for p in t.peak_in_flight)
+        path = pp.critical_path(t)
+        assert path[0].start == 0 and path[-1].end == t.makespan
+        for before, after in zip(path, path[1:], strict=False):
+            assert before.end <= after.start
+
+
+def test_without_latency_the_critical_path_is_as_long_as_the_step(rng):
+    for _ in range(30):
+        t = pp.simulate(random_schedule(rng), pp.Costs(2, 3, 1))
+        assert sum(span.end - span.start for span in pp.critical_path(t)) == t.makespan
+
+
+def test_an_idle_interval_says_what_it_waits_for():
+    said = [str(i) for i in pp.idle_intervals(run("1F1B", 2, 2))]
+    assert said == [
+        "rank 0 is idle from 2 to 4: it waits for 1B0 on rank 1",
+        "rank 0 is idle from 6 to 7: it waits for 1B1 on rank 1",
+        "rank 1 is idle from 0 to 1: it waits for 0F0 on rank 0",
+        "rank 1 is idle from 7 to 9: it has nothing left to do",
+    ]
+
+
+def test_the_balance_sheet():
+    table = pp.table(run(name, 4, 8) for name in TABLE)
+    assert str(table).splitlines()[2].split("  ")[0] == "GPipe"
+    assert table[2] == ("1F1B", "33", "0.2727", "0.3750", "0.2727", "4, 3, 2, 1", "48", "1")
+    assert "<td>1F1B</td><td>33</td>" in table._repr_html_()
+
+
+def test_json_is_complete_enough_to_redraw(rng):
+    t = pp.simulate(random_schedule(rng), pp.Costs(1, 2, 3, latency=0.5, unit="ms"))
+    again = pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict())))
+    assert again.spans == t.spans and again.unit == "ms" and again.schedule == t.schedule
+    json.dumps(summary(t))
+
+
+def test_perfetto_has_every_action_and_an_arrow_for_every_message(tmp_path):
+    t = run("1F1B", 3, 4, pp.Costs(unit="ms", latency=1))
+    t.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = {e["name"]: e for e in events if e["ph"] == "X"}
+    assert len(slices) == 24
+    assert slices["0B0"]["dur"] == 2000 and slices["2F0"]["ts"] == 4000
+    starts, ends = ([e for e in events if e["ph"] == ph] for ph in "sf")
+    assert len(starts) == len(ends) == pp.num_messages(t.schedule) == 16
+    for start, end in zip(starts, ends, strict=True):
+        assert start["id"] == end["id"] and start["ts"] < end["ts"] and start["tid"] != end["tid"]
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"rank 0", "rank 1", "rank 2"}
+
+
+def test_a_long_schedule_does_not_recurse():
+    t = run("1F1B", 2, 20_000)
+    assert t.makespan == 3 * 20_001
+    assert run("naive", 64, 50).makespan == 64 * 50 * 3
+
+
+def test_the_bubble_of_an_uncapped_depth_first_order():
+    """Backward first, but no cap on forwards: at P=8, M=64 the first rank holds 22."""
+    assert max(depth_first(8, 64).peak_in_flight) == 22
+
+
+def depth_first(P: int, M: int) -> pp.Schedule:
+    """Every rank runs a backward when one is ready, else a forward when one is ready; B takes two units, F one."""
+    rows = [[] for _ in range(P)]
+    f_end, b_end, free, time = {}, {}, [0] * P, 0
+    while any(len(row) < 2 * M for row in rows):
+        for r in range(P):
+            if free[r] > time:
+                continue
+            m_b, m_f = sum(a[1] == "B" for a in rows[r]), sum(a[1] == "F" for a in rows[r])
+            above = f_end.get((r, m_b), 1e9) if r == P - 1 else b_end.get((r + 1, m_b), 1e9)
+            if m_b < M and above <= time:
+                rows[r].append((r, "B", m_b))
+                free[r] = b_end[r, m_b] = time + 2
+            elif m_f < M and (r == 0 or f_end.get((r - 1, m_f), 1e9) <= time):
+                rows[r].append((r, "F", m_f))
+                free[r] = f_end[r, m_f] = time + 1
+        time += 1
+    return pp.Schedule([[f"{s}{k}{m}" for s, k, m in row] for row in rows])
