@@ -4,6 +4,11 @@ torch's own engine, checkpoints, profiles. It imports `pplab`, and `pplab` never
 from importlib import import_module as _import_module
 
 _HOMES = {
+    "checkpoint": ("Checkpoint", "CheckpointError", "Resume", "Save"),
+    "clip": ("Clip",),
+    "mps": ("Mps",),
+    "profiling": ("Profile",),
+    "torch_engine": ("TorchEngine",),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "message_chart": ("messages",),
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),

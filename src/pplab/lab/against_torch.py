@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ..runtime.launch import Pool
-from ..runtime.workload import Workload
+from ..runtime import Pool, Workload
 from ..schedule import Schedule
 from ..simulator import simulate
+from .torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def versus(pool: Pool, schedule: Schedule, workload: Workload, *, rounds: int = 
     ours, theirs, ratios, limits = [], [], [], []
     for _ in range(rounds):
         run = pool.train(schedule, workload, steps=steps)
-        other = pool.train(schedule, workload, steps=steps, engine="torch")
+        other = pool.train(schedule, workload, TorchEngine(), steps=steps)
         ours += run.step_times_ms
         theirs += other.step_times_ms
         ratios.append(run.step_time_ms / other.step_time_ms)

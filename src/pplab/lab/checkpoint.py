@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..runtime.workload import Batch, Workload, tied_weights
+from ..runtime import Batch, Extra, Listener, Workload
+from ..runtime.options import Job
+from ..runtime.training import Rank
+from .clip import own_stages
 
 _VERSION = 1
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -50,7 +53,7 @@ class Checkpoint:
 
         path = str(Path(path).resolve())
         if not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no checkpoint {path}: save one with Pool.train(..., save=...)")
+            raise FileNotFoundError(f"there is no checkpoint {path}: save one with lab.Save")
         try:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {})["pplab"])
@@ -134,6 +137,69 @@ class Checkpoint:
         optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+@dataclass(frozen=True)
+class Resume(Extra):
+    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any number of ranks."""
+
+    path: str | os.PathLike
+    name = "resumed"
+
+    def check(self, job: Job) -> Job:
+        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from."""
+        checkpoint = Checkpoint.open(self.path)
+        checkpoint.check_fits(job.workload)
+        resumed = Resumed(job.workload, checkpoint)
+        return replace(job, workload=resumed, first_step=checkpoint.step)
+
+    def listen(self, rank: Rank) -> None:
+        """Give this rank's optimizer its state. The stages have their weights already."""
+        if rank.optimizer is not None:
+            rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
+
+    def finish(self, job: Job, reports: Sequence[object]) -> None:
+        """It has found nothing."""
+
+
+@dataclass(frozen=True)
+class Save(Extra):
+    """Write weights and the optimizer's state after the last step. A file that is there is replaced as a whole, so it
+    may be the one that the run goes on from. On several hosts all must see it."""
+
+    path: str | os.PathLike
+    name = "saved"
+
+    def check(self, job: Job) -> Job:
+        """ValueError for a place that can't be written to, and where a state that was resumed would be lost."""
+        check_place(self.path)
+        resumed = [Checkpoint.open(extra.path) for extra in job.extras if isinstance(extra, Resume)]
+        if resumed and job.options.optimizer is None and (kind := resumed[0].optimizer) is not None:
+            raise ValueError(
+                f"{resumed[0].path} holds the state of {kind}, which would be lost in {self.path}, since this run has "
+                f"no optimizer: resume with {kind}, or don't save"
+            )
+        return job
+
+    def listen(self, rank: Rank) -> Listener:
+        """Collect at the end."""
+        return _Saving(rank)
+
+    def finish(self, job: Job, reports: Sequence[Saved]) -> str:
+        """Write the file; returns its path."""
+        write(self.path, reports, job.first_step + job.options.steps, job.workload.name)
+        return str(self.path)
+
+
+class _Saving(Listener):
+    def __init__(self, rank: Rank):
+        self.rank = rank
+
+    def report(self) -> Saved:
+        """What this rank saves of the stages that it answers for."""
+        rank = self.rank
+        own = own_stages(rank.context.rank, rank.job.schedule)
+        return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
+
+
 class Resumed:
     """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
 
@@ -187,15 +253,6 @@ def collect(
             parts[f"{_OPTIMIZER}{names[p]}/{what}"] = torch.as_tensor(value)
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in parts.items()}
     return Saved(copies, type(optimizer).__name__ if optimizer is not None else None)
-
-
-def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
-    """The name in the whole model of every parameter of these stages."""
-    tied = tied_weights(workload, num_stages)
-    also = {tuple(place): name for name, places in tied.items() for place in places}
-    return {
-        p: also.get((stage, name), name) for stage, module in modules.items() for name, p in module.named_parameters()
-    }
 
 
 def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> None:

@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..runtime import Extra, Listener
 from ..runtime.comm import naming
+from ..runtime.options import Job
+from ..runtime.training import Rank
 from ..runtime.workload import Workload, tied_weights
 from ..schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Clip(Extra):
+    """Scale the gradients of a step so that their norm, over all ranks, is at most `max_norm`.
+
+    The norms before that are the Run's `extras["gradient_norms"]`, one per measured step.
+    """
+
+    max_norm: float
+    name = "gradient_norms"
+
+    def check(self, job: Job) -> Job:
+        """ValueError unless the limit is a number above 0."""
+        if not (type(self.max_norm) in (int, float) and 0 < self.max_norm < math.inf):
+            raise ValueError(f"Clip's max_norm must be a number of more than 0, got {self.max_norm!r}")
+        return job
+
+    def listen(self, rank: Rank) -> Listener:
+        """Clip on this rank, together with the others."""
+        return _Clipping(rank, self.max_norm)
+
+
+class _Clipping(Listener):
+    events = frozenset(("update",))
+
+    def __init__(self, rank: Rank, max_norm: float):
+        self.rank, self.max_norm, self.norms = rank, max_norm, []
+        self._own = own_parameters(rank.context.rank, rank.job.schedule, rank.job.workload, rank.modules)
+
+    def begin(self, event: str, what: object) -> None:
+        """All gradients are there, and no weight has changed."""
+        context = self.rank.context
+        with self.rank.doing("clipping", "clipping gradients"):
+            norm = clip_gradients(list(self.rank.names), self._own, self.max_norm, context.rank, context.num_ranks)
+        self.norms.append(norm)
+
+    def report(self) -> tuple[float, ...]:
+        """The norms, which are the same on all ranks."""
+        return tuple(self.norms)
 
 
 def own_parameters(

@@ -98,9 +98,9 @@ def profile_layers(
     schedule = Schedule([row], name="layer by layer")
     with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, steps=steps)
-        inputs = pool.train(schedule, layerwise, steps=1, warmup=0, recompute=True).bytes_of
+        inputs = pool.train(schedule, layerwise, steps=1, warmup=0, recompute=True).held.bytes_of
     sizes = [
         sum(p.numel() * p.element_size() for p in layerwise.build_stage(stage, last + 1).parameters())
         for stage in range(last + 1)
     ]
-    return LayerProfile(names, run.costs.forward, run.costs.backward_input, run.bytes_of, inputs, tuple(sizes))
+    return LayerProfile(names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, tuple(sizes))

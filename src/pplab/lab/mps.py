@@ -24,8 +24,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import unknown
-
 CONTROL = "nvidia-cuda-mps-control"
 START_S = 10.0  # a daemon that doesn't answer after this has failed
 END_S = 10.0  # a daemon that is still there this long after "quit" is killed
@@ -44,37 +42,32 @@ kill -KILL 0
 """
 
 
-def choose_share(share: str, devices: Sequence[str]) -> int | None:
-    """How much of its GPU a rank may fill, in per cent, or None where MPS isn't asked for.
-
-    ValueError where the ranks share no GPU, or the control program is missing.
-    """
-    if share not in ("turns", "mps"):
-        raise unknown("share", share, ("turns", "mps"))
-    if share == "turns":
-        return None
-    most = max(Counter(devices).values())
-    if not devices[0].startswith("cuda") or most == 1:
-        where = "the CPU" if not devices[0].startswith("cuda") else "a GPU each"
-        raise ValueError(f'share="mps" is for ranks that share a GPU, and these have {where}: leave it out')
-    if shutil.which(CONTROL) is None:
-        raise ValueError(
-            f"share=\"mps\" needs {CONTROL}, which comes with NVIDIA's driver, and it isn't on the PATH: "
-            'install the driver\'s utilities, or take share="turns"'
-        )
-    return 100 // most
-
-
 class Mps:
-    """A running MPS daemon of one pool. RuntimeError when it doesn't start."""
+    """A daemon for one pool: `Pool(4, device="cuda", beside=Mps())`. Ranks that share a GPU get equal parts of it."""
 
-    def __init__(self, folder: Path, percentage: int):
+    def __init__(self) -> None:
+        self._guard: subprocess.Popen | None = None
+
+    def check(self, devices: Sequence[str]) -> None:
+        """ValueError where the ranks share no GPU, or the control program is missing."""
+        self._num_ranks, self._num_gpus, most = len(devices), len(set(devices)), max(Counter(devices).values())
+        if not devices[0].startswith("cuda") or most == 1:
+            where = "the CPU" if not devices[0].startswith("cuda") else "a GPU each"
+            raise ValueError(f"Mps is for ranks that share a GPU, and these have {where}: leave it out")
+        if shutil.which(CONTROL) is None:
+            raise ValueError(
+                f"Mps needs {CONTROL}, which comes with NVIDIA's driver, and it isn't on the PATH: install the "
+                "driver's utilities, or let the ranks take turns, without Mps"
+            )
+        self.percentage = 100 // most
+
+    def start(self, folder: Path) -> dict[str, str]:
+        """Start the daemon; returns every rank's environment. RuntimeError when it doesn't start."""
         pipes, logs = folder / "mps", folder / "mps-log"
         pipes.mkdir()
         logs.mkdir()
         self._logs = logs
         self._daemons = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
-        self.environment = {**self._daemons, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}  # of every rank
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, "pplab-mps", CONTROL, str(END_S)],
             stdin=subprocess.PIPE,
@@ -89,9 +82,27 @@ class Mps:
                 said = self._said()
                 self.close()
                 raise RuntimeError(
-                    f'{CONTROL} did not answer within {START_S:.0f} s: take share="turns"; it said: {said or "nothing"}'
+                    f"{CONTROL} did not answer within {START_S:.0f} s: leave Mps out; it said: {said or 'nothing'}"
                 )
             time.sleep(0.05)
+        return {**self._daemons, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percentage)}
+
+    def notes(self) -> tuple[str, ...]:
+        """What ranks on parts of a GPU can't show, and whether MPS took them all: without a word CUDA goes on without
+        it."""
+        gpus = f"{self._num_gpus} GPU{'s' if self._num_gpus > 1 else ''}"
+        said = (
+            f"{self._num_ranks} ranks share {gpus} by MPS, each with at most {self.percentage} % of the "
+            "multiprocessors: losses, gradients and memory are valid; times and bubble are those of GPUs that small "
+            "only as far as the ranks don't slow each other down by memory, caches and clock, which they share"
+        )
+        if (clients := self.num_clients()) >= self._num_ranks:
+            return (said,)
+        return (
+            said,
+            f"MPS lists {clients} of {self._num_ranks} ranks as its clients: the others take turns, so the times and "
+            "the bubble are not the schedule's",
+        )
 
     def num_clients(self) -> int:
         """The processes that the daemon's servers know as theirs. A rank that isn't among them takes turns."""
@@ -100,12 +111,15 @@ class Mps:
 
     def close(self) -> None:
         """End the daemon and its servers, and wait until they are gone."""
+        if self._guard is None:
+            return
         self._guard.stdin.close()
         try:
             self._guard.wait(END_S + 5)
         except subprocess.TimeoutExpired:
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
+        self._guard = None
 
     def _environment(self) -> dict[str, str]:
         """The daemon's. It sees all GPUs: one that saw some of them would number them anew, and the ranks, which see

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ..costs import Link
-from ..runtime.job import RankContext
+from ..runtime.training import RankContext
 
 if TYPE_CHECKING:
-    from ..runtime.launch import Pool
+    from ..runtime import Pool
 
 
 def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:

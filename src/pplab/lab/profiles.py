@@ -62,7 +62,7 @@ class RankProfile:
 
 
 @dataclass(frozen=True, repr=False)
-class Profile:
+class ProfileReport:
     """The traces of a run's ranks, summarised."""
 
     name: str  # of the schedule, and the engine if it isn't pplab's
@@ -87,7 +87,7 @@ class Profile:
     __repr__ = __str__
 
 
-def profile_table(profiles: Sequence[Profile]) -> str:
+def profile_table(profiles: Sequence[ProfileReport]) -> str:
     """One line per profile, means over its ranks: the table by which profiles of schedules are usually compared."""
     head = f"{'profile':30}{'step ms':>9}{'compute':>9}{'communic.':>11}{'overlapped':>12}{'peak memory':>13}"
     rows = [
@@ -99,7 +99,7 @@ def profile_table(profiles: Sequence[Profile]) -> str:
 
 
 def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 0) -> RankProfile:
-    """A rank's mean step in a trace that `Pool.train(profile=...)` recorded: the file, or its JSON.
+    """A rank's mean step in a trace that `lab.Profile` recorded: the file, or its JSON.
 
     `resident_bytes` is what was held when the recording started (weights and buffers): a trace has only changes.
     Raises ValueError when the trace has no pp.step span.
@@ -118,9 +118,7 @@ def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 
             device["communication" if transfers else "compute"].append(span)
     steps = named.get("pp.step", [])
     if not steps:
-        raise ValueError(
-            f"no pp.step span among the trace's {len(events)} events: record it with Pool.train(profile=...)"
-        )
+        raise ValueError(f"no pp.step span among the trace's {len(events)} events: record it with lab.Profile")
     if device["compute"]:
         compute, transfers = device["compute"], device["communication"]
     else:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import positive_int
 from ..runtime.comm import naming
-from ..runtime.job import RankContext
-from ..runtime.trace import paced
+from ..runtime.pace import paced
+from ..runtime.training import RankContext
 
 if TYPE_CHECKING:
     from ..models import LanguageModel

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 import torch
-import torch.distributed as dist
 
 from .. import schedule_csv
-from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W, parts
+from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
 from ..lowering import LoweredRow
-from ..runtime.job import Job, RankContext, RankReport, State, stage_modules
+from ..runtime import Batch, Extra
+from ..runtime.options import Job
+from ..runtime.pace import Pace, paced, settle
 from ..runtime.stage import autocast
-from ..runtime.trace import Allocator, Meter, Recorder, StepTrace, paced, settle
-from .profiling import NoSpans, Recording
+from ..runtime.training import Rank, RankContext, RankReport
+from ..runtime.workload import tied_weights
+from ..schedule import Schedule
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -32,81 +35,94 @@ CLASSES = {
 }
 
 
-def train_torch(
-    context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
-) -> RankReport:
-    """Run the job's steps with `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
+@dataclass(frozen=True)
+class TorchEngine(Extra):
+    """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
 
     Times are those of its calls into the stages, without the waits between them; a paced call lasts at least its pace.
     Bytes are what autograd saves. `rows` are the schedule's rows with sends and receives of your own, which torch's
     interpreter then runs as they stand. `one_queue` lets a rank's messages pass one after the other, in the order in
     which torch posts them, as on a GPU's stream, and records when each did.
     """
-    schedule, workload, device = job.schedule, job.workload, context.device
-    context.watch("setting up", 0, False)
-    recorder = context.recorder()
+
+    rows: Sequence[LoweredRow] | None = None
+    one_queue: bool = False
+    name = "torch"
+
+    def check(self, job: Job) -> Job:
+        """ValueError for what torch's runtime can't do."""
+        schedule, needs = job.schedule, "needs pplab's engine"
+        if schedule.copies > 1:
+            if len(schedule.replicas) > 1:
+                raise ValueError(f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)")
+            raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
+        if tied_weights(job.workload, schedule.num_stages):
+            raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
+        if job.options.recomputed(schedule.num_stages):
+            raise ValueError(f"recompute {needs}; for torch's runtime wrap the modules in torch's checkpoint")
+        _check_order_of_losses(schedule)
+        return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError where ranks share a GPU."""
+        if devices[0] != "cpu" and transport != "nccl":
+            raise ValueError(
+                "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
+            )
+
+    def finish(self, job: Job, reports: Sequence[object]) -> None:
+        """The Run says it in other places."""
+
+
+def _check_order_of_losses(schedule: Schedule) -> None:
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    last = schedule.num_stages - 1
+    halves = (a for row in schedule.rows for item in row for a in parts(item))
+    order = [a.microbatch for a in halves if a.stage == last and a.kind is F]
+    if order != sorted(order):
+        raise ValueError(
+            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or by pplab's "
+            "engine"
+        )
+
+
+def train_torch(
+    context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
+) -> RankReport:
+    """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
+    rank, schedule, device = Rank(context, job), job.schedule, context.device
+    rank.listen()
+    pace = job.options.pace and Pace(job.options.pace).seconds(schedule.num_stages)
     times: dict[Action, tuple[object, object]] = {}
-    modules = stage_modules(context, job)
-    row = [action for item in schedule.rows[context.rank] for action in parts(item)]  # torch runs halves in turn
-    recording = Recording(job.profile, context.rank, row, device, modules.values())
-    spans = NoSpans()
-    messages = _Messages(recorder) if one_queue else None
-    runner = _runner(
-        context, job, modules, recorder.clock.mark, times, lambda action: spans.action(action), rows, messages
-    )
-    state = State(context, job, modules)
+    messages = _Messages(rank) if one_queue else None
+    runner = _runner(rank, pace, times, rows, messages)
+    last = schedule.num_stages - 1 in rank.modules
 
-    def run_pass(step: int, meter: Meter | None = None, update: bool = False) -> tuple[StepTrace, float]:
-        for module in modules.values():
-            module.zero_grad(set_to_none=True)
-        batch = workload.batch(step).to(device)
-        inputs = batch.inputs if 0 in modules else ()
+    def run(batch: Batch) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
-        last = {"target": batch.target, "losses": losses} if schedule.num_stages - 1 in modules else {}
-        context.watch("at the barrier", 0, True)
-        recorder.tie()
-        dist.barrier()
         times.clear()
-        recorder.begin()
-        context.watch("in a step of torch's runtime", 0, False)  # where in its row, only torch knows
-        with spans.named("pp.step"):
-            with autocast(device, job.autocast), meter or nullcontext():
-                runner.step(*inputs, **last, **batch.context)
-            if update:
-                state.update(recorder, spans)
-            settle(device, job.profile)
+        context.watch("in a step of torch's runtime")  # where in its row, only torch knows
+        with autocast(device, job.options.autocast):
+            inputs = batch.inputs if 0 in rank.modules else ()
+            runner.step(*inputs, **({"target": batch.target, "losses": losses} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
-            halves = [times[action] for action in parts(item)]
-            recorder.action(item, halves[0][0], halves[-1][1])
-        loss = torch.stack([x.detach() for x in losses]).sum().item() * job.loss_scale if losses else 0.0
-        return recorder.finish(), loss
+            halves = [times[action] for action in parts(item)]  # torch runs the halves of an overlap in turn
+            rank.clock.item(item, halves[0][0], halves[-1][1])
+        return [loss.detach() for loss in losses]
 
-    run_pass(0)  # torch learns the shapes in its first step, with an extra pass
-    meter = Meter(t for module in modules.values() for t in (*module.parameters(), *module.buffers()))
-    _, first_loss = run_pass(0, meter)
-    gradients = state.gradients()
-    for _ in range(job.warmup):
-        run_pass(0)
-    state.restore_buffers()
-    spans = recording.spans
-    allocator = Allocator(device, modules.values())
-    with recording:
-        measured = [run_pass(step, update=True) for step in range(job.steps)]
-    if messages:
-        messages.close()
-    traces, losses = [trace for trace, _ in measured], [loss for _, loss in measured]
-    found = {"profile": recording.summary, "allocated": allocator.read()}
-    found |= {"gradient_norms": tuple(state.norms), "saved": state.saved() if job.save else None}
-    return RankReport(traces, losses, 0, meter.peak, {}, gradients, first_loss, **found)
+    rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass
+    try:
+        return rank.train(run)
+    finally:
+        if messages:
+            messages.close()
 
 
 def _runner(
-    context: RankContext,
-    job: Job,
-    modules: dict,
-    mark: Callable[[], object],
+    rank: Rank,
+    pace_s: Mapping[Kind, Sequence[float]] | None,
     times: dict,
-    span: Callable[[Action], AbstractContextManager],
     rows: Sequence[LoweredRow] | None,
     messages: _Messages | None,
 ):
@@ -114,6 +130,7 @@ def _runner(
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+    context, job, mark, around = rank.context, rank.job, rank.clock.mark, rank.around
     schedule, device = job.schedule, context.device
 
     class Timed(pipelining.PipelineStage):
@@ -134,9 +151,10 @@ def _runner(
 
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
-            settle(device, job.pace_s)
+            if pace_s:
+                settle(device)
             start = mark()
-            with span(action), paced(device, job.pace_s and job.pace_s[kind][self.stage_index]):
+            with around("call", action), paced(device, pace_s[kind][self.stage_index]) if pace_s else nullcontext():
                 made = call(chunk, *args, **kwargs)
             times[action] = (start, mark())
             return made
@@ -160,7 +178,7 @@ def _runner(
             return ops
 
     group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
-    stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in modules.items()]
+    stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
     options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
     name = CLASSES.get(schedule.name)
     if name is None or rows is not None:
@@ -187,8 +205,8 @@ def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:
 class _Messages:
     """A rank's sends and receives, one after the other: each begins when the one before it has passed."""
 
-    def __init__(self, recorder: Recorder):
-        self._recorder, self._posted = recorder, SimpleQueue()
+    def __init__(self, rank: Rank):
+        self._clock, self._posted = rank.clock, SimpleQueue()
         threading.Thread(target=self._pass, daemon=True).start()
 
     def post(self, action: Action, op: Callable, tensor: torch.Tensor, **options: object) -> _Message:
@@ -206,10 +224,10 @@ class _Messages:
     def _pass(self) -> None:
         while (posted := self._posted.get()) is not None:
             message, action, start = posted
-            begun = self._recorder.clock.mark()
+            begun = self._clock.mark()
             try:
                 start().wait()
-                self._recorder.other(action, begun, self._recorder.clock.mark())
+                self._clock.add(action, begun, self._clock.mark())
             except Exception as error:  # whoever waits for the message raises it
                 message.error = error
             message.passed.set()

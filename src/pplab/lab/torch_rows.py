@@ -9,14 +9,11 @@ from torch import nn
 
 from ..costs import Costs
 from ..lowering import LoweredRow
-from ..runtime.checks import check_job
-from ..runtime.job import RankContext
-from ..runtime.launch import Pool
-from ..runtime.report import Run
-from ..runtime.workload import Batch, Workload
+from ..runtime import Batch, Pool, Run, Workload
+from ..runtime.training import RankContext
 from ..schedule import Schedule
 from .queues import compute_of, parse_lowered, simulate_lowered
-from .torch_engine import CLASSES
+from .torch_engine import CLASSES, TorchEngine
 
 
 def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredRow, ...]:
@@ -60,17 +57,10 @@ def train_lowered(
     """
     if one_queue and pool.devices[0] != "cpu":
         raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
-    job = check_job(
-        compute_of(rows, name),
-        workload,
-        pool.num_ranks,
-        steps=steps,
-        check_gradients=check_gradients,
-        pace=pace,
-        engine="torch",
-    )
     simulate_lowered(rows, queue="rank" if one_queue else "channel")
-    return pool.carry_out(job, rows, one_queue)
+    engine = TorchEngine(tuple(rows), one_queue)
+    options = {"steps": steps, "check_gradients": check_gradients, "pace": pace}
+    return pool.train(compute_of(rows, name), workload, engine, **options)
 
 
 def take_steps(

@@ -21,18 +21,20 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from functools import partial
 from itertools import count
 
 import torch
 import torch.distributed as dist
 
-from ..runtime.checks import ENGINES, check_job, check_transport
+from ..runtime import Extra, Run, Workload
 from ..runtime.devices import choose_transport, load_eagerly, notes, paced_notes
-from ..runtime.job import RankContext, train_whole
-from ..runtime.launch import save_reports
-from ..runtime.report import Run, make_run, report_gradients
-from ..runtime.workload import Workload
+from ..runtime.options import make_job
+from ..runtime.reference import report_gradients, train_whole
+from ..runtime.report import make_run
+from ..runtime.training import RankContext
 from ..schedule import Schedule
+from .hosts import ahead_of_rank_0
 
 _RUNS = count()  # of this process: ranks call `train_here` equally often
 
@@ -50,20 +52,19 @@ def several_hosts() -> bool:
 def train_here(
     schedule: Schedule,
     workload: Workload,
-    *,
+    *extras: Extra,
     device: str = "auto",
     timeout_s: float = 300.0,
-    engine: str = "pplab",
     **options: object,
 ) -> Run | None:
-    """Be one rank of a run; returns the Run on rank 0 and None on the others. Options are those of `Pool.train`."""
+    """Be one rank of a run; returns the Run on rank 0 and None on the others.
+
+    `extras` and `options` are those of `Pool.train`.
+    """
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank, local_ranks = (
-        int(os.environ.get("LOCAL_RANK", rank)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)),
-    )
-    job = check_job(schedule, workload, num_ranks, engine=engine, **options)
+    job = make_job(schedule, workload, num_ranks, extras, **options)
     load_eagerly("nccl")  # as it may turn out: to ask for devices starts CUDA
+    local_rank, local_ranks = (int(os.environ.get(f"LOCAL_{x}", os.environ[x])) for x in ("RANK", "WORLD_SIZE"))
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
@@ -77,30 +78,30 @@ def train_here(
         dist.all_gather_object(found, transport)
         if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
             transport = "gloo"
-        check_transport(job, [str(place)], transport)
-        quiet = lambda phase, position, waits: None  # noqa: E731
-        context = RankContext(
-            rank, num_ranks, place, transport, store, quiet, timeout=patience, several_hosts=several_hosts()
-        )
+        for extra in job.extras:
+            extra.check_devices(job, [str(place)], transport)
+        quiet = lambda phase, position=0, waits=False: None  # noqa: E731
+        ahead = partial(ahead_of_rank_0, rank, num_ranks) if several_hosts() else None
+        context = RankContext(rank, num_ranks, place, transport, store, quiet, timeout=patience, ahead=ahead)
         reports = None if rank else [None] * num_ranks
-        dist.gather_object(ENGINES[engine](context, job), reports)
+        dist.gather_object(job.engine(context, job), reports)
         whole = None
-        if job.collect_gradients:
-            whole = train_whole(context, job.workload, job.schedule.num_microbatches, 0, job.autocast)
-        if job.save and rank == 0:  # after that: it may replace the file that the run went on from
-            save_reports(options["save"], reports, job)
-        dist.barrier()  # no rank goes on, to resume perhaps, before the checkpoint is there
-        if rank:
-            return None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return make_run(
-            job,
-            reports,
-            whole and report_gradients(reports, whole, job.autocast),
-            device=str(place),
-            transport=transport,
-            notes=paced_notes(devices, notes(devices, cores), job.pace_s is not None),
-            several_hosts=context.several_hosts,
-        )
+        if job.options.check_gradients:
+            whole = train_whole(context, job.workload, schedule.num_microbatches, 0, job.options.autocast)
+        run = None
+        if rank == 0:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            said = notes(devices, cores)
+            run = make_run(
+                job,
+                reports,
+                whole and report_gradients(reports, whole, job.options.autocast),
+                device=str(place),
+                transport=transport,
+                notes=said if job.options.pace is None else paced_notes(devices, said),
+                several_hosts=ahead is not None,
+            )
+        dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there
+        return run
     finally:
         dist.destroy_process_group()

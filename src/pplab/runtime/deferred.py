@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .trace import Meter, unwrap
+from .meter import Meter, unwrap
 
 
 class _Product(NamedTuple):

@@ -46,7 +46,7 @@ def load_eagerly(transport: str) -> None:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
-def notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> list[str]:
+def notes(devices: Sequence[str], cores: int) -> list[str]:
     """What this machine can't show, in so many words."""
     num_ranks, places = len(devices), len(set(devices))
     if devices[0] == "cpu":
@@ -59,32 +59,16 @@ def notes(devices: Sequence[str], cores: int, percentage: int | None = None) -> 
     if places == num_ranks:
         return []
     shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
-    if percentage is not None:
-        return [
-            f"{shared} by MPS, each with at most {percentage} % of the multiprocessors: losses, gradients and memory "
-            "are valid; times and bubble are those of GPUs that small only as far as the ranks don't slow each other "
-            "down by the memory, the caches and the clock that they share"
-        ]
     return [
         f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
         "not the schedule's"
     ]
 
 
-def mps_notes(num_clients: int, num_ranks: int) -> list[str]:
-    """That MPS didn't take all ranks: CUDA then goes on without it and without a word."""
-    if num_clients >= num_ranks:
-        return []
-    return [
-        f"MPS lists {num_clients} of {num_ranks} ranks as its clients: the others take turns, so the times and the "
-        "bubble are not the schedule's"
-    ]
-
-
-def paced_notes(devices: Sequence[str], notes: Sequence[str], paced: bool) -> Sequence[str]:
-    """The notes on a pool's machine, with what of a paced run is valid where ranks share it or compute on GPUs."""
+def paced_notes(devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+    """The notes on a paced run: what of it is valid where ranks share the machine or compute on GPUs."""
     on_cpu = devices[0] == "cpu"
-    if not paced or (on_cpu and not notes):
+    if on_cpu and not notes:
         return notes
     if on_cpu:
         return [

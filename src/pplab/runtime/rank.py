@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import torch
@@ -22,24 +24,38 @@ import torch.distributed as dist
 
 from .comm import LostPeer
 from .devices import load_eagerly
-from .job import RankContext
 from .shared import Pipes
+from .training import RankContext
 
-PHASES = (
-    "idle",
-    "starting",
-    "setting up",
-    "step",
-    "at the barrier",
-    "in the optimizer",
-    "adding the copies' gradients",
-    "reporting",
-    "running the model in one process",
-    "clipping gradients",
-    "decoding",
-    "in a step of torch's runtime",
-)
-FIELDS = 4  # of a rank on the board: phase, position in the row, whether it waits, a count of changes
+Place = tuple[str, int, bool]  # phase, position in the row, waiting
+
+PHASE_BYTES = 64  # of the text that says what a rank is doing
+
+
+class Board:
+    """Where every rank is, in memory that the ranks and the pool share: a phase, and in a step the place in its row."""
+
+    def __init__(self, context: BaseContext, num_ranks: int):
+        self._phases = context.RawArray("c", num_ranks * PHASE_BYTES)
+        self._numbers = context.RawArray("q", num_ranks * 3)  # the place, whether it waits, a count of changes
+
+    def put(self, rank: int, phase: str, position: int = 0, waits: bool = False) -> None:
+        """A rank says where it is."""
+        text = phase.encode()[: PHASE_BYTES - 1].ljust(PHASE_BYTES, b"\0")
+        at = slice(rank * PHASE_BYTES, (rank + 1) * PHASE_BYTES)
+        if self._phases[at] != text:
+            self._phases[at] = text
+        self._numbers[rank * 3 : rank * 3 + 3] = [position, waits, self._numbers[rank * 3 + 2] + 1]
+
+    def place(self, rank: int) -> Place:
+        """Where a rank is: phase, position in its row, whether it waits."""
+        text = self._phases[rank * PHASE_BYTES : (rank + 1) * PHASE_BYTES]
+        position, waits, _ = self._numbers[rank * 3 : rank * 3 + 3]
+        return text.split(b"\0", 1)[0].decode(), position, bool(waits)
+
+    def counts(self) -> list[int]:
+        """How often each rank has said where it is."""
+        return self._numbers[2::3]
 
 
 @dataclass(frozen=True)
@@ -66,27 +82,22 @@ class Failure:
     message: str
     traceback: str
     secondary: bool  # the rank failed because another one did
-    place: tuple[str, int, bool]  # phase, position in the row, waiting
+    place: Place
 
 
-def rank_main(settings: Settings, jobs: Connection, lifeline: Connection, board, log: Connection) -> None:
+def rank_main(settings: Settings, jobs: Connection, lifeline: Connection, board: Board, log: Connection) -> None:
     """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank prints."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
     threading.Thread(target=_die_with, args=(lifeline, settings.folder), daemon=True).start()
-    base = settings.rank * FIELDS
-
-    def watch(phase: str, position: int, waits: bool) -> None:
-        board[base : base + FIELDS] = [PHASES.index(phase), position, waits, board[base + 3] + 1]
+    watch = partial(board.put, settings.rank)
 
     def failure(error: Exception) -> Failure:
-        phase, position, waits = board[base : base + 3]
-        text = "".join(traceback.format_exception(error))
-        place = PHASES[phase], position, bool(waits)
+        text, place = "".join(traceback.format_exception(error)), board.place(settings.rank)
         return Failure(settings.rank, type(error).__name__, str(error), text, isinstance(error, LostPeer), place)
 
-    watch("starting", 0, False)
+    watch("starting")
     try:
         context = _join(settings, watch)
     except Exception as error:
@@ -94,7 +105,7 @@ def rank_main(settings: Settings, jobs: Connection, lifeline: Connection, board,
         return
     jobs.send_bytes(pack("ready"))
     while True:
-        watch("idle", 0, False)
+        watch("idle")
         try:
             payload = jobs.recv_bytes()
         except EOFError:
@@ -131,7 +142,7 @@ def unpack(payload: bytes) -> object:
         ) from error
 
 
-def _join(settings: Settings, watch: Callable[[str, int, bool], None]) -> RankContext:
+def _join(settings: Settings, watch: Callable[..., None]) -> RankContext:
     os.environ.update(settings.environment)
     load_eagerly(settings.transport)
     torch.set_num_threads(settings.threads)

@@ -7,19 +7,18 @@ several stages. Both are buckets: parameters of this rank, and the ranks that ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..actions import Action, parts
+from ..actions import parts
 from ..schedule import Schedule
 from .comm import naming
-from .stage import Stage
+from .listener import Listener
 from .workload import Places
-
-REDUCTIONS = ("end", "drain")
 
 
 @dataclass
@@ -33,32 +32,36 @@ class _Bucket:
     work: dist.Work | None = None
 
 
-class Reducer:
-    """This rank's buckets. `begin` a step, tell of every action that is `done`, and `finish`.
+class Reducer(Listener):
+    """This rank's buckets, added up in every step. None are there where every weight is kept in one place.
 
     `when` is "drain" (a bucket is on its way as soon as this rank has run the last backward of its stages) or "end"
     (once the rank has run its row). `group` gives the process group of some ranks. All ranks must make theirs, and
-    every rank adds up buckets in the same order: otherwise two ranks could wait for each other.
+    every rank adds up buckets in the same order: otherwise two ranks could wait for each other. `doing(label, phase)`
+    is told while it waits.
     """
+
+    events = frozenset(("row", "item", "receive"))
 
     def __init__(
         self,
         rank: int,
         schedule: Schedule,
-        stages: Mapping[int, Stage],
+        modules: Mapping[int, nn.Module],
         tied: Mapping[str, Places],
         group: Callable[[Sequence[int]], dist.ProcessGroup],
         wire: torch.device,
+        doing: Callable[[str, str], AbstractContextManager],
         when: str = "end",
     ):
-        self.wire, self.when = wire, when
-        own = {stage: dict(each.module.named_parameters()) for stage, each in stages.items()}
+        self.wire, self.doing, self.when = wire, doing, when
+        own = {stage: dict(module.named_parameters()) for stage, module in modules.items()}
         shared = {place for places in tied.values() for place in places}
         held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
         held |= {f"stage {stage}": (stage,) for stage in range(schedule.num_stages)}
         self.buckets: list[_Bucket] = []
         last = _last_actions(schedule)
-        for name in sorted(held, key=lambda name: (max(last[at] for at in last if at[1] in held[name]), name)):
+        for name in sorted(held, key=lambda name: (max(last[at][0] for at in last if at[1] in held[name]), name)):
             ranks = tuple(sorted({r for r, stage in last if stage in held[name]}))
             shares = group(ranks) if len(ranks) > 1 else None  # all ranks ask, in one order
             if rank not in ranks:
@@ -73,27 +76,35 @@ class Reducer:
         for bucket in self.buckets:  # NCCL connects at first use, which would be in the first step
             if bucket.group is not None and wire.type == "cuda":
                 dist.all_reduce(torch.zeros(1, device=wire), group=bucket.group)
-        self._last = {stage: position for (r, stage), (_, position) in last.items() if r == rank}
+        self._last = {stage: item for (r, stage), (_, item) in last.items() if r == rank}
         self.label = "gradients of both copies"
         if tied or len(schedule.replicas) > 1:
             self.label = "gradients of all copies"
 
-    def __bool__(self) -> bool:
-        return bool(self.buckets)
+    def begin(self, event: str, what: object) -> None:
+        """A step starts, or what the rank ran last is done, and what it sent has gone: it goes on."""
+        if event == "row":
+            self._next, self._ran = 0, None
+            self._left = [set(bucket.waits_for) for bucket in self.buckets]
+        elif self.when == "drain":
+            self._done()
 
-    def begin(self) -> None:
-        """Start a step."""
-        self._next, self._position = 0, 0
-        self._left = [set(bucket.waits_for) for bucket in self.buckets]
+    def end(self, event: str, what: object) -> None:
+        """An item has run, or the row has."""
+        if event == "item":
+            self._ran = what
+        elif event == "row":
+            with self.doing(self.label, "adding the copies' gradients"):
+                self.finish()
 
-    def done(self, item: Action) -> None:
-        """The rank has run the next item of its row."""
-        for action in parts(item):
-            if self._last[action.stage] == self._position:
+    def _done(self) -> None:
+        """Start the buckets that waited for what the rank ran last."""
+        item, self._ran = self._ran, None
+        for action in parts(item) if item else ():
+            if self._last[action.stage] == item:
                 for left in self._left:
                     left.discard(action.stage)
-        self._position += 1
-        while self.when == "drain" and self._next < len(self.buckets) and not self._left[self._next]:
+        while self._next < len(self.buckets) and not self._left[self._next]:
             self._start(self.buckets[self._next])
 
     def finish(self) -> None:
@@ -122,11 +133,11 @@ class Reducer:
                 bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
 
-def _last_actions(schedule: Schedule) -> dict[tuple[int, int], tuple[float, int]]:
-    """Of every rank and stage that it holds, where in the row the stage's last action is: as a share, and counted."""
+def _last_actions(schedule: Schedule) -> dict[tuple[int, int], tuple[float, object]]:
+    """Of every rank and stage that it holds, the stage's last item, and where in the row it is, as a share."""
     found = {}
     for rank, row in enumerate(schedule.rows):
         for position, item in enumerate(row):
             for action in parts(item):
-                found[rank, action.stage] = ((position + 1) / len(row), position)
+                found[rank, action.stage] = ((position + 1) / len(row), item)
     return found

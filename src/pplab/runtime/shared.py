@@ -17,10 +17,9 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +30,6 @@ from .comm import Comm, LostPeer, Spec, naming, producer
 _HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
 _PIPE_BYTES = 2**20
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
-
-
-class PacedLink(NamedTuple):
-    """What a message takes at least in a paced run: messages pass one after the other, then each is under way."""
-
-    latency_s: float
-    passing_s: tuple[float, ...]  # of what each stage makes, or of its gradient
 
 
 class Pipes:
@@ -98,11 +90,11 @@ class _Slot:
 class SharedComm(Comm):
     """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to it."""
 
-    def __init__(self, *arguments, pipes: Pipes, links: Mapping[tuple[int, int], PacedLink]):
+    def __init__(self, *arguments, pipes: Pipes):
         super().__init__(*arguments)
         self.pipes = pipes
-        self.links = links  # by source and target: what a message takes at least (paced runs)
-        self.free_ns: dict[int, int] = {}  # per target: when what was sent has left a paced link
+        self.leaves_ns = 0  # when what is sent next shall count as gone; 0: when it is
+        self.left_ns = 0  # when what was received last had gone
         self.outgoing: dict[int, list[_Slot]] = {}  # per target
         self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
         self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when it left
@@ -120,9 +112,7 @@ class SharedComm(Comm):
         source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
         while (*content, receive.microbatch) not in self.arrived:
             self._read(source, receive)
-        nbytes, number, left_ns = self.arrived.pop((*content, receive.microbatch))
-        if link := self.links.get((source, self.rank)):
-            time.sleep(max(0.0, left_ns / 1e9 + link.latency_s - time.perf_counter()))
+        nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         slot = self.incoming.get((source, number))
         if slot is None:
             slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
@@ -143,10 +133,7 @@ class SharedComm(Comm):
         for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
-        left_ns = time.perf_counter_ns()
-        if link := self.links.get((self.rank, target)):
-            left_ns = max(left_ns, self.free_ns.get(target, 0)) + round(1e9 * link.passing_s[producer(send)])
-            self.free_ns[target] = left_ns
+        left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
         header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, left_ns)
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .deferred import Deferred, accumulate
-from .trace import Meter
+from .meter import Meter
 from .workload import Batch, as_tuple
 
 
@@ -30,14 +30,16 @@ class _Held:
     roots: tuple[GradientEdge, ...]
     differentiable: tuple[bool, ...]  # of the floating-point outputs, which ones a gradient flows into
     counted: object = None  # what a meter gave for the leaves
-    random: Sequence[Tensor] = ()  # where the random numbers stood, if the forward drew some and will run again
+    batch: Batch | None = None  # if the forward will run again, and then
+    random: Sequence[Tensor] = ()  # where the random numbers stood, if it drew some
 
 
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
 
     `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in.
-    `recompute`: keep only what is received, and call `again` before every backward.
+    `recompute`: keep only what is received, and run the forward again before every backward. While there is a `meter`,
+    it counts what forwards keep. `around("again", index)` is told of forwards that run again.
     """
 
     def __init__(
@@ -57,19 +59,14 @@ class Stage:
         self.split, self.deferred = split, Deferred(module) if split or autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
+        self.meter: Meter | None = None
+        self.around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
 
-    def forward(
-        self,
-        microbatch: int,
-        received: tuple[Tensor, ...],
-        batch: Batch,
-        meter: Meter | None = None,
-    ) -> tuple[Tensor, ...]:
+    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
 
-        `received` is what the previous stage returned; the first stage takes the batch's inputs
-        instead. The last stage computes the loss and returns nothing. A meter also counts the
-        received tensors for as long as they are held.
+        `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T, C); the first stage
+        takes the batch's inputs instead. The last stage computes the loss and returns nothing.
         """
         leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
         before = _random_state(batch.target.device) if self.recompute else []
@@ -77,10 +74,10 @@ class Stage:
             outputs = self._run(leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
-        counted = meter and [meter.hold(x) for x in leaves]
+        counted = self.meter and [self.meter.hold(x) for x in leaves]  # received, and held as long as this is
         if before and all(map(torch.equal, before, _random_state(batch.target.device))):
             before = []  # it drew no random numbers: nothing to keep
-        self.held[microbatch] = _Held(leaves, *_roots(outputs), counted, before)
+        self.held[microbatch] = _Held(leaves, *_roots(outputs), counted, batch if self.recompute else None, before)
         return () if self.is_last else tuple(x.detach() for x in outputs)
 
     def _run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
@@ -89,17 +86,17 @@ class Stage:
             outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
             return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
 
-    def again(self, microbatch: int, batch: Batch) -> None:
+    def _again(self, held: _Held) -> None:
         """Run a forward again for the backward that comes next, as it ran the first time.
 
         Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run twice.
         """
-        held, device = self.held[microbatch], batch.target.device
+        device = held.batch.target.device
         now = _random_state(device) if held.random else ()
         buffers = [(b, b.clone()) for b in self.module.buffers()]
         _set_random_state(device, held.random)
         try:
-            held.roots, held.differentiable = _roots(self._run(held.leaves, batch))
+            held.roots, held.differentiable = _roots(self._run(held.leaves, held.batch))
         finally:
             _set_random_state(device, now)
         with torch.no_grad():
@@ -109,10 +106,13 @@ class Stage:
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Accumulate the gradients of the weights; returns those of what was received.
 
-        One gradient for every floating-point tensor that crosses. `gradients` are those of the
-        stage's outputs; the last stage starts from its loss instead.
+        One gradient for every floating-point tensor that crosses, of its shape. `gradients` are those of the stage's
+        outputs; the last stage starts from its loss instead.
         """
         held = self.held.pop(microbatch)
+        if self.recompute:
+            with self.around("again", self.index):
+                self._again(held)
         if held.roots:
             if self.is_last:
                 gradients = (torch.full_like(self.losses[microbatch], self.loss_scale),)
@@ -121,20 +121,19 @@ class Stage:
         wanted = (x for x in held.leaves if x.requires_grad)
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in wanted)
 
-    def backward_input(
-        self, microbatch: int, gradients: tuple[Tensor, ...], meter: Meter | None = None
-    ) -> tuple[Tensor, ...]:
+    def backward_input(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
         self.due[microbatch] = self.deferred.pending = []
-        self.deferred.meter = meter
+        self.deferred.meter = self.meter
         try:
             return self.backward(microbatch, gradients)
         finally:
             self.deferred.pending = None
 
-    def backward_weight(self, microbatch: int) -> None:
-        """Add the weights' gradients that `backward_input` left."""
+    def backward_weight(self, microbatch: int) -> tuple[()]:
+        """Add the weights' gradients that `backward_input` left. Nobody waits for them."""
         accumulate(self.due.pop(microbatch))
+        return ()
 
     @property
     def in_flight(self) -> int:

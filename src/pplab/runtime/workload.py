@@ -147,6 +147,15 @@ def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
     return workload.tied(num_stages) if hasattr(workload, "tied") else {}
 
 
+def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
+    """The name in the whole model of every parameter of these stages."""
+    tied = tied_weights(workload, num_stages)
+    also = {tuple(place): name for name, places in tied.items() for place in places}
+    return {
+        p: also.get((stage, name), name) for stage, module in modules.items() for name, p in module.named_parameters()
+    }
+
+
 def loss_scale(workload: Workload, num_microbatches: int) -> float:
     """What the loss of a microbatch counts for in that of the batch: its share of a mean, all of a sum."""
     return 1 if getattr(workload, "reduction", "mean") == "sum" else 1 / num_microbatches
