@@ -1,6 +1,7 @@
 """pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
 
-What is imported here is pure Python; torch and matplotlib load only where they are used.
+What is imported here is pure Python: torch and matplotlib load only where they are used. `pplab.lab` has what single
+chapters of practice need, `pplab.course` the chapters' checkers.
 """
 
 from importlib import import_module as _import_module
@@ -11,6 +12,7 @@ from .costs import Costs, Link, Memory
 from .errors import ScheduleError
 from .lowering import lower
 from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
+from .plot import compare, gantt, memory
 from .schedule import Schedule
 from .simulator import simulate
 from .timeline import Span, Timeline
@@ -18,22 +20,22 @@ from .validity import validate
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("gantt", "memory", "compare"), "plot")
-_LAZY_MODULES = (
-    "builders",
-    "data",
-    "formulas",
-    "lab",
-    "metrics",
-    "models",
-    "plot",
-    "runtime",
-)
+_LATER = ("builders", "data", "formulas", "models", "runtime")  # modules, some of which load torch
+
+__all__ = [
+    *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
+    *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
+    *("critical_path", "held", "idle_intervals", "in_flight", "num_messages", "table"),
+    *("compare", "gantt", "memory"),
+    *_LATER,
+]
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        return getattr(_import_module(f".{_LAZY[name]}", __name__), name)
-    if name in _LAZY_MODULES:
+    if name in _LATER:
         return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
