@@ -30,10 +30,20 @@ _LAZY_MODULES = (
     "runtime",
 )
 
+__all__ = [
+    *("Action", "Costs", "Kind", "Link", "Memory", "Overlap", "Schedule", "ScheduleError", "Span", "Timeline"),
+    *("build", "critical_path", "held", "idle_intervals", "in_flight", "lower", "num_messages", "parse", "register"),
+    *("simulate", "table", "validate", *_LAZY, *_LAZY_MODULES),
+]
 
-def __getattr__(name: str):
+
+def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(_import_module(f".{_LAZY[name]}", __name__), name)
     if name in _LAZY_MODULES:
         return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,7 +10,6 @@ _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
-    "checkpoint": ("Checkpoint", "CheckpointError"),
     "greedy": ("depth_first",),
     "layer_profile": ("LayerProfile", "profile_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
