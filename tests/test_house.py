@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import importlib
 import json
 import re
@@ -15,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pplab import builders
 
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "src" / "pplab"
@@ -227,21 +224,3 @@ def test_the_files_that_a_page_names_exist(page):
     places = re.findall(r"\b(?:src|tests|book|benchmarks|tools|notebooks)/[\w./-]*\w", text)
     places += re.findall(r"\]\((?!https?:)([\w./-]+)\)", text)
     assert len(places) > 5 and [place for place in places if not (ROOT / place).exists()] == []
-
-
-EXAMPLES = [path for path in FILES if ">>> " in path.read_text()]
-HEAVY = re.compile(r"pplab/(runtime|models|data|lab/(layer_profile|serve|probe))")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(p, marks=pytest.mark.slow if HEAVY.search(p.as_posix()) else (), id=module_name(p))
-        for p in EXAMPLES
-    ],
-)
-def test_the_examples_of_the_docstrings_are_true(path):
-    before = list(builders.ALL)
-    failed, tried = doctest.testmod(importlib.import_module(module_name(path)))
-    builders.ALL[:] = before  # an example registers a schedule
-    assert tried and not failed

@@ -119,6 +119,7 @@ def register(
     >>> print(build("all forward", num_ranks=1, num_microbatches=2))
     all forward: 1 rank, 1 stage, 2 microbatches, 4 actions
     rank 0  0F0 0F1 0B0 0B1
+    >>> ALL.remove(all_forward)  # forgotten again
     """
 
     def add(rows: Callable) -> Builder:
