@@ -6,6 +6,10 @@ isn't said to be a fraction or a ratio is idle time per rank.
 
 >>> one_f_one_b_makespan(P=4, M=8, F=1, B=2), bubble_fraction(P=4, M=8), bubble_ratio(P=4, M=8)
 (33, 0.2727272727272727, 0.375)
+>>> one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5), eager_one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5)
+(41.0, 36.0)
+>>> one_f_one_b_peak_in_flight(P=4, M=8), interleaved_peak_in_flight(P=4, M=8, V=2)
+((4, 3, 2, 1), (11, 9, 7, 5))
 >>> interleaved_makespan(P=4, M=8, V=2, F=1, B=2) / 2, zb_h1_bubble(P=4, F=1, I=1, W=1), dualpipe_idle(4, 2, 1, 3)
 (28.5, 3, 2.0)
 """
@@ -35,11 +39,7 @@ def one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> fl
 
 
 def eager_one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
-    """Eager 1F1B hides the latency when c is at most (F + B) / 2; beyond that the form doesn't hold.
-
-    >>> eager_one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5), one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5)
-    (36.0, 41.0)
-    """
+    """Eager 1F1B hides the latency when c is at most (F + B) / 2; beyond that the form doesn't hold."""
     if 2 * c > F + B:
         raise ValueError(f"the closed form holds for c <= (F + B) / 2 = {(F + B) / 2}, got c={c}")
     return (M + P - 1) * (F + B) + 2 * (P - 1) * c
@@ -72,11 +72,7 @@ def one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
 
 
 def eager_one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
-    """Per rank s: 2(P-s)-1, or M when there are fewer microbatches.
-
-    >>> one_f_one_b_peak_in_flight(4, 8), eager_one_f_one_b_peak_in_flight(4, 8)
-    ((4, 3, 2, 1), (7, 5, 3, 1))
-    """
+    """Per rank s: 2(P-s)-1, or M when there are fewer microbatches."""
     return tuple(min(2 * (P - s) - 1, M) for s in range(P))
 
 
@@ -92,11 +88,7 @@ def interleaved_makespan(P: int, M: int, V: int, F: float, B: float) -> float:
 
 
 def interleaved_peak_in_flight(P: int, M: int, V: int) -> tuple[int, ...]:
-    """Per rank r, in stages: 2(P-1-r) + (V-1)P + 1, for P dividing M; never more than MV.
-
-    >>> interleaved_peak_in_flight(P=4, M=8, V=2)
-    (11, 9, 7, 5)
-    """
+    """Per rank r, in stages: 2(P-1-r) + (V-1)P + 1, for P dividing M; never more than MV."""
     return tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))
 
 

@@ -24,6 +24,8 @@ from .registry import Rows, register
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
 
+Counts = dict[Kind, int]
+
 
 @register("ZB-1P", rules=_RULES, source=_SOURCE)
 def zb_1p(
@@ -112,7 +114,8 @@ class _Growth:
             full = done[F] - done[I] + self.kept[rank] * (done[I] - done[W]) + 1 > self.limit + 1e-9
             if full or (done[I] == 0 and done[F] >= policies[rank].warmup):
                 forward = inf
-            kind = self._choose(policies[rank], rank, now, forward, backward, full, done, last[rank], rows[rank])
+            waits = forward - now, backward - now
+            kind = self._choose(policies[rank], rank, waits, full, done, last[rank], rows[rank])
             if kind is None:
                 if min(forward, backward) < inf:
                     heappush(events, (min(forward, backward), rank))
@@ -136,24 +139,23 @@ class _Growth:
         self,
         policy: Policy,
         rank: int,
-        now: float,
-        forward: float,  # when the next one can start; infinite when that isn't known, or it may not
-        backward: float,
-        full: bool,  # no memory for another forward
-        done: dict[Kind, int],
-        last: Kind,  # the latest F or I
+        waits: tuple[float, float],
+        full: bool,
+        done: Counts,
+        last: Kind,
         row: list[Action],
     ) -> Kind | None:
-        """What the rank runs now; None to wait."""
+        """What the rank runs now; None to wait. `waits`: until it could run a forward, and a backward."""
+        forward, backward = waits
         due = done[I] - done[W]
-        kind = F if forward <= now else None
-        if backward <= now and not (kind and policy.alternate and last is I):
+        kind = F if forward <= 0 else None
+        if backward <= 0 and not (kind and policy.alternate and last is I):
             kind = I
         if kind:
             return W if due > policy.delay and row and row[-1].kind is I else kind
         if not due:
             return None
-        wait = min(forward, backward) - now
+        wait = min(waits)
         if wait == inf:
             return W if policy.eager or full or done[I] == self.M else None
         return W if wait >= policy.least_gap * self.durations[rank][W] else None

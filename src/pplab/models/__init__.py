@@ -21,15 +21,5 @@ def workload(name: str, **options: object) -> LayeredModel:
     return WORKLOADS[name](**options)
 
 
-__all__ = [
-    "GPT",
-    "DistilBert",
-    "GPTConfig",
-    "LanguageModel",
-    "LayeredModel",
-    "distilbert",
-    "gpt",
-    "layer_ranges",
-    "split",
-    "workload",
-]
+__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "layer_ranges", "split", "workload"]
+__all__ += WORKLOADS
