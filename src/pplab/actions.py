@@ -85,10 +85,10 @@ def parse(text: str) -> Action | Overlap:
     )
 
 
-def actions(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
+def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
     """One stage and kind on several microbatches (made without a Python call each: builders make millions).
 
-    >>> actions(1, F, range(3))
+    >>> actions_of(1, F, range(3))
     [1F0, 1F1, 1F2]
     """
     return list(map(partial(tuple.__new__, Action), zip(repeat(stage), repeat(kind), microbatches, strict=False)))

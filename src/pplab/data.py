@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -42,6 +43,9 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
 
     `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be reached), "sample" takes
     the bundled sample, "auto" the hub where it can be reached and the sample elsewhere.
+
+    >>> reviews("test", source="sample", limit=3)
+    <3 reviews from pplab's sample>
     """
     if split not in ("train", "test"):
         raise ValueError(f'unknown split {split!r}: expected "train" or "test"')
@@ -114,6 +118,6 @@ def _from_hub(split: str, limit: int) -> Reviews:
     return _take(load_dataset(DATASET, split=split, streaming=True), limit, f"the hub's {DATASET}")
 
 
-def _take(rows, limit: int, source: str) -> Reviews:
+def _take(rows: Iterable[Mapping], limit: int, source: str) -> Reviews:
     taken = list(islice(rows, limit))
     return Reviews(tuple(row["text"] for row in taken), tuple(row["label"] for row in taken), source)

@@ -1,72 +1,82 @@
 """The papers' closed forms, as oracles for the simulator. Imports nothing.
 
 P ranks, M microbatches, V stages per rank; F, I, W the durations of one stage's forward, input gradient and weight
-gradient, B = I + W; c the latency of a message between ranks. Times are in the unit of the durations.
+gradient, B = I + W; c the latency of a message between ranks. Times are in the unit of the durations, and a bubble that
+isn't said to be a fraction or a ratio is idle time per rank.
+
+>>> one_f_one_b_makespan(P=4, M=8, F=1, B=2), bubble_fraction(P=4, M=8), bubble_ratio(P=4, M=8)
+(33, 0.2727272727272727, 0.375)
+>>> one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5), eager_one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5)
+(41.0, 36.0)
+>>> one_f_one_b_peak_in_flight(P=4, M=8), interleaved_peak_in_flight(P=4, M=8, V=2)
+((4, 3, 2, 1), (11, 9, 7, 5))
+>>> interleaved_makespan(P=4, M=8, V=2, F=1, B=2) / 2, zb_h1_bubble(P=4, F=1, I=1, W=1), dualpipe_idle(4, 2, 1, 3)
+(28.5, 3, 2.0)
 """
 
 
-def floor_makespan(P, M, F, B):
+def floor_makespan(P: int, M: int, F: float, B: float) -> float:
     """No order of one stage per rank with a full backward is faster: the last rank starts after P-1 forwards, works
     M(F+B), and after its last backward P-1 more follow."""
     return (M + P - 1) * (F + B)
 
 
-def naive_makespan(P, M, F, B, c=0):
+def naive_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
     """One microbatch at a time, through all ranks and back."""
     return M * (P * (F + B) + 2 * (P - 1) * c)
 
 
-def gpipe_makespan(P, M, F, B, c=0):
+def gpipe_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
     """GPipe (Huang et al. 2019): fill and drain once for the forwards, once for the backwards."""
     return (M + P - 1) * (F + B) + 2 * (P - 1) * c
 
 
-def one_f_one_b_makespan(P, M, F, B, c=0):
+def one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
     """1F1B with latency, for P dividing M: every group of P microbatches waits for one round trip."""
     if M % P and c:
         raise ValueError(f"the closed form with latency needs P to divide M, got P={P}, M={M}")
     return (M + P - 1) * (F + B) + (c * (2 * (P - 1) * M // P + 2 * (P - 2)) if P > 1 else 0)
 
 
-def eager_one_f_one_b_makespan(P, M, F, B, c=0):
+def eager_one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
     """Eager 1F1B hides the latency when c is at most (F + B) / 2; beyond that the form doesn't hold."""
     if 2 * c > F + B:
         raise ValueError(f"the closed form holds for c <= (F + B) / 2 = {(F + B) / 2}, got c={c}")
     return (M + P - 1) * (F + B) + 2 * (P - 1) * c
 
 
-def naive_bubble_fraction(P):
+def naive_bubble_fraction(P: int) -> float:
     """Idle over total: one rank of P works at a time."""
     return 1 - 1 / P
 
 
-def bubble_fraction(P, M, V=1):
+def bubble_fraction(P: int, M: int, V: int = 1) -> float:
     """Idle over total rank-time: (P-1) / (VM + P-1). GPipe and 1F1B at V = 1, interleaved 1F1B above, all without
     latency."""
     return (P - 1) / (V * M + P - 1)
 
 
-def bubble_ratio(P, M, V=1):
+def bubble_ratio(P: int, M: int, V: int = 1) -> float:
     """Idle over ideal: (P-1) / (VM)."""
     return (P - 1) / (V * M)
 
 
-def gpipe_peak_in_flight(P, M):
+def gpipe_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
     """Per rank: every forward is held until the backwards begin."""
     return (M,) * P
 
 
-def one_f_one_b_peak_in_flight(P, M):
+def one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
     """Per rank s: P - s, or M when there are fewer microbatches."""
     return tuple(min(P - s, M) for s in range(P))
 
 
-def eager_one_f_one_b_peak_in_flight(P, M):
+def eager_one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
     """Per rank s: 2(P-s)-1, or M when there are fewer microbatches."""
     return tuple(min(2 * (P - s) - 1, M) for s in range(P))
 
 
-def interleaved_makespan(P, M, V, F, B):
+def interleaved_makespan(P: int, M: int, V: int, F: float, B: float) -> float:
     """Interleaved 1F1B (Narayanan et al. 2021) without latency; F and B of one of the V stages.
 
     The work of a rank is MV(F+B); the bubble is that of 1F1B with stages a V-th as deep. The paper has it for P
@@ -77,12 +87,12 @@ def interleaved_makespan(P, M, V, F, B):
     return (M * V + P - 1) * (F + B)
 
 
-def interleaved_peak_in_flight(P, M, V):
+def interleaved_peak_in_flight(P: int, M: int, V: int) -> tuple[int, ...]:
     """Per rank r, in stages: 2(P-1-r) + (V-1)P + 1, for P dividing M; never more than MV."""
     return tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))
 
 
-def zb_h1_bubble(P, F, I, W):  # noqa: E741
+def zb_h1_bubble(P: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-H1 (Qi et al. 2023): idle time per rank, for W <= I and at least P microbatches. 1F1B's is (P-1)(F+I+W).
 
     The paper's form is (P-1)(F+I-W), for W <= F as well: a weight gradient fills no more than the gap it is put in.
@@ -90,17 +100,17 @@ def zb_h1_bubble(P, F, I, W):  # noqa: E741
     return (P - 1) * max(I, F + I - W)
 
 
-def zb_h2_span_bubble(P, F, I, W):  # noqa: E741
+def zb_h2_span_bubble(P: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-H2 (Qi et al. 2023): idle time in the longest rank's span, for W <= F, W <= I and at least 2P microbatches."""
     return (P - 1) * (F + I - 2 * W)
 
 
-def zb_h2_makespan(P, M, F, I, W):  # noqa: E741
+def zb_h2_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-H2: whatever the spans, the last rank starts after P-1 forwards. For W <= F, W <= I and M >= 2P."""
     return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
 
 
-def interleaved_zero_bubble_makespan(P, M, F, I, W, V=2):  # noqa: E741
+def interleaved_zero_bubble_makespan(P: int, M: int, F: float, I: float, W: float, V: int = 2) -> float:  # noqa: E741
     """Interleaved zero bubble with V stages per rank, of F, I and W each, for M >= P, W <= F and W <= I.
 
     Found by simulating: there is no paper that has it. P need not divide M.
@@ -108,7 +118,7 @@ def interleaved_zero_bubble_makespan(P, M, F, I, W, V=2):  # noqa: E741
     return V * M * (F + I + W) + (P - 1) * (F + I - W)
 
 
-def zb_v_makespan(P, M, F, I, W):  # noqa: E741
+def zb_v_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-V (Qi et al. 2023) with stages of F, I and W each, two per rank, for M >= 2P-1 and W <= F <= I.
 
     Found by simulating.
@@ -116,12 +126,12 @@ def zb_v_makespan(P, M, F, I, W):  # noqa: E741
     return 2 * M * (F + I + W) + (P - 1) * max(I, 2 * (I - W))
 
 
-def zb_v_span_bubble(P, I, W):  # noqa: E741
+def zb_v_span_bubble(P: int, I: float, W: float) -> float:  # noqa: E741
     """ZB-V: idle time in the longest rank's span, where `zb_v_makespan` holds. None when I = W."""
     return 2 * (P - 1) * (I - W)
 
 
-def dualpipe_idle(PP, B, W, overlapped):
+def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
     """DualPipe and DualPipeV (DeepSeek-AI 2024): idle time per rank, for F = I >= W and at least 2P microbatches.
 
     PP is the number of stages: P, and 2P for DualPipeV. `overlapped` is the duration of a forward and a backward at
@@ -130,12 +140,12 @@ def dualpipe_idle(PP, B, W, overlapped):
     return (PP / 2 - 1) * (overlapped + B - 3 * W)
 
 
-def dualpipe_peak_in_flight(PP):
+def dualpipe_peak_in_flight(PP: int) -> int:
     """The same on every rank, in stages."""
     return PP + 1
 
 
-def v_half_makespan(P, M):
+def v_half_makespan(P: int, M: int) -> int:
     """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 3 and M > P.
 
     No proof: it is what our orders take up to P = 24, and the authors' from M = 2P-1 on.
@@ -143,21 +153,25 @@ def v_half_makespan(P, M):
     return 6 * M + 6 * ((P - 1) // 2) - 1
 
 
-def v_min_makespan(P, M):
+def v_min_makespan(P: int, M: int) -> int:
     """V-Min (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 2 and M > P; as `v_half_makespan`, no proof."""
     return 6 * M + 4 * P - (7 if P % 3 == 0 else 5)
 
 
-def message_time(size, latency, bandwidth):
+def message_time(size: float, latency: float, bandwidth: float) -> float:
     """A message of `size`: what it takes whatever its size, and what its size takes (the alpha-beta model)."""
     return latency + size / bandwidth
 
 
-def ring_all_reduce_time(n, size, latency, bandwidth):
-    """All of n ranks get the sum of their `size`: a reduce-scatter and an all-gather, n-1 messages of size/n each."""
+def ring_all_reduce_time(n: int, size: float, latency: float, bandwidth: float) -> float:
+    """All of n ranks get the sum of their `size`: a reduce-scatter and an all-gather, n-1 messages of size/n each.
+
+    >>> ring_all_reduce_time(n=8, size=1e9, latency=10e-6, bandwidth=100e9)
+    0.01764
+    """
     return 2 * ring_gather_time(n, size, latency, bandwidth)
 
 
-def ring_gather_time(n, size, latency, bandwidth):
+def ring_gather_time(n: int, size: float, latency: float, bandwidth: float) -> float:
     """An all-gather, or a reduce-scatter, of what is `size` in all: n-1 messages of size/n around the ring."""
     return (n - 1) * message_time(size / n, latency, bandwidth)

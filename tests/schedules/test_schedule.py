@@ -6,7 +6,7 @@ import pytest
 
 import pplab as pp
 from conftest import is_ready, random_schedule
-from pplab.actions import SEND_F, actions, overlap
+from pplab.actions import SEND_F, actions_of, overlap
 from pplab.deps import incoming, needs, outgoing
 
 
@@ -37,8 +37,8 @@ def test_an_overlap_is_of_two_different_things():
 
 
 def test_actions_makes_many():
-    assert actions(2, pp.Kind.B, range(3)) == [pp.Action(2, pp.Kind.B, m) for m in range(3)]
-    assert all(type(a) is pp.Action for a in actions(2, pp.Kind.B, range(3)))
+    assert actions_of(2, pp.Kind.B, range(3)) == [pp.Action(2, pp.Kind.B, m) for m in range(3)]
+    assert all(type(a) is pp.Action for a in actions_of(2, pp.Kind.B, range(3)))
 
 
 def test_a_schedule_knows_its_sizes_and_placement():

@@ -11,3 +11,5 @@ from ._controllable import repeated, v_half, v_min
 from ._dualpipe import dualpipe, dualpipe_row, dualpipe_v
 from ._weave import phases, split_backwards
 from .registry import ALL, Builder, build, find, register
+
+__all__ = [name for name in globals() if not name.startswith("_") and name != "registry"]

@@ -16,14 +16,30 @@ from ..costs import Costs
 from ..deps import needs
 from ..schedule import Schedule
 from ..simulator import simulate
-from .registry import register
+from .registry import Rows, register
 
 _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism"
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages
 
-Rows = list[list[Action]]
 Plan = dict[int, Action]  # what a rank runs in which unit
 Starts = tuple[int, int, int, int]  # the units in which a rank runs the first microbatch's F down, F up, I up, I down
+
+# The blocks on four ranks: F I W of the stage on the way down, f i w of the one on the way up; W where it is free.
+#
+#     V-Half                                                           V-Min
+#     rank 0  F . . . . . . . . . f . . . i w . . . . . . . . . I W    F . . . . . . f i w . . . . . I W
+#     rank 1  . . F . . . . . . f . . . . . . i w . . . . . . I W      . F . . . . f . . i w . . . I W
+#     rank 2  . . . . F . . . f . . . . . . . . . i w . . . I W        . . F . . f . . . . i w . I W
+#     rank 3  . . . . . . F f . . . . . . . . . . . . i w I W          . . . F f . . . . . . i I w W
+#
+# From rank to rank each of the four chains has a fixed offset: 1 in V-Min, the least there is; in V-Half 2 away from
+# rank 0 and 1 towards it. (The paper's section 3: the offsets make the lifespans.) The lifespans of a rank's two
+# stages, F to I, add up to 4P + 2 gap in V-Min and to 6P - 1 + 2 gap in V-Half: the same on all ranks, and about 2P/3
+# and P activations of half a rank's share, where 1F1B holds up to P of a whole one.
+#
+# Repeated, a block must not meet itself: modulo 6, a rank's four starts must differ. Without the gap, V-Min's r and
+# 2P + r meet when 3 divides P, V-Half's 3P-2-r and 6P-2-r when P is even; both I's wait until nothing does. That is why
+# V-Half's turn at the bottom takes a unit more, too.
 
 
 @register(
@@ -32,8 +48,11 @@ Starts = tuple[int, int, int, int]  # the units in which a rank runs the first m
     placement="V",
     source=_SOURCE,
 )
-def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None):
-    """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F = I = W."""
+def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
+    """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F = I = W.
+
+    `costs` are of a stage, half a rank's share; all ones when left out.
+    """
     P, gap = num_ranks, 3 if num_ranks % 2 == 0 else 0
     block = [(2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2) for r in range(P)]
     return _fastest(block, num_microbatches, costs or Costs())
@@ -45,7 +64,7 @@ def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None)
     placement="V",
     source=_SOURCE,
 )
-def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None):
+def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
     """About a third of 1F1B's memory, the least that a V allows without a bubble in every period of F = I = W: the
     fastest for `costs` of a few orders.
     """
@@ -70,7 +89,12 @@ def _candidates(block: list[Starts], M: int) -> Iterator[Rows]:
 
 
 def repeated(rank: int, P: int, M: int, starts: Starts) -> Plan:
-    """A rank's block repeated, a weight gradient in every unit that is left free."""
+    """A rank's block repeated every six units for M microbatches, a weight gradient in every unit that is left free.
+
+    >>> plan = repeated(rank=0, P=1, M=2, starts=(0, 1, 2, 3))
+    >>> {unit: str(action) for unit, action in plan.items() if unit < 7}
+    {0: '0F0', 1: '1F0', 2: '1I0', 3: '0I0', 4: '1W0', 5: '0W0', 6: '0F1'}
+    """
     down, up = rank, 2 * P - 1 - rank
     places = zip(starts, ((down, F), (up, F), (up, I), (down, I)), strict=True)
     at = {start + _INTERVAL * m: Action(stage, kind, m) for start, (stage, kind) in places for m in range(M)}
@@ -95,7 +119,7 @@ def _reordered(plans: list[Plan], steady: range) -> Rows:
     """
     most = max(_peak(plan.values()) for plan in plans)
     left = [_parts(plan, steady) for plan in plans]
-    rows: Rows = [[] for _ in plans]
+    rows: list[list[Action]] = [[] for _ in plans]
     held, done = [0] * len(plans), set()
 
     def is_ready(action: Action) -> bool:

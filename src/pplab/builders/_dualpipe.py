@@ -6,7 +6,7 @@ from collections import deque
 
 from ..actions import Action, B, F, I, Overlap, W
 from ._v_shape import Local
-from .registry import register
+from .registry import Rows, register
 
 
 @register(
@@ -15,9 +15,9 @@ from .registry import register
     placement="bidirectional",
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
-def dualpipe(num_ranks: int, num_microbatches: int):
+def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at rank 0, the rest
-    at rank P-1, and a forward of one direction overlaps a backward of the other.
+    at rank P-1, and a forward of one direction overlaps a backward of the other. ValueError for other P and M.
 
     torch has no such placement: its CSV reader takes a stage on one rank only.
     """
@@ -44,7 +44,7 @@ def dualpipe(num_ranks: int, num_microbatches: int):
     placement="V",
     source="Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
 )
-def dualpipe_v(num_ranks: int, num_microbatches: int):
+def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
     """DualPipe folded in the middle: stages r and 2P-1-r on rank r, one copy of the parameters, the same overlap."""
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
@@ -52,10 +52,26 @@ def dualpipe_v(num_ranks: int, num_microbatches: int):
     return [dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M, turns=rank == P - 1) for rank in range(P)]
 
 
+# DualPipeV on three ranks (DualPipe's first three of six; the others mirror them), six microbatches in each stream.
+# F B I W are of the near stream, f b i w of the far one, (Fb) is an overlap; below the numbers, the published names:
+#
+#     step      1     2       3        4                       5             6       7      8
+#               nF0   nF0F1   nB1W1F1  nF0B1F1B0               nB1F1B0       nB1B0   nWB0   nW
+#     depth 0   FFFF  Ff      iwf iwf  (Fb)(fB)                b(fB) b(fB)   bI      WI WI  W
+#     depth 1   FF    FfFf    iwf      (Fb)(fB)(Fb)(fB)        b(fB)         bBiI    wI     WW
+#     depth 2         FfFfFf           F b(fB)(Fb)(fB)(Fb)(fB)               bBbIiI         WwW
+#
+#     1  only the near stream is here; the far one comes 2 rest + 1 forwards later
+#     2  both, until the far stream's first gradient is back
+#     3  a near forward more would be held for long: the far backward instead, I first, for which others wait
+#     4  pairs of opposite streams, while both have both: one's communication hides behind the other's compute
+#     5  the near stream has no forwards left, 6 nor has the far one; from the middle on I alone, others wait for it
+#     7  the far stream is done: a W that was put off fills the wait for each I; 8 the W's left
 def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int, turns: bool) -> list[Action | Overlap]:
     """The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters.
 
-    `reach` ranks lie between there and where the streams meet; `turns`: this rank is the last of them.
+    `reach` ranks lie between there and where the streams meet, this one included; `turns`: it is the last of them. `M`
+    microbatches are in each stream.
     """
     rest = reach - depth - 1
     row: list[Action | Overlap] = [near(F) for _ in range(2 * rest)]  # 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..actions import B, F, actions
-from .registry import register
+from ..actions import B, F, actions_of
+from .registry import Rows, register
 
 
 @register(
@@ -11,11 +11,11 @@ from .registry import register
     rules="any number of ranks and microbatches",
     source="Huang et al. 2019, arXiv:1811.06965; torch's ScheduleGPipe",
 )
-def gpipe(num_ranks: int, num_microbatches: int, *, reverse_backward: bool = False):
+def gpipe(num_ranks: int, num_microbatches: int, *, reverse_backward: bool = False) -> Rows:
     """All forwards, then all backwards, in the order of the forwards as in PyTorch.
 
     `reverse_backward=True` takes the backwards last in, first out, as the paper draws them.
     """
     order = range(num_microbatches)
     back = order[::-1] if reverse_backward else order
-    return [actions(rank, F, order) + actions(rank, B, back) for rank in range(num_ranks)]
+    return [actions_of(rank, F, order) + actions_of(rank, B, back) for rank in range(num_ranks)]

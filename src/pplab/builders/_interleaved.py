@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ..actions import Action, B, F, Kind, actions
+from ..actions import Action, B, F, Kind, actions_of
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..validity import stuck_at
 from ._weave import phases, split_backwards
-from .registry import register
+from .registry import Rows, register
 
 _RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on"
 
@@ -21,11 +22,18 @@ _RULES = "any number of ranks, microbatches and stages per rank; ramps as short 
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
     aliases=("interleaved",),
 )
-def interleaved(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None):
+def interleaved(
+    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
+) -> Rows:
     """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage, then its second.
 
     By default there are as many groups as P fits into M, as even as possible, larger ones first; when they are all
     equal, they are torch's (which refuses other M). `group_size` sets a size; the last group then has the rest.
+
+    >>> print(interleaved(2, 2))
+    Interleaved1F1B: 2 ranks, 4 stages, 2 microbatches, 16 actions
+    rank 0  0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    rank 1  1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
     """
     return looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=2)
 
@@ -38,7 +46,7 @@ def interleaved(num_ranks: int, num_microbatches: int, *, stages_per_rank: int =
 )
 def interleaved_zero_bubble(
     num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
-):
+) -> Rows:
     """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r microbatches."""
     rows = looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
     return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
@@ -50,7 +58,7 @@ def interleaved_zero_bubble(
     placement="loop",
     source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
 )
-def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2):
+def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2) -> Rows:
     """Breadth first: all microbatches through a rank's first stage, then its second; then the backwards, last first.
 
     GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
@@ -58,14 +66,26 @@ def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 
     order, rows = range(num_microbatches), []
     for rank in range(num_ranks):
         stages = _stages(rank, num_ranks, stages_per_rank)
-        forwards = [a for stage in stages for a in actions(stage, F, order)]
-        rows.append(forwards + [a for stage in reversed(stages) for a in actions(stage, B, order[::-1])])
+        forwards = [a for stage in stages for a in actions_of(stage, F, order)]
+        rows.append(forwards + [a for stage in reversed(stages) for a in actions_of(stage, B, order[::-1])])
     return rows
 
 
+# Two stages on each of three ranks, F = B = 1. Rank 0 has stages 0 and 3, and so on.
+#
+#     unit     0    1    2    3    4    5    6    7    8    9    10   11
+#     rank 0  0F0  0F1  0F2  3F0  3F1  3F2  0F3  0F4  3B0  0F5  3B1
+#     rank 1       1F0  1F1  1F2  4F0  4F1  4F2  4B0  1F3  4B1  1F4  4B2
+#     rank 2            2F0  2F1  2F2  5F0  5B0  5F1  5B1  5F2  5B2  2F3
+#
+# A group of P is as long as the loop: after 0F2, microbatch 0 is back for 3F0. So (V-1)P forwards take the first group
+# through all of a rank's stages but the last. The rest of the warm-up goes ahead for the ranks below: one forward for
+# each, as in 1F1B, is as fast and holds less where messages take no time; two, as in eager 1F1B, leave each message
+# the time of an action.
 def looped_rows(
     P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
 ) -> list[list[Action]]:
+    """A row per rank: the warm-up, a forward and a backward in turn, the backwards left over; all in groups."""
     groups = _groups(P, M, group_size)
     rows = []
     for rank in range(P):
@@ -101,5 +121,10 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 
-def in_groups(stages: range, kind: Kind, groups: list[range]) -> list[Action]:
-    return [a for group in groups for stage in stages for a in actions(stage, kind, group)]
+def in_groups(stages: Sequence[int], kind: Kind, groups: Sequence[range]) -> list[Action]:
+    """Group by group: its microbatches on the first of `stages`, then on the next.
+
+    >>> print(*in_groups((0, 2), F, [range(2), range(2, 3)]))
+    0F0 0F1 2F0 2F1 0F2 2F2
+    """
+    return [a for group in groups for stage in stages for a in actions_of(stage, kind, group)]

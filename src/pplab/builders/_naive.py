@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..actions import B, F, actions
-from .registry import register
+from ..actions import B, F, actions_of
+from .registry import Rows, register
 
 
 @register(
@@ -11,11 +11,11 @@ from .registry import register
     rules="any number of ranks and microbatches",
     source="what splitting a model over devices does by itself",
 )
-def naive(num_ranks: int, num_microbatches: int):
+def naive(num_ranks: int, num_microbatches: int) -> Rows:
     """One microbatch goes through all stages and back, then the next: one rank works at a time."""
     rows = []
     for rank in range(num_ranks):
-        forwards = actions(rank, F, range(num_microbatches))
-        backwards = actions(rank, B, range(num_microbatches))
+        forwards = actions_of(rank, F, range(num_microbatches))
+        backwards = actions_of(rank, B, range(num_microbatches))
         rows.append([a for pair in zip(forwards, backwards, strict=True) for a in pair])
     return rows

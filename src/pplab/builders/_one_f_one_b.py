@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..actions import Action, B, F, actions
+from ..actions import Action, B, F, actions_of
 from ..errors import positive_int
 from ._weave import phases
-from .registry import register
+from .registry import Rows, register
 
 
 @register(
@@ -15,7 +15,7 @@ from .registry import register
     rules="any number of ranks and microbatches",
     source="PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
 )
-def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None):
+def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None) -> Rows:
     """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the backwards left over.
 
     `in_flight[s]` sets another cap: the forwards that rank s runs before its first backward, P-s by default. All M on
@@ -33,7 +33,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
     rules="any number of ranks and microbatches",
     source="Zhuang et al. 2023, arXiv:2211.05322",
 )
-def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
+def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
     """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
     return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
 
@@ -41,4 +41,4 @@ def eager_one_f_one_b(num_ranks: int, num_microbatches: int):
 def capped_row(rank: int, cap: int, num_microbatches: int) -> list[Action]:
     """The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards."""
     order = range(num_microbatches)
-    return phases(actions(rank, F, order), actions(rank, B, order), min(cap, num_microbatches) - 1)
+    return phases(actions_of(rank, F, order), actions_of(rank, B, order), min(cap, num_microbatches) - 1)

@@ -19,32 +19,36 @@ from ..errors import positive_int
 from ..schedule import Schedule
 from ..simulator import simulate
 from ._zero_bubble import zb_h1, zb_h2
-from .registry import register
+from .registry import Rows, register
 
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
 
-Rows = list[list[Action]]
+Counts = dict[Kind, int]
 
 
 @register("ZB-1P", rules=_RULES, source=_SOURCE)
-def zb_1p(P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None):
+def zb_1p(
+    P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None
+) -> Rows:
     """The best order that a search finds for `costs` (all ones by default) in 1F1B's memory.
 
     `limit`: what a rank may hold at once, in activations of one forward of its stage; P by default. `memory` says what
     an input gradient frees: by default nothing, all is held until the weight gradient.
     """
-    return _search(P, M, costs or Costs(), memory or Memory(), P if limit is None else limit)
+    return _best(P, M, costs, memory, P if limit is None else limit)
 
 
 @register("ZB-2P", rules=_RULES, source=_SOURCE)
-def zb_2p(P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None):
+def zb_2p(
+    P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None
+) -> Rows:
     """The best order that a search finds for `costs` in twice 1F1B's memory: ZB-1P with a `limit` of 2P."""
-    return _search(P, M, costs or Costs(), memory or Memory(), 2 * P if limit is None else limit)
+    return _best(P, M, costs, memory, 2 * P if limit is None else limit)
 
 
-def _search(P: int, M: int, costs: Costs, memory: Memory, limit: int) -> Rows:
-    limit = positive_int("limit", limit)
+def _best(P: int, M: int, costs: Costs | None, memory: Memory | None, limit: int) -> Rows:
+    costs, memory, limit = costs or Costs(), memory or Memory(), positive_int("limit", limit)
     costs.check(P, P)
     memory.check(P)
     best, least = [], (inf, inf)
@@ -57,7 +61,11 @@ def _search(P: int, M: int, costs: Costs, memory: Memory, limit: int) -> Rows:
 
 
 def _candidates(P: int, M: int, costs: Costs, memory: Memory, limit: int) -> Iterator[Rows]:
-    """ZB-H1 and ZB-H2 where they fit, and what grows from each combination of preferences."""
+    """ZB-H1 and ZB-H2 where they fit, so that the search never loses to them, and what grows from 288 policies.
+
+    The warm-ups are ZB-H1's, ZB-H2's and one forward more. A W waits for `delay` further I's per rank above, one in
+    ZB-H1 and two in ZB-H2; with M it always waits for a gap.
+    """
     if limit >= P:
         yield zb_h1.rows(P, M)
     if limit >= 2 * P - 1:
@@ -90,7 +98,7 @@ class _Growth:
     def rows(self, policies: list[Policy]) -> Rows:
         """The rows that `policies`, one per rank, lead to."""
         P, M = len(policies), self.M
-        rows: Rows = [[] for _ in range(P)]
+        rows: list[list[Action]] = [[] for _ in range(P)]
         count = [dict.fromkeys((F, I, W), 0) for _ in range(P)]
         last = [W] * P  # the latest F or I of each rank
         inputs: list[list[float]] = [[0] * M, *([] for _ in range(P - 1))]  # when a forward's input is there
@@ -106,7 +114,8 @@ class _Growth:
             full = done[F] - done[I] + self.kept[rank] * (done[I] - done[W]) + 1 > self.limit + 1e-9
             if full or (done[I] == 0 and done[F] >= policies[rank].warmup):
                 forward = inf
-            kind = self._choose(policies[rank], rank, now, forward, backward, full, done, last[rank], rows[rank])
+            waits = forward - now, backward - now
+            kind = self._choose(policies[rank], rank, waits, full, done, last[rank], rows[rank])
             if kind is None:
                 if min(forward, backward) < inf:
                     heappush(events, (min(forward, backward), rank))
@@ -126,17 +135,27 @@ class _Growth:
                 heappush(events, (max(arrivals[to][-1], free[to]), to))
         return rows
 
-    def _choose(self, policy, rank, now, forward, backward, full, done, last, row) -> Kind | None:
-        """What the rank runs now; None to wait."""
+    def _choose(
+        self,
+        policy: Policy,
+        rank: int,
+        waits: tuple[float, float],
+        full: bool,
+        done: Counts,
+        last: Kind,
+        row: list[Action],
+    ) -> Kind | None:
+        """What the rank runs now; None to wait. `waits`: until it could run a forward, and a backward."""
+        forward, backward = waits
         due = done[I] - done[W]
-        kind = F if forward <= now else None
-        if backward <= now and not (kind and policy.alternate and last is I):
+        kind = F if forward <= 0 else None
+        if backward <= 0 and not (kind and policy.alternate and last is I):
             kind = I
         if kind:
             return W if due > policy.delay and row and row[-1].kind is I else kind
         if not due:
             return None
-        wait = min(forward, backward) - now
+        wait = min(waits)
         if wait == inf:
             return W if policy.eager or full or done[I] == self.M else None
         return W if wait >= policy.least_gap * self.durations[rank][W] else None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from ..actions import Action, B, F, I, Kind, W
-from .registry import register
+from .registry import Rows, register
 
 
 class Local:
-    """One stage as its rank sees it: how much of each kind it has been given, and what comes next."""
+    """One stage as its rank sees it: how much of each kind it has been given, and what comes next.
+
+    >>> stage = Local(2)
+    >>> print(stage(F), stage(F), stage(I), stage.weights_due)
+    2F0 2F1 2I0 1
+    """
 
     def __init__(self, stage: int, first_microbatch: int = 0):
         self.stage, self.first_microbatch = stage, first_microbatch
@@ -37,7 +42,7 @@ class Local:
     source="Qi et al. 2023, arXiv:2401.10241; torch's ScheduleZBVZeroBubble",
     aliases=("ZB-V", "ZBV"),
 )
-def zb_v(num_ranks: int, num_microbatches: int):
+def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
     """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no bubble in any span.
 
     Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
@@ -46,6 +51,15 @@ def zb_v(num_ranks: int, num_microbatches: int):
     return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
 
 
+# Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one on the way up.
+#
+#     rank 0  F F F F F f i w f i w f i w F I W f i w I W f i w I W f i w I W I W I W
+#     rank 1  . F F F f F f i w f i w F I W f i w F I W f i w F I W f i w I i I W I W w W
+#     rank 2  . . F f F f F f i w F I W f i w F I W f i w F I W f i w I i I i I W w w W W
+#
+# 2(P-r)-1 forwards pass until microbatch 0 is back from the bottom, 2r more until its gradient is back from the top,
+# P-r times the upward half until that is back from the bottom. The steady state is a microbatch's whole work, as long
+# on all ranks. As the V empties a W is put off where others wait for the I: nothing new comes in, so the peak stays.
 def _row(rank: int, P: int, M: int) -> list[Action]:
     down, up = Local(rank), Local(2 * P - 1 - rank)
     row = [down(F) for _ in range(2 * (P - rank) - 1)]  # the V fills, down and back up

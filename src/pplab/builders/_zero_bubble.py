@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ._one_f_one_b import capped_row
 from ._weave import split_backwards
-from .registry import register
+from .registry import Rows, register
 
 _PAPER = "Qi et al. 2023, arXiv:2401.10241"
 
 
 @register("ZB-H1", rules="any number of ranks and microbatches", source=_PAPER)
-def zb_h1(num_ranks: int, num_microbatches: int):
+def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
     """1F1B's order with I for B, and on rank s every W put off by s microbatches: P forwards held on every rank."""
     return [
         split_backwards(capped_row(rank, num_ranks - rank, num_microbatches), delay=rank) for rank in range(num_ranks)
@@ -18,7 +18,7 @@ def zb_h1(num_ranks: int, num_microbatches: int):
 
 
 @register("ZB-H2", rules="any number of ranks and microbatches; pays off from M = 2P-1 on", source=_PAPER)
-def zb_h2(num_ranks: int, num_microbatches: int):
+def zb_h2(num_ranks: int, num_microbatches: int) -> Rows:
     """Twice the warm-up and W put off twice as far: 2P-1 forwards held, and no bubble inside any rank's span if F=I=W.
 
     The ranks' spans are shifted against each other, so the makespan keeps P-1 forwards: the zero is that of the span

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..actions import Action, Overlap
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
+
+Rows = Sequence[Sequence[Action | Overlap]]  # row r: what rank r runs, in order
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,24 @@ class Builder:
     """A named function from (num_ranks, num_microbatches, options) to rows of actions."""
 
     name: str
-    rows: Callable[..., Iterable]
+    rows: Callable[..., Rows]
     rules: str  # which ranks, microbatches and options it accepts
     source: str
-    placement: (
-        str  # "one stage per rank"; "loop": stage s on rank s mod P; "V": on s or 2P-1-s; "bidirectional": on both
-    )
+    # "one stage per rank"; "loop": stage s on rank s mod P; "V": on s or 2P-1-s; "bidirectional": on both
+    placement: str
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Help on a builder (`gpipe?` in a notebook), and doctest, see the function: its words and its parameters.
+        signature = inspect.signature(self.rows).replace(return_annotation=Schedule)
+        seen = {"__doc__": self.rows.__doc__, "__module__": self.rows.__module__, "__signature__": signature}
+        for name, value in {**seen, "__wrapped__": self.rows}.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What it is found by: its name and its aliases, in lower case."""
+        return frozenset(name.lower() for name in (self.name, *self.aliases))
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -41,12 +55,9 @@ class Builder:
         for option in options:
             if option not in self.options:
                 raise unknown(f"option of {self.name}", option, self.options or ["none: it takes no options"])
-        num_ranks, num_microbatches = (
-            positive_int("num_ranks", num_ranks),
-            positive_int("num_microbatches", num_microbatches),
-        )
+        sizes = positive_int("num_ranks", num_ranks), positive_int("num_microbatches", num_microbatches)
         with _collection_paused():
-            return Schedule(self.rows(num_ranks, num_microbatches, **options), self.name)
+            return Schedule(self.rows(*sizes, **options), self.name)
 
 
 @contextmanager
@@ -61,13 +72,13 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-ALL: list[Builder] = []  # of the package, in the order of the imports in `builders/__init__.py`
+ALL: list[Builder] = []  # the package's, in the order of the imports in `builders/__init__.py`, then the session's
 
 
 def find(name: str) -> Builder:
     """The builder of that name, whatever its case; ValueError with the nearest names when there is none."""
     for builder in ALL:
-        if str(name).lower() in (known.lower() for known in (builder.name, *builder.aliases)):
+        if str(name).lower() in builder.names:
             return builder
     raise unknown("schedule", name, [builder.name for builder in ALL])
 
@@ -93,11 +104,13 @@ def register(
     source: str = "this session",
     placement: str = "one stage per rank",
     aliases: tuple[str, ...] = (),
-) -> Callable[[Callable], Builder]:
+) -> Callable[[Callable[..., Rows]], Builder]:
     """Decorate a function of (num_ranks, num_microbatches, *, options), so that `build` knows its schedule by name.
 
-    It returns a row per rank, of actions or their text form. In a notebook the name is known for as long as the session
-    lasts, and registering it again replaces it. ValueError for a name that one of the package's own schedules has.
+    The function returns a row per rank, of actions or their text form. `rules`, `source` and `placement` are said by
+    `pplab schedules`; `aliases` are further names. In a notebook the names are known for as long as the session lasts,
+    and a cell that is run again replaces what it registered. ValueError for a name or alias that one of the package's
+    own schedules has.
 
     >>> @register("all forward")
     ... def all_forward(num_ranks, num_microbatches):
@@ -106,16 +119,21 @@ def register(
     >>> print(build("all forward", num_ranks=1, num_microbatches=2))
     all forward: 1 rank, 1 stage, 2 microbatches, 4 actions
     rank 0  0F0 0F1 0B0 0B1
+    >>> ALL.remove(all_forward)  # forgotten again
     """
 
     def add(rows: Callable) -> Builder:
         made = Builder(name, rows, rules, source, placement, aliases)
-        names = {known.lower() for known in (name, *aliases)}
-        for known in [known for known in ALL if names & {n.lower() for n in (known.name, *known.aliases)}]:
-            if known.rows.__module__.startswith(f"{__package__}.") and known.rows.__module__ != rows.__module__:
-                raise ValueError(f"{name!r} is a schedule of pplab's own: register yours under another name")
-            ALL.remove(known)
-        ALL.append(made)
+        replaced = []
+        for known in ALL:
+            taken = made.names & known.names
+            if taken and known.__module__.startswith(f"{__package__}.") and known.__module__ != made.__module__:
+                raise ValueError(
+                    f"{name!r} can't be registered: {min(taken)!r} is a name of pplab's own {known.name}, which others "
+                    "rely on. Register yours under another name"
+                )
+            replaced += [known] if taken else []
+        ALL[:] = [known for known in ALL if known not in replaced] + [made]
         return made
 
     return add

@@ -1,30 +1,44 @@
 """What single chapters of practice need beside the small package: where the time of a step went, predictions, layouts,
-torch's own engine, checkpoints, profiles. It imports `pplab`, and `pplab` never imports it."""
+torch's own engine, checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
+
+One file per thing, opened when one of its names is asked for.
+"""
 
 from importlib import import_module as _import_module
 
 _HOMES = {
-    "checkpoint": ("Checkpoint", "CheckpointError", "Resume", "Save"),
-    "clip": ("Clip",),
-    "mps": ("Mps",),
-    "profiling": ("Profile",),
-    "torch_engine": ("TorchEngine",),
-    "charts": ("bars", "ranks", "stacked", "waterfall"),
-    "message_chart": ("messages",),
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
+    "against_torch": ("versus", "Versus"),
+    "checkpoint": ("Checkpoint", "CheckpointError", "Resume", "Save"),
+    "charts": ("bars", "ranks", "stacked", "waterfall"),
+    "clip": ("Clip",),
+    "greedy": ("depth_first",),
     "layer_profile": ("LayerProfile", "profile_layers"),
+    "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
+    "message_chart": ("messages",),
+    "mps": ("Mps",),
     "partitioning": ("partition",),
+    "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
+    "profiling": ("Profile",),
     "queues": ("simulate_lowered", "parse_lowered"),
     "replicas": ("replicate",),
+    "serve": ("Decoded", "decode"),
     "sweeps": ("sweep", "Sweep"),
+    "torch_engine": ("TorchEngine",),
+    "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),
+    "torchrun": ("train_here",),
+    "transformer": ("Transformer",),
 }
+_MODULES = ("profiles", "results")  # what they define is used under their name: `lab.results.tables()`
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = list(_HOME_OF)
+__all__ = [*_HOME_OF, *_MODULES]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in _HOME_OF:
         return getattr(_import_module(f".{_HOME_OF[name]}", __name__), name)
+    if name in _MODULES:
+        return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

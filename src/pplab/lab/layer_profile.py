@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from ..actions import Action, B, F
 from ..costs import Costs, Memory
 from ..errors import positive_int
-from ..models._distilbert import DistilBert
-from ..models._gpt import LanguageModel
+from ..models import LayeredModel
 from ..runtime import Pool
 from ..schedule import Schedule
 
@@ -72,7 +71,7 @@ class LayerProfile:
 
 
 def profile_layers(
-    workload: LanguageModel | DistilBert,
+    workload: LayeredModel,
     num_microbatches: int = 8,
     *,
     steps: int = 5,
@@ -83,7 +82,7 @@ def profile_layers(
 
     `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
     """
-    if not isinstance(workload, LanguageModel | DistilBert):
+    if not isinstance(workload, LayeredModel):
         raise ValueError(
             f"profile_layers knows the layers of models.gpt and models.distilbert, got {type(workload).__name__}: "
             "give modules of your own one stage per layer, and read run.costs and run.memory"

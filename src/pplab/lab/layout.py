@@ -71,7 +71,11 @@ class Layout:
 
 
 def dp_degree(num_ranks: int, tp: int, pp: int) -> int:
-    """How many replicas `num_ranks` ranks make; ValueError when the layout doesn't divide them."""
+    """How many replicas `num_ranks` ranks make; ValueError when the layout doesn't divide them.
+
+    >>> dp_degree(64, tp=4, pp=2)
+    8
+    """
     each = positive_int("tp", tp) * positive_int("pp", pp)
     if positive_int("num_ranks", num_ranks) % each:
         raise ValueError(f"{num_ranks} ranks don't divide into replicas of {tp} x {pp} = {each}: change one of them")
@@ -145,6 +149,12 @@ def plan(
     its forward is done again. Logits aren't in it: head and loss go over a sequence in chunks.
 
     Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide.
+
+    >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
+    >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
+    >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
+    >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
+    1.21 s, 20 GB, 10.6% bubble
     """
     num_microbatches, rest = divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:

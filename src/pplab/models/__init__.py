@@ -5,26 +5,21 @@ from __future__ import annotations
 from ..errors import unknown
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt
-from ._split import layer_ranges, split
+from ._split import LayeredModel, layer_ranges, split
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
 
 
-def workload(name: str, **options: object) -> LanguageModel | DistilBert:
-    """The workload of that name with its options; ValueError with the nearest names when there is none."""
+def workload(name: str, **options: object) -> LayeredModel:
+    """The workload of that name with its options; ValueError with the nearest names when there is none.
+
+    >>> workload("gpt", batch_size=8, source="sample", num_layers=2).name
+    'GPT with 2 layers of width 128, batch 8 x 128 bytes'
+    """
     if name not in WORKLOADS:
         raise unknown("model", name, WORKLOADS)
     return WORKLOADS[name](**options)
 
 
-__all__ = [
-    "GPT",
-    "DistilBert",
-    "GPTConfig",
-    "LanguageModel",
-    "distilbert",
-    "gpt",
-    "layer_ranges",
-    "split",
-    "workload",
-]
+__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "layer_ranges", "split", "workload"]
+__all__ += WORKLOADS

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from .. import data
 from ..errors import positive_int
 from ..runtime.workload import Batch
+from ._split import LayeredModel
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
 SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
@@ -54,7 +57,7 @@ class DistilBertStage(nn.Module):
 
 
 @dataclass(frozen=True)
-class DistilBert:
+class DistilBert(LayeredModel):
     """Review classification. `checkpoint` is a folder, or None for the small model with random weights."""
 
     checkpoint: str | None
@@ -73,21 +76,8 @@ class DistilBert:
     @property
     def name(self) -> str:
         """The model's size in words."""
-        size = "DistilBERT" if self.checkpoint else "small DistilBERT"
-        cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
-        return f"{size} with {self.num_layers} layers{cut}, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
-
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
-        from ._split import check_layers
-
-        check_layers(self.num_layers, num_stages, self.split)
-
-    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with the weights that the whole model has there."""
-        from ._split import split
-
-        return split(self.build_whole(), num_stages, self.split)[stage]
+        size = f"{'' if self.checkpoint else 'small '}DistilBERT with {self.num_layers} layers{self.cut}"
+        return f"{size}, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
 
     def build_whole(self) -> nn.Module:
         """transformers' model; the same weights at every call, a new classifier's included."""
@@ -104,13 +94,13 @@ class DistilBert:
             return DistilBertForSequenceClassification(config).train()
 
     def batch(self, step: int) -> Batch:
-        """The reviews of a step."""
+        """The reviews of a step: token ids (B, T), stars as target (B,), and for every stage the mask (B, T)."""
         first = step * self.batch_size
         rows = [i % len(self.labels) for i in range(first, first + self.batch_size)]
         return Batch((self.input_ids[rows],), self.labels[rows], {"attention_mask": self.attention_mask[rows]})
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy per review. `output` is logits, or transformers' output that holds them."""
+        """Mean cross entropy per review. `output` is logits (B, 5), or transformers' output that holds them."""
         return functional.cross_entropy(getattr(output, "logits", output), target)
 
 
@@ -129,8 +119,6 @@ def distilbert(
     the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.data.reviews`.
     `split`: how many layers each stage gets; evenly when left out.
     """
-    from .. import data
-
     found = data.reviews(source=source, limit=512)
     folder, said = _find_checkpoint(checkpoint)
     if folder is None:
@@ -164,19 +152,15 @@ def _find_checkpoint(checkpoint: str) -> tuple[str | None, str]:
     """A local folder with the checkpoint (None for the small model), and what it is in words."""
     from huggingface_hub import snapshot_download
 
-    from ..data import hub_is_reachable
-
     small = "small DistilBERT with random weights"
     if checkpoint == "small":
         return None, small
     name = CHECKPOINT if checkpoint == "auto" else checkpoint
-    from pathlib import Path
-
     if Path(name).is_dir():
         return name, f"checkpoint in {name}"
     try:
         wanted = ["config.json", "model.safetensors", "*token*", "vocab.txt"]
-        folder = snapshot_download(name, allow_patterns=wanted, local_files_only=not hub_is_reachable())
+        folder = snapshot_download(name, allow_patterns=wanted, local_files_only=not data.hub_is_reachable())
         return folder, f"the hub's {name}"
     except OSError as error:
         if checkpoint == "auto":

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from .. import data
 from ..errors import positive_int
 from ..runtime.workload import Batch
+from ._split import LayeredModel
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class GPT(nn.Module):
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(LayeredModel):
     """Next-byte prediction with a GPT on rows of bytes."""
 
     config: GPTConfig
@@ -127,26 +129,13 @@ class LanguageModel:
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
-        cut = f" cut {'+'.join(map(str, self.split))}" if self.split else ""
-        sizes = f"{c.num_layers} layers of width {c.width}{cut}, batch {self.batch_size} x {c.context} bytes"
+        sizes = f"{c.num_layers} layers of width {c.width}{self.cut}, batch {self.batch_size} x {c.context} bytes"
         return f"GPT with {sizes}{', tied' * c.tied}"
 
     @property
     def num_layers(self) -> int:
         """Blocks, without embedding and head."""
         return self.config.num_layers
-
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
-        from ._split import check_layers
-
-        check_layers(self.config.num_layers, num_stages, self.split)
-
-    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with the weights that the whole model would have there."""
-        from ._split import split
-
-        return split(self.build_whole(), num_stages, self.split)[stage]
 
     def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
         """The weights that several stages keep, by name: their places as (stage, name there)."""
@@ -168,7 +157,7 @@ class LanguageModel:
         return Batch((rows[:, :-1],), rows[:, 1:])
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy per byte."""
+        """Mean cross entropy per byte of scores (B, T, vocabulary) for `target` (B, T)."""
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
@@ -179,11 +168,16 @@ def gpt(
     embedding); `source` is that of `pplab.data.reviews`.
 
     `split`: how many layers each stage gets; evenly when left out. The first and the last may have none.
-    """
-    from ..data import reviews
 
+    >>> model = gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16, split=(1, 3))
+    >>> print(model.name)
+    GPT with 4 layers of width 32 cut 1+3, batch 4 x 16 bytes
+    >>> batch = model.batch(step=0)
+    >>> batch.inputs[0].shape, batch.target.shape, model.build_stage(0, 2)(*batch.inputs).shape
+    (torch.Size([4, 16]), torch.Size([4, 16]), torch.Size([4, 16, 32]))
+    """
     config = GPTConfig(**sizes)
-    found = reviews(source=source, limit=512)
+    found = data.reviews(source=source, limit=512)
     text = "\n".join(found.texts).encode()
     width = config.context + 1
     rows = len(text) // width

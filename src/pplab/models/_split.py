@@ -1,4 +1,10 @@
-"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers evenly or as told."""
+"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers evenly or as told.
+
+Of B samples with T tokens, what crosses from stage to stage is what crosses from layer to layer, the hidden states of
+shape (B, T, C), whatever the cut; on the way back it is their gradient, of the same shape:
+
+    tokens (B, T) -> [embedding, layers] -- (B, T, C) --> [layers] -- (B, T, C) --> [layers, head] -> scores
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,29 @@ from itertools import accumulate
 from torch import nn
 
 from ..errors import positive_int
-from ._gpt import GPT
+
+
+class LayeredModel:
+    """What the workloads of the course have in common: layers between two ends, cut evenly or as `split` says.
+
+    A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at every call.
+    """
+
+    num_layers: int
+    split: tuple[int, ...] | None  # layers of each stage; evenly when None
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
+        check_layers(self.num_layers, num_stages, self.split)
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """One stage, with the weights that the whole model would have there."""
+        return split(self.build_whole(), num_stages, self.split)[stage]
+
+    @property
+    def cut(self) -> str:
+        """`split` in words, where there is one."""
+        return f" cut {'+'.join(map(str, self.split))}" if self.split else ""
 
 
 def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:
@@ -63,7 +91,12 @@ def split(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None
     The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
     model's output. Splits pplab's GPT, transformers' DistilBertForSequenceClassification and nn.Sequential; raises
     ValueError for another model and for more stages than layers.
+
+    >>> [len(stage) for stage in split(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
+    [2, 1]
     """
+    from ._gpt import GPT  # here, since what trains it is a LayeredModel
+
     if isinstance(model, GPT):
         ranges = layer_ranges(len(model.blocks), num_stages, layers)
         return [model.part(r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]

@@ -50,7 +50,7 @@ class Deferred:
         layer = of()
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # keep what the product needs, as autograd does
-        return _Linear.apply(x, layer.weight, layer.bias, layer, self)
+        return SplitLinear.apply(x, layer.weight, layer.bias, layer, self)
 
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
         """Leave a weight's gradient for later, or compute it now."""
@@ -61,7 +61,9 @@ class Deferred:
         self.pending.append(_Product(layer, *both))
 
 
-class _Linear(torch.autograd.Function):
+class SplitLinear(torch.autograd.Function):
+    """A Linear, (..., C_in) to (..., C_out), whose backward computes the input's gradient and hands the rest over."""
+
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred) -> Tensor:
         ctx.save_for_backward(x, weight)
