@@ -11,7 +11,7 @@ from conftest import assert_explained, assert_solutions
 from pplab.course import for_real
 
 STALE = dict(zip("ABCD", [for_real.STATES[i] for i in (1, 3, 0, 2)], strict=True))
-WRITE, SYNC, RENAME, FOLDER = for_real._STEPS
+WRITE, SYNC, RENAME, FOLDER = for_real.WRITE, for_real.SYNC, for_real.RENAME, for_real.SYNC_FOLDER
 
 
 def own_norm(gradients, all_reduce, limit):

@@ -1,4 +1,4 @@
-"""What the notebooks show beside figures: `%load_ext pplab.notebook`, sources of functions, and views with settings.
+"""What notebooks show beside figures: `%load_ext pplab.course.notebook`, sources of functions, and views with settings.
 
 With the extension, matplotlib's figures are kept as `pplab.figures` says: for the book's page in its own text colour,
 for other viewers as pictures, and for readers who don't see them in words.
