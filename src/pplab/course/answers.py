@@ -11,7 +11,7 @@ from ..schedule import Schedule, plural
 from ..simulator import simulate
 from ..timeline import Timeline
 from ..validity import validate
-from .verdict import Verdict, Wrong, at, checker, readers_code, right
+from .verdict import Verdict, Wrong, checker, readers_code, right, told
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,18 +34,14 @@ def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted:
     Takes a Schedule, a text with a line per rank, and rows, of which each may be a text. Where it must have a `shape`
     (ranks, stages and microbatches), `wanted` says so in words.
     """
-    try:
-        if isinstance(rows, Schedule):
-            schedule = rows
-        elif isinstance(rows, str):
+    if not isinstance(rows, (Schedule, Iterable)):
+        raise Wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
+    with told("", ValueError, TypeError, OSError):
+        if isinstance(rows, str):
             schedule = Schedule.from_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
-        elif isinstance(rows, Iterable):
-            schedule = Schedule([actions_of(row) for row in rows])
         else:
-            raise Wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
+            schedule = rows if isinstance(rows, Schedule) else Schedule([actions_of(row) for row in rows])
         validate(schedule)
-    except (ValueError, TypeError, OSError) as error:
-        raise Wrong(str(error)) from None
     if shape is not None and shape_of(schedule) != shape:
         raise Wrong(f"{wanted}; your schedule has {sizes_of(schedule)}")
     return schedule
@@ -88,7 +84,7 @@ def builder(
     """
     misfit = misfit or _other_sizes
     for P, M in grid:
-        with at(f"at {P} ranks and {M} microbatches: "):
+        with told(f"at {P} ranks and {M} microbatches: "):
             schedule = schedule_from(build, P, M)
             if fault := misfit(schedule, P, M) or judge(simulate(schedule, costs), P, M):
                 raise Wrong(fault)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..actions import F
 from ..builders import build
 from ..lab.partitioning import partition
-from .verdict import Verdict, Wrong, at, checker, number, numbers, readers_code, right, wrong
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +44,7 @@ def splitter(answer: object) -> Verdict:
         where = f"for {times} in {num_stages} stages"
         with readers_code(f"{where} your function raised"):
             counts = answer(list(times), num_stages)
-        with at(f"{where} "):
+        with told(f"{where} "):
             _check_counts(counts, num_stages, len(times), least=1)
         slowest, best = max(_sums(times, counts)), max(_sums(times, partition(times, num_stages)))
         if slowest > best:

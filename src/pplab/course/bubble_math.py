@@ -13,7 +13,7 @@ from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulator import simulate
 from .answers import actions_of, schedule_of
-from .verdict import Verdict, checker, number, numbers, readers_code, right, wrong
+from .verdict import Verdict, checker, number, numbers, readers_code, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -59,10 +59,8 @@ def path_of_78(answer: object) -> Verdict:
     """
     schedule = build("1F1B", num_ranks=8, num_microbatches=32)
     place = {a: (rank, i) for rank, row in enumerate(schedule.rows) for i, a in enumerate(row)}
-    try:
+    with told("", TypeError, ValueError):
         path = [parse(str(text)) for text in actions_of(answer)]
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     for action in path:
         if action not in place:
             return wrong(f"{action} isn't an action of this schedule")

@@ -15,7 +15,7 @@ from ..lab.replicas import replicate
 from ..schedule import Schedule
 from ..simulator import simulate
 from .answers import schedule_of, shape_of
-from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, wrong
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
 
 Order = Sequence[tuple[str, int]]  # what a rank does, in order: ("send", to) or ("recv", from)
 
@@ -111,12 +111,12 @@ def pipeline_group(answer: object) -> Verdict:
         return right("one rank in every 8 x 16 = 128")
     if sorted(given) == sorted(group["pp"]):
         return wrong("those are the ranks; list them first stage first")
+    skips = "a stride of 8 skips the tensor ranks only; between two stages there also are 16 replicas"
     traps = {
         frozenset(group["dp"]): "those hold the same stage in all replicas: they add up gradients",
         frozenset(group["tp"]): "those cut the same layers' matrices: the tensor group",
         frozenset((12, 13, 14, 15)): "that would be pp-...: here tp is nearest, then dp, and pp is the farthest",
-        frozenset((13, 21, 29, 37)): "a stride of 8 skips the tensor ranks only; between two stages there also are 16 "
-        "replicas",
+        frozenset((13, 21, 29, 37)): skips,
     }
     if 13 not in given:
         return wrong("rank 13 itself is part of its pipeline")
@@ -174,10 +174,8 @@ def safe_order(answer: object) -> Verdict:
             wanted = sorted((what, other) for other in neighbours for what in ("send", "recv"))
             if sorted(order) != wanted:
                 return wrong(f"at {num_ranks} ranks, rank {rank} must do {wanted} in some order, got {order}")
-        try:
+        with told(f"at {num_ranks} ranks: ", ValueError):
             rounds = meet(orders)
-        except ValueError as error:
-            return wrong(f"at {num_ranks} ranks: {error}")
         if rounds > 4:
             grows = f"it takes {rounds} rounds: safe, but it grows with the ranks; 4 are enough"
             return wrong(f"at {num_ranks} ranks {grows}")
@@ -226,18 +224,14 @@ def plans() -> list[Plan]:
 def choose(answer: object) -> Verdict:
     """The fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory; within 2 % counts."""
     if isinstance(answer, Mapping):
-        try:
+        with told("", TypeError, ValueError):
             answer = Layout(**answer)
-        except (TypeError, ValueError) as error:
-            return wrong(str(error))
     if not isinstance(answer, Layout):
         return wrong(f"expected a pplab.lab.layout.Layout, got {answer!r}")
     if answer.num_ranks != 32:
         return wrong(f"{answer.tp} x {answer.pp} x {answer.dp} = {answer.num_ranks} ranks, and there are 32")
-    try:
+    with told("", ValueError):
         given = plan(MODEL, MACHINE, answer, BATCH)
-    except ValueError as error:
-        return wrong(str(error))
     if given.memory_bytes > MACHINE.memory:
         return wrong(f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}")
     fastest = best(plans(), MACHINE.memory)

@@ -13,7 +13,7 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, drawn, schedule_from, shape_of, sizes_of
-from .verdict import Verdict, Wrong, at, checker, number, numbers, readers_code, right, wrong
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
 
 MIXTURE = Costs(4, 4, 2, overlap=6)  # a stage with experts: half of F and a third of B is all-to-all
 
@@ -60,7 +60,7 @@ def parameters_and_peaks(answer: object) -> Verdict:
 def unfold(answer: object) -> Verdict:
     """Write a function from a DualPipeV schedule (P ranks, M microbatches) to rows of DualPipe (2P ranks, 2M)."""
     for P, M in ((1, 2), (2, 4), (3, 7), (4, 8)):
-        with at(f"from {P} ranks and {M} microbatches: "):
+        with told(f"from {P} ranks and {M} microbatches: "):
             schedule = schedule_from(answer, build("DualPipeV", num_ranks=P, num_microbatches=M))
             if fault := _unfolded(schedule, P, M):
                 raise Wrong(fault)
@@ -121,10 +121,8 @@ def promises_too_much(answer: object) -> Verdict:
         F_, I_, W_ = tuple(answer)
     except (TypeError, ValueError):
         return wrong(f"expected three durations (F, I, W), got {answer!r}")
-    try:
+    with told("", TypeError, ValueError):
         made = max(simulate(build("DualPipe", num_ranks=4, num_microbatches=8), Costs(F_, I_, W_)).idle)
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     said = dualpipe_idle(4, I_ + W_, W_, F_ + I_ + W_)
     if made <= said + 1e-9 * max(1, made):
         how = "which is what there is" if abs(made - said) < 1e-9 * max(1, made) else f"and there is {made:g}, less"

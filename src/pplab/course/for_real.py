@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import faults
 from .faults import FAULTS, STATES, Fault, adam, alive, cases, clips_alone, marked, small_gpt  # noqa: F401
-from .verdict import Verdict, Wrong, at, checker, checker_of_each, first_wrong, number, readers_code, right, wrong
+from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def clipper(answer: object) -> Verdict:
         ranks = [[torch.randn(size, generator=generator) for size in row] for row in sizes]
         before = [[g.clone() for g in row] for row in ranks]
         norm = math.sqrt(sum(float(g.square().sum()) for row in ranks for g in row))
-        with at(f"{what}: "):
+        with told(f"{what}: "):
             found = _on_ranks(answer, ranks, limit)
         factor = min(1.0, limit / norm)
         for rank, (row, old, given) in enumerate(zip(ranks, before, found, strict=True)):

@@ -10,7 +10,7 @@ from ..formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, schedule_of
-from .verdict import Verdict, checker, number, numbers, right, wrong
+from .verdict import Verdict, checker, number, numbers, right, told, wrong
 
 STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 1F0,1F1,1F2,1B0,1B1,1B2
@@ -47,11 +47,9 @@ def one_f_one_b_builder(answer: object) -> Verdict:
 @checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
 def least_memory_at_latency_1(answer: object) -> Verdict:
     """P=4, M=8, latency 1: the `in_flight` with the smallest sum that still reaches a makespan of 39."""
-    try:
+    with told("", TypeError, ValueError):
         caps = [index(cap) for cap in answer]
         timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=1))
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     if timeline.makespan > 39:
         return wrong(f"{tuple(caps)} takes {timeline.makespan}")
     if sum(caps) > 15:

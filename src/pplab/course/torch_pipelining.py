@@ -12,7 +12,7 @@ from ..lowering import LoweredRow, lower
 from ..schedule import Schedule
 from ..simulator import simulate
 from .answers import drawn, is_module, schedule_of, trained
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, wrong
+from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,10 +40,8 @@ _REPAIRED = 60
 def lowered(answer: object) -> Verdict:
     """Write both rows of 1F1B on two ranks with two microbatches, sends and receives included."""
     rows = _rows(answer, build("1F1B", num_ranks=2, num_microbatches=2))
-    try:
+    with told("", ValueError):
         simulate_lowered(rows)
-    except ValueError as error:
-        return wrong(str(error))
     return right("every message has a send after what makes it and a receive before what needs it, in one order")
 
 
@@ -98,10 +96,8 @@ def later(rows: Sequence[LoweredRow], receive: str, places: int) -> tuple[Lowere
 def repaired(answer: object) -> Verdict:
     """Rows of the same computation that take at most 60 with one queue per rank."""
     rows = _rows(answer, build("Interleaved1F1B", num_ranks=4, num_microbatches=8))
-    try:
+    with told("too far: ", ValueError):
         takes = simulate_lowered(rows).makespan
-    except ValueError as error:
-        return wrong(f"too far: {error}")
     if takes > _REPAIRED:
         better = "as long as before" if takes == _STALLED else f"{takes:g}"
         return wrong(f"that takes {better}; look for a receive that stands at the head while sends wait behind it")
@@ -156,10 +152,8 @@ def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
 
 def _rows(answer: object, wanted: Schedule) -> tuple[LoweredRow, ...]:
     """The rows of an answer that compute what is wanted and send what that needs; `Wrong` for others."""
-    try:
+    with told("expected rows as CSV text or as actions: ", ValueError, TypeError, AttributeError):
         rows = parse_lowered(answer)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise Wrong(f"expected rows as CSV text or as actions: {error}") from None
     if len(rows) != wanted.num_ranks:
         raise Wrong(f"expected {wanted.num_ranks} rows, got {len(rows)}")
     for rank, (row, other) in enumerate(zip(compute_of(rows).rows, wanted.rows, strict=True)):

@@ -90,11 +90,11 @@ def readers_code(said: str = "your function raised") -> Iterator[None]:
 
 
 @contextmanager
-def at(where: str) -> Iterator[None]:
-    """Says of what is `Wrong` in it where that is."""
+def told(where: str = "", *errors: type[Exception]) -> Iterator[None]:
+    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, behind where that is."""
     try:
         yield
-    except Wrong as error:
+    except (Wrong, *errors) as error:
         raise Wrong(f"{where}{error}") from None
 
 
