@@ -107,6 +107,7 @@ def one_pool() -> Iterator[runtime.Pool]:
         yield pool
 
 
+@pytest.mark.slow
 def test_the_tables_are_what_they_are_said_to_be(one_pool):
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
@@ -124,12 +125,14 @@ def test_the_tables_are_what_they_are_said_to_be(one_pool):
         exercise.by_torch(pp.Schedule.from_csv(tables["C"]), stages)
 
 
+@pytest.mark.slow
 def test_real_answers_are_run(one_pool):
     stage = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
     assert "ZB-V by torch, gradients equal to one process" in exercise.stage_for_torch(stage).says
     assert "13 instead of 15, by torch" in exercise.run_csv(ZB_H1).says
 
 
+@pytest.mark.slow
 def test_a_linear_passes_torchs_gpipe_and_fails_its_split_backward(one_pool):
     """The last test: a run that fails ends the processes."""
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ WRONG = [
     (exercise.diagnose, {**CAUSES, "A": ("slow link", (2, 3))}, "A: not a slow link; the part that stands out is imb"),
     (exercise.diagnose, {**CAUSES, "A": ("slow stage", 3)}, "A: a slow stage it is, elsewhere"),
     (exercise.diagnose, {**CAUSES, "B": ("slow link", (0, 1))}, "B: a slow link it is, elsewhere"),
+    (exercise.diagnose, {**CAUSES, "B": ("one pause", 1)}, "print `lab.calibrate(run).links`"),
     (exercise.diagnose, {**CAUSES, "C": ("slow stage", 1)}, "C: not a slow stage; the part that stands out is over"),
     (exercise.diagnose, {**CAUSES, "D": ("slow stage", 3)}, "one lasts several times as long"),
     (exercise.on_the_way, 127.2, "the whole time in receives"),

@@ -96,6 +96,7 @@ WRONG = [
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_follow_each_other_are_explained(tmp_path):
     from pplab.runtime import Pool
 
@@ -116,6 +117,7 @@ def test_runs_that_do_not_follow_each_other_are_explained(tmp_path):
     assert exercise.resized((first, later)) and exercise.resized((first, frozen)) and exercise.resized((later, four))
 
 
+@pytest.mark.slow
 def test_the_cases_are_what_they_are_said_to_be():
     for name, case in exercise.cases().items():
         errors = [abs(a - b) for a, b in zip(case.losses, case.uninterrupted, strict=True)]

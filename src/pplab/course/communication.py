@@ -126,7 +126,7 @@ def pipeline_group(answer: object) -> Verdict:
 
 @checker("ranks", lambda answer: isinstance(answer, Iterable))
 def tied_group(answer: object) -> Verdict:
-    """The ranks that add up a tied embedding's gradient: 1F1B on 4 stages, 2 replicas by pp.replicate."""
+    """The ranks that add up a tied embedding's gradient: 1F1B on 4 stages, 2 replicas by lab.replicate."""
     given = sorted(set(answer), key=repr)
     if given == [0, 3, 4, 7]:
         return right("first and last stage, in both replicas, in one sum")

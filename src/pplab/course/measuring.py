@@ -19,7 +19,7 @@ _TRUTH = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank",
 
 _CLUES = {
     "A": "the part that stands out is imbalance, forward and backward of one rank last longer in every microbatch",
-    "B": "the part that stands out is communication: print `pp.calibrate(run).links`",
+    "B": "the part that stands out is communication: print `lab.calibrate(run).links`",
     "C": "the part that stands out is overhead: nothing lasts longer, every action of one rank starts late",
     "D": "compare each action with the others of its kind on its stage: one lasts several times as long",
 }
@@ -126,7 +126,7 @@ def predictor(answer: object) -> Verdict:
             verdict = number(given, expected, "", traps={timeline.makespan: "that is what the run itself took"})
             if not verdict:
                 return wrong(f"run {run}, {name}: {verdict.says}")
-    return right("the predictions of pp.calibrate, for four runs and three schedules")
+    return right("the predictions of lab.calibrate, for four runs and three schedules")
 
 
 def _predicted(timeline: Timeline, name: str) -> float:
