@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import permutations
 
 import pytest
+from checkers import builds, raises, slow, table_tests
 
 import pplab as pp
 from conftest import assert_explained
@@ -26,12 +27,13 @@ def fixed_rows(num_ranks, num_microbatches):
     return lifo_rows(2, 4)
 
 
-def broken_rows(num_ranks, num_microbatches):
-    return [][num_ranks]
-
-
 def undersized(num_ranks, num_microbatches):
     return [["0F0"]]
+
+
+def ones_sent(loss, received, sent):
+    loss.backward()
+    sent.backward(received.new_ones(received.shape))
 
 
 ONE_ROW_OF_1 = one_f_one_b.STUCK_ROWS.replace("1F0,1F1,1F2,1B0,1B1,1B2", "1F0,1F1,1B0,1F2,1B1,1B2")
@@ -98,11 +100,11 @@ WRONG = [
     (gpipe.overhead_from_a_sweep, (40, 2), "overhead: 2 isn't it; the number is smaller"),
     (gpipe.overhead_from_a_sweep, 40, "expected 2 numbers"),
     (gpipe.overhead_from_a_sweep, (40,), "expected 2 numbers (work, overhead), got 1"),
-    (gpipe.gpipe_builder, lambda P, M: pp.build("1F1B", num_ranks=P, num_microbatches=M), "the peaks are (2, 1)"),
+    (gpipe.gpipe_builder, builds("1F1B"), "the peaks are (2, 1)"),
     (gpipe.gpipe_builder, deadlocked_rows, "rank 0 runs 0B0 before 0F0"),
     (gpipe.gpipe_builder, fixed_rows, "at 4 ranks and 8 microbatches: expected a stage on each of 4 ranks"),
     (gpipe.gpipe_builder, lambda P, M: ..., "your function returned Ellipsis: it must return the rows"),
-    (gpipe.gpipe_builder, broken_rows, "your function raised IndexError"),
+    (gpipe.gpipe_builder, raises, "your function raised IndexError"),
     (gpipe.gpipe_builder, undersized, "0B0 is missing"),
     (one_f_one_b.phases, (2, 8, 2), "warm-up forwards: 2 isn't it"),
     (one_f_one_b.phases, "373", "expected 3 numbers in a row (warm-up forwards, steady pairs, cool-down backwards)"),
@@ -120,12 +122,13 @@ WRONG = [
     (one_f_one_b.unstick, ONE_ROW_OF_1, "with row 1 reordered it runs, in 18: no order of this row"),
     (one_f_one_b.unstick, ONE_ROW_OF_0, "with row 0 reordered it runs, in 16: another order of it takes 15"),
     (one_f_one_b.slow_rank, 105, "that is GPipe's"),
+    slow(naive.backward_by_hand, lambda loss, received, sent: loss.backward(), "0.weight has no gradient"),
+    slow(naive.backward_by_hand, ones_sent, "isn't that of the whole model"),
+    slow(naive.backward_by_hand, lambda _, received, sent: sent.backward(), "your function raised RuntimeError"),
 ]
 
 
-@pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_wrong_answer_is_explained(check, answer, says):
-    assert_explained(check, answer, says)
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
 def test_only_one_row_can_be_reordered_to_the_floor():
@@ -169,28 +172,18 @@ def test_wrong_modules_are_explained():
     from torch import nn
 
     layers = naive.whole()
-    for answer, says in (
-        ([layers[:3], layers[3:]], "expected three modules, got 2"),
-        ([layers[:1], layers[1:2], layers[2:]], "nothing to train"),
-        ([layers[:2], layers[4:5], layers[5:]], "don't compute what the whole model does"),
-        ([layers[:1], layers[4:5], layers[2:]], "the stages don't fit together"),
+    for check, answer, says in (
+        (naive.three_stages, [layers[:3], layers[3:]], "expected three modules, got 2"),
+        (naive.three_stages, [layers[:1], layers[1:2], layers[2:]], "nothing to train"),
+        (naive.three_stages, [layers[:2], layers[4:5], layers[5:]], "don't compute what the whole model does"),
+        (naive.three_stages, [layers[:1], layers[4:5], layers[2:]], "the stages don't fit together"),
+        (gpipe.a_norm_that_survives, nn.BatchNorm1d(8), "which samples does it look at"),
+        (gpipe.a_norm_that_survives, nn.LayerNorm(16), "it fails on 8 samples of 8 features: RuntimeError"),
+        (gpipe.a_norm_that_survives, nn.Identity(), "doesn't normalise"),
+        (gpipe.a_norm_that_survives, nn.Tanh(), "ten times the input"),
+        (gpipe.a_norm_that_survives, torch.ones(3), "expected a torch module"),
     ):
-        assert says in naive.three_stages(answer).says
-    assert "0.weight has no gradient" in naive.backward_by_hand(lambda loss, received, sent: loss.backward()).says
-    assert "isn't that of the whole model" in naive.backward_by_hand(ones_sent).says
-    assert "your function raised RuntimeError" in naive.backward_by_hand(lambda _, received, sent: sent.backward()).says
-    assert "which samples does it look at" in gpipe.a_norm_that_survives(nn.BatchNorm1d(8)).says
-    assert "it fails on 8 samples of 8 features: RuntimeError" in gpipe.a_norm_that_survives(nn.LayerNorm(16)).says
-    assert "doesn't normalise" in gpipe.a_norm_that_survives(nn.Identity()).says
-    assert "ten times the input" in gpipe.a_norm_that_survives(nn.Tanh()).says
-    assert "expected a torch module" in gpipe.a_norm_that_survives(torch.ones(3)).says
-
-
-def ones_sent(loss, received, sent):
-    import torch
-
-    loss.backward()
-    sent.backward(torch.ones_like(sent))
+        assert_explained(check, answer, says)
 
 
 @pytest.mark.slow
@@ -227,11 +220,6 @@ def test_the_symptoms_are_those_of_the_bugs():
         "no requires_grad": (False, False, False, True),
         "ones sent": (True, False, True, True),
     }
-
-
-@pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)
-def test_dots_are_no_answer(check):
-    assert check(...).right is None
 
 
 def test_a_verdict_reads_well():

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from checkers import builds, raises, table_tests
 
 import pplab as pp
-from conftest import assert_explained
-from pplab.course import interleaved
+from pplab.builders import looped_rows
+from pplab.course import interleaved as exercise
 
 
-def default_rows(num_ranks, num_microbatches):
-    return pp.build("Interleaved1F1B", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
-
-
-def rows_of_groups_of_p(num_ranks, num_microbatches):
-    options = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "group_size": num_ranks}
-    return pp.build("Interleaved1F1B", **options).rows
-
-
-def breadth_rows(num_ranks, num_microbatches):
-    return pp.build("LoopedBFS", num_ranks=num_ranks, num_microbatches=num_microbatches).rows
-
-
-def thick_rows(num_ranks, num_microbatches):
-    return pp.build("1F1B", num_ranks=num_ranks, num_microbatches=num_microbatches)
-
-
-def v_rows(num_ranks, num_microbatches):
-    return pp.build("ZBVZeroBubble", num_ranks=num_ranks, num_microbatches=num_microbatches)
+def groups_of_p(num_ranks, num_microbatches):
+    return builds("Interleaved1F1B", group_size=num_ranks)(num_ranks, num_microbatches)
 
 
 def alternating_rows(num_ranks, num_microbatches):
@@ -52,82 +36,62 @@ def small_groups_rows(num_ranks, num_microbatches):
     return rows
 
 
-def broken_rows(num_ranks, num_microbatches):
-    return [][num_ranks]
-
-
 def slow_rows(num_ranks, num_microbatches):
     """All microbatches through each stage, but the backwards wait for one another."""
-    rows = breadth_rows(num_ranks, num_microbatches)
-    return [[a for a in row if a.kind.name == "F"] + _one_by_one(row) for row in rows]
-
-
-def _one_by_one(row):
-    return [a for m in range(1, -1, -1) for a in row if a.kind.name == "B" and a.microbatch % 2 == m]
+    order = {"F": 0, 1: 1, 0: 2}  # forwards, then the backwards of odd and of even microbatches
+    rows = builds("LoopedBFS")(num_ranks, num_microbatches).rows
+    return [sorted(row, key=lambda a: order["F" if a.kind.name == "F" else a.microbatch % 2]) for row in rows]
 
 
 def undoubled(group_size):
-    from pplab.builders import looped_rows
-
     return looped_rows(3, 4, 2, group_size, 1)
 
 
-def doubled(group_size):
-    return pp.build("Interleaved1F1B", num_ranks=3, num_microbatches=4, group_size=group_size)
-
-
 WRONG = [
-    (interleaved.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
-    (interleaved.one_denominator, (0.127, 0.073, 96), "7/96 is the ratio, idle over ideal"),
-    (interleaved.one_denominator, (0.127, 0.068, 96.4), "microbatches for GPipe: 96.4 isn't it"),
-    (interleaved.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it"),
-    (interleaved.where_is, (8, 8, 11), "rank: 8 isn't it"),
-    (interleaved.where_is, (8, 0, 12), "messages: 12 isn't it"),
-    (interleaved.where_is, 8, "expected 3 numbers"),
-    (interleaved.transfers, 3, "not V times"),
-    (interleaved.transfers, 23, "1F1B has seven"),
-    (interleaved.transfers, 2, "the number is larger"),
-    (interleaved.transfers, "23/7", "write it without quotes"),
-    (interleaved.transfers, 3.3, "3.3 is near: give 3 digits"),
-    (interleaved.transfers, 3.28, "3.28 is near; the number is a little larger"),
-    (interleaved.even_groups_builder, rows_of_groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
-    (interleaved.even_groups_builder, breadth_rows, "one rank holds 16 stages' activations; 11 are enough"),
-    (interleaved.even_groups_builder, thick_rows, "yours: 4 ranks, 4 stages and 8 microbatches"),
-    (interleaved.even_groups_builder, v_rows, "must lie on ranks 0, 1, 2, 3, 0, 1, 2, 3"),
-    (interleaved.even_groups_builder, small_groups_rows, "at 4 ranks and 8 microbatches: deadlock"),
-    (interleaved.even_groups_builder, broken_rows, "your function raised IndexError"),
-    (interleaved.even_groups_builder, 28.5, "expected a function"),
-    (interleaved.crossover, 0.5625, "only up to c = 0.5"),
-    (interleaved.crossover, 0.140625, "overtake four"),
-    (interleaved.crossover, 0.54, "0.54 is near: give 3 digits"),
-    (interleaved.crossover, 1.375, "that is where 1F1B overtakes"),
-    (interleaved.beat_24, doubled(3), "holds (8, 6, 4): at most 6"),
-    (interleaved.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
-    (interleaved.beat_24, pp.build("1F1B", num_ranks=3, num_microbatches=4), "3 stages and 4 microbatches"),
-    (interleaved.beat_24, "0F0", "0B0 is missing"),
-    (interleaved.looped_bfs_builder, default_rows, "goes from stage to stage"),
-    (interleaved.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
-    (interleaved.looped_bfs_builder, slow_rows, "goes from stage to stage"),
-    (interleaved.gathers, (18, 2), "the first stage's weights have to be gathered, too"),
-    (interleaved.gathers, (19, 4), "looped BFS: 4 isn't it"),
+    (exercise.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
+    (exercise.one_denominator, (0.127, 0.073, 96), "7/96 is the ratio, idle over ideal"),
+    (exercise.one_denominator, (0.127, 0.068, 96.4), "microbatches for GPipe: 96.4 isn't it"),
+    (exercise.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it"),
+    (exercise.where_is, (8, 8, 11), "rank: 8 isn't it"),
+    (exercise.where_is, (8, 0, 12), "messages: 12 isn't it"),
+    (exercise.where_is, 8, "expected 3 numbers"),
+    (exercise.transfers, 3, "not V times"),
+    (exercise.transfers, 23, "1F1B has seven"),
+    (exercise.transfers, 2, "the number is larger"),
+    (exercise.transfers, "23/7", "write it without quotes"),
+    (exercise.transfers, 3.3, "3.3 is near: give 3 digits"),
+    (exercise.transfers, 3.28, "3.28 is near; the number is a little larger"),
+    (exercise.even_groups_builder, groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
+    (exercise.even_groups_builder, builds("LoopedBFS"), "one rank holds 16 stages' activations; 11 are enough"),
+    (exercise.even_groups_builder, builds("1F1B"), "yours: 4 ranks, 4 stages and 8 microbatches"),
+    (exercise.even_groups_builder, builds("ZBVZeroBubble"), "must lie on ranks 0, 1, 2, 3, 0, 1, 2, 3"),
+    (exercise.even_groups_builder, small_groups_rows, "at 4 ranks and 8 microbatches: deadlock"),
+    (exercise.even_groups_builder, raises, "your function raised IndexError"),
+    (exercise.even_groups_builder, 28.5, "expected a function"),
+    (exercise.crossover, 0.5625, "only up to c = 0.5"),
+    (exercise.crossover, 0.140625, "overtake four"),
+    (exercise.crossover, 0.54, "0.54 is near: give 3 digits"),
+    (exercise.crossover, 1.375, "that is where 1F1B overtakes"),
+    (exercise.beat_24, builds("Interleaved1F1B", group_size=3)(3, 4), "holds (8, 6, 4): at most 6"),
+    (exercise.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
+    (exercise.beat_24, pp.build("1F1B", num_ranks=3, num_microbatches=4), "3 stages and 4 microbatches"),
+    (exercise.beat_24, "0F0", "0B0 is missing"),
+    (exercise.looped_bfs_builder, builds("Interleaved1F1B"), "goes from stage to stage"),
+    (exercise.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
+    (exercise.looped_bfs_builder, slow_rows, "goes from stage to stage"),
+    (exercise.gathers, (18, 2), "the first stage's weights have to be gathered, too"),
+    (exercise.gathers, (19, 4), "looped BFS: 4 isn't it"),
 ]
 
 
-@pytest.mark.parametrize(("check", "answer", "says"), WRONG, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_wrong_answer_is_explained(check, answer, says):
-    assert_explained(check, answer, says)
-
-
-@pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)
-def test_dots_are_no_answer(check):
-    assert check(...).right is None
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
 def test_other_right_answers_are_accepted():
-    assert interleaved.looped_bfs_builder(breadth_rows)
-    assert interleaved.where_is([8, 0, 11]) and interleaved.crossover(0.5417) and interleaved.crossover(0.542)
-    assert interleaved.one_denominator((0.127, 0.068, 96)) and interleaved.transfers(3.29)
-    assert interleaved.beat_24(pp.Schedule(undoubled(3)))
+    assert exercise.looped_bfs_builder(builds("LoopedBFS"))
+    assert exercise.where_is([8, 0, 11]) and exercise.crossover(0.5417) and exercise.crossover(0.542)
+    assert exercise.one_denominator((0.127, 0.068, 96)) and exercise.transfers(3.29)
+    assert exercise.beat_24(pp.Schedule(undoubled(3)))
 
 
 def test_the_latencies_where_lines_cross_are_those_of_the_simulation():

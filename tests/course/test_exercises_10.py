@@ -8,15 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checkers import builds, raises, table_tests
 
 import pplab as pp
-from conftest import assert_explained
 from pplab import lab
-from pplab.course import balance
-
-
-def fails(times, num_stages):
-    return [][1]
+from pplab.course import balance as exercise
 
 
 def equal(times, num_stages):
@@ -39,7 +35,7 @@ class FakeRun(SimpleNamespace):
 
 
 RUN = FakeRun(
-    schedule=pp.build("1F1B", num_ranks=2, num_microbatches=8),
+    schedule=builds("1F1B")(2, 8),
     workload="GPT with 8 layers of width 128, batch 16 x 128 bytes",
     gradients=SimpleNamespace(equal=True),
     peak_bytes=(8_400_000, 8_700_000),
@@ -77,74 +73,66 @@ def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):
 
 
 WRONG = [
-    (balance.textbook, (30, 0, 1.33), "needs layers that aren't neighbours"),
-    (balance.textbook, (40, 0.25, 1), "the limit for many microbatches"),
-    (balance.textbook, 40, "expected 3 numbers"),
-    (balance.checkpointed, 3, "expected a function of a module"),
-    (balance.checkpointed, lambda module: 3, "your stage raised TypeError"),
-    (balance.checkpointed, partial(recomputing, draw_again=False), "microbatch 0: the input's gradient isn't"),
-    (balance.checkpointed, partial(recomputing, restore=False), "microbatch 2: the output isn't"),
-    (balance.checkpointed, partial(recomputing, keep=True), "with autograd: only the input may be kept"),
+    (exercise.textbook, (30, 0, 1.33), "needs layers that aren't neighbours"),
+    (exercise.textbook, (40, 0.25, 1), "the limit for many microbatches"),
+    (exercise.textbook, 40, "expected 3 numbers"),
+    (exercise.checkpointed, 3, "expected a function of a module"),
+    (exercise.checkpointed, lambda module: 3, "your stage raised TypeError"),
+    (exercise.checkpointed, partial(recomputing, draw_again=False), "microbatch 0: the input's gradient isn't"),
+    (exercise.checkpointed, partial(recomputing, restore=False), "microbatch 2: the output isn't"),
+    (exercise.checkpointed, partial(recomputing, keep=True), "with autograd: only the input may be kept"),
     (
-        balance.checkpointed,
+        exercise.checkpointed,
         partial(recomputing, backwards=0),
         "microbatch 0: expected the input's gradient, got NoneType",
     ),
-    (balance.beat, 20 / 3, "that is the mean"),
-    (balance.beat, 6, "at most 18 of the 20"),
-    (balance.beat, 8, "needn't leave equal numbers"),
-    (balance.beat, 5, "5 isn't it"),
-    (balance.splitter, (2, 2), "expected a function of (times, num_stages)"),
-    (balance.splitter, fails, "your function raised IndexError"),
-    (balance.splitter, equal, "your slowest stage takes 10; 9 is possible"),
-    (balance.splitter, greedy, "is possible"),
-    (balance.splitter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
-    (balance.splitter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
-    (balance.splitter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
-    (balance.peak, 200, "that is without recomputation"),
-    (balance.peak, 8, "that is between backwards"),
-    (balance.peak, 58, "counted twice"),
-    (balance.peak, 64, "holds 4 microbatches on rank 0, not 8"),
-    (balance.capped, (3, 3, 2, 2), "rank 0 would hold 48 MB: 4 in flight of 12"),
-    (balance.capped, (1, 1, 3, 5), "it fits, and its slowest stage takes 17; 11 fits as well"),
-    (balance.capped, (1, 2, 4, 4), "the stages have 11 layers, and there are 10"),
-    (balance.capped, (5, 5), "expected 4 numbers of layers, got 2"),
-    (balance.capped, "1243", "expected 4 numbers of layers, got '1243'"),
-    (balance.head_in_a_v, (4,) * 8, "the slowest takes 10.41; 9 is possible"),
-    (balance.head_in_a_v, (3, 5, 5, 5, 4, 4, 3, 3), "is as fast"),
-    (balance.head_in_a_v, (5, 0, 5, 5, 4, 4, 9, 0), "a stage without a layer"),
-    (balance.fits, 9, "expected what `pool.train(...)` returned"),
-    (balance.fits, other(schedule=pp.build("GPipe", num_ranks=2, num_microbatches=8)), "expected a run of 1F1B"),
-    (balance.fits, other(workload="GPT with 2 layers"), "expected models.gpt(batch_size=16)"),
-    (balance.fits, other(gradients=None), "run it with check_gradients=True"),
-    (balance.fits, other(gradients=SimpleNamespace(equal=False)), "aren't those of one process"),
-    (balance.fits, other(peak_bytes=(16_800_000, 1), recomputed_of=()), "rank 0 holds 16.8 MB at its peak"),
-    (balance.fits, other(bytes_of=(0, 100), recomputed_of=(8_400_000, 8_000_000)), "stage 1 recomputes for nothing"),
+    (exercise.beat, 20 / 3, "that is the mean"),
+    (exercise.beat, 6, "at most 18 of the 20"),
+    (exercise.beat, 8, "needn't leave equal numbers"),
+    (exercise.beat, 5, "5 isn't it"),
+    (exercise.splitter, (2, 2), "expected a function of (times, num_stages)"),
+    (exercise.splitter, raises, "your function raised IndexError"),
+    (exercise.splitter, equal, "your slowest stage takes 10; 9 is possible"),
+    (exercise.splitter, greedy, "is possible"),
+    (exercise.splitter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
+    (exercise.splitter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
+    (exercise.splitter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
+    (exercise.peak, 200, "that is without recomputation"),
+    (exercise.peak, 8, "that is between backwards"),
+    (exercise.peak, 58, "counted twice"),
+    (exercise.peak, 64, "holds 4 microbatches on rank 0, not 8"),
+    (exercise.capped, (3, 3, 2, 2), "rank 0 would hold 48 MB: 4 in flight of 12"),
+    (exercise.capped, (1, 1, 3, 5), "it fits, and its slowest stage takes 17; 11 fits as well"),
+    (exercise.capped, (1, 2, 4, 4), "the stages have 11 layers, and there are 10"),
+    (exercise.capped, (5, 5), "expected 4 numbers of layers, got 2"),
+    (exercise.capped, "1243", "expected 4 numbers of layers, got '1243'"),
+    (exercise.head_in_a_v, (4,) * 8, "the slowest takes 10.41; 9 is possible"),
+    (exercise.head_in_a_v, (3, 5, 5, 5, 4, 4, 3, 3), "is as fast"),
+    (exercise.head_in_a_v, (5, 0, 5, 5, 4, 4, 9, 0), "a stage without a layer"),
+    (exercise.fits, 9, "expected what `pool.train(...)` returned"),
+    (exercise.fits, other(schedule=builds("GPipe")(2, 8)), "expected a run of 1F1B"),
+    (exercise.fits, other(workload="GPT with 2 layers"), "expected models.gpt(batch_size=16)"),
+    (exercise.fits, other(gradients=None), "run it with check_gradients=True"),
+    (exercise.fits, other(gradients=SimpleNamespace(equal=False)), "aren't those of one process"),
+    (exercise.fits, other(peak_bytes=(16_800_000, 1), recomputed_of=()), "rank 0 holds 16.8 MB at its peak"),
+    (exercise.fits, other(bytes_of=(0, 100), recomputed_of=(8_400_000, 8_000_000)), "stage 1 recomputes for nothing"),
 ]
 
 
-@pytest.mark.parametrize(("check", "answer", "says"), WRONG)
-def test_wrong_answers_are_explained(check, answer, says):
-    assert_explained(check, answer, says)
-
-
-@pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in WRONG), ids=lambda check: check.__name__)
-def test_dots_are_no_answer(check):
-    assert check(...).right is None
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
 def test_answers_may_differ_where_several_are_right():
-    assert balance.head_in_a_v((3, 5, 5, 5, 4, 4, 4, 2)) and balance.head_in_a_v([0, 1, 2, 3, 6, 7, 8, 5])
-    assert balance.splitter(lab.partition) and balance.fits(RUN)
+    assert exercise.head_in_a_v((3, 5, 5, 5, 4, 4, 4, 2)) and exercise.head_in_a_v([0, 1, 2, 3, 6, 7, 8, 5])
+    assert exercise.splitter(lab.partition) and exercise.fits(RUN)
     best = lab.partition(
-        balance.CAPPED_TIMES, 4, activations=balance.CAPPED_BYTES, in_flight=(4, 3, 2, 1), cap=balance.CAP
+        exercise.CAPPED_TIMES, 4, activations=exercise.CAPPED_BYTES, in_flight=(4, 3, 2, 1), cap=exercise.CAP
     )
-    assert balance.capped(best) and best == (1, 2, 4, 3)
+    assert exercise.capped(best) and best == (1, 2, 4, 3)
 
 
 def test_the_peak_is_the_simulators():
-    s = pp.build("1F1B", num_ranks=4, num_microbatches=8)
-    assert balance.peak(s.peak_held(pp.Memory(2, recomputed=48))[0])
+    assert exercise.peak(builds("1F1B")(4, 8).peak_held(pp.Memory(2, recomputed=48))[0])
 
 
 @pytest.mark.slow
@@ -153,10 +141,9 @@ def test_the_run_that_fits_is_recognised():
     from pplab.runtime import Pool
 
     with Pool(2, device="cpu") as pool:
-        runs = [
-            pool.train(RUN.schedule, models.gpt(batch_size=16), steps=1, check_gradients=True, recompute=again)
-            for again in (False, [0], True)
-        ]
-    plain, first, both = map(balance.fits, runs)
+        options = {"steps": 1, "warmup": 0, "check_gradients": True}
+        gpt = models.gpt(batch_size=16)
+        runs = [pool.train(RUN.schedule, gpt, recompute=again, **options) for again in (False, [0], True)]
+    plain, first, both = map(exercise.fits, runs)
     assert first and "rank 0 holds 16.8 MB" in plain.says and "stage 1 recomputes for nothing" in both.says
-    assert not balance.fits(replace(runs[1], gradients=None))
+    assert not exercise.fits(replace(runs[1], gradients=None))

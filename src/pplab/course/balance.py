@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from math import inf
+from typing import TYPE_CHECKING
 
 from ..actions import F
 from ..builders import build
 from ..lab.partitioning import partition
-from .verdict import Verdict, number, numbers, right, unanswered, wrong
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 TIMES = (5, 1, 1, 5, 1, 1, 5, 1)  # of exercise 1's layers, for 3 stages
 CAPPED_TIMES = (2, 2, 2, 2, 3, 3, 3, 3, 4, 4)  # of exercise 4's layers, for 4 stages
@@ -31,23 +34,18 @@ def beat(answer: object) -> Verdict:
     return number(answer, 7, "5+1 | 1+5+1 | 1+5+1: 6, 7 and 7", traps=traps)
 
 
+@checker("a function of (times, num_stages)")
 def splitter(answer: object) -> Verdict:
     """A function of (times, num_stages) that returns how many layers each stage gets."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (times, num_stages), got {answer!r}")
     rng = random.Random(10)
     cases = [([3], 1), ([1, 1, 1, 9], 2), ([10] * 4 + [20] * 4, 4)]
     cases += [([rng.randint(1, 30) for _ in range(rng.randint(4, 12))], rng.randint(2, 4)) for _ in range(60)]
     for times, num_stages in cases:
         where = f"for {times} in {num_stages} stages"
-        try:
+        with readers_code(f"{where} your function raised"):
             counts = answer(list(times), num_stages)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"{where} your function raised {type(error).__name__}: {error}")
-        if fault := _misfit(counts, num_stages, len(times), least=1):
-            return wrong(f"{where} {fault}")
+        with told(f"{where} "):
+            _check_counts(counts, num_stages, len(times), least=1)
         slowest, best = max(_sums(times, counts)), max(_sums(times, partition(times, num_stages)))
         if slowest > best:
             return wrong(f"{where} your slowest stage takes {slowest}; {best} is possible")
@@ -67,35 +65,29 @@ def peak(answer: object) -> Verdict:
     return number(answer, 56, "4 inputs of 2 MB, and 48 more of the microbatch that runs", traps=traps)
 
 
+@checker()
 def capped(answer: object) -> Verdict:
     """How many of the ten layers each of four 1F1B stages gets, within 28 MB."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if fault := _misfit(answer, 4, len(CAPPED_TIMES), least=1):
-        return wrong(fault)
+    _check_counts(answer, 4, len(CAPPED_TIMES), least=1)
     flying = build("1F1B", num_ranks=4, num_microbatches=8).peak_in_flight
     held = [k * size for k, size in zip(flying, _sums(CAPPED_BYTES, answer), strict=True)]
     if max(held) > CAP:
         rank = held.index(max(held))
-        return wrong(
-            f"rank {rank} would hold {held[rank]} MB: {flying[rank]} in flight of {held[rank] // flying[rank]}"
-        )
+        each = held[rank] // flying[rank]
+        return wrong(f"rank {rank} would hold {held[rank]} MB: {flying[rank]} in flight of {each}")
     fit = partition(CAPPED_TIMES, 4, activations=CAPPED_BYTES, in_flight=flying, cap=CAP)
     best, slowest = max(_sums(CAPPED_TIMES, fit)), max(_sums(CAPPED_TIMES, answer))
     if slowest > best:
         return wrong(f"it fits, and its slowest stage takes {slowest}; {best} fits as well")
-    return right(
-        f"the slowest stage takes {slowest}; without a cap it would be {max(_sums(CAPPED_TIMES, (3, 3, 2, 2)))}"
-    )
+    uncapped = max(_sums(CAPPED_TIMES, (3, 3, 2, 2)))
+    return right(f"the slowest stage takes {slowest}; without a cap it would be {uncapped}")
 
 
+@checker()
 def head_in_a_v(answer: object) -> Verdict:
     """How many of 32 layers each of the eight stages of a V on four ranks gets; rank 0 has the embedding and the head,
     each as large as 2.41 layers; only the head takes time."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if fault := _misfit(answer, 8, 32, least=0):
-        return wrong(fault)
+    _check_counts(answer, 8, 32, least=0)
     if 0 in answer[1:7]:
         return wrong("a stage without a layer: only stages 0 and 7, with the embedding and the head, can have none")
     layers = [answer[r] + answer[7 - r] for r in range(4)]
@@ -111,15 +103,12 @@ def head_in_a_v(answer: object) -> Verdict:
     return right("27 layers on three ranks, 9 each; 5 on rank 0, which works for 7.41 and holds the weights of 9.82")
 
 
+@checker("what `pool.train(...)` returned", lambda answer: hasattr(answer, "peak_bytes"))
 def fits(answer: object) -> Verdict:
     """A measured run of 1F1B on 2 ranks whose ranks hold at most 10 MB of activations, with no needless recomputation.
 
     The model is `models.gpt(batch_size=16)`, with 8 microbatches.
     """
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not hasattr(answer, "peak_bytes"):
-        return wrong(f"expected what `pool.train(...)` returned, got {answer!r}")
     schedule = answer.schedule
     if (schedule.name, schedule.num_ranks, schedule.num_microbatches) != ("1F1B", 2, 8):
         return wrong(f"expected a run of 1F1B with 2 ranks and 8 microbatches, got {schedule!r}")
@@ -140,17 +129,16 @@ def fits(answer: object) -> Verdict:
     return right("rank 0 recomputes, rank 1 has one microbatch in flight and needn't")
 
 
-def _misfit(counts: object, num_stages: int, num_layers: int, least: int) -> str | None:
-    """What is wrong with an answer that should say how many layers each stage gets."""
+def _check_counts(counts: object, num_stages: int, num_layers: int, least: int) -> None:
+    """Raise `Wrong` for what doesn't say how many layers each stage gets."""
     if not isinstance(counts, Sequence) or isinstance(counts, str):
-        return f"expected {num_stages} numbers of layers, got {counts!r}"
+        raise Wrong(f"expected {num_stages} numbers of layers, got {counts!r}")
     if len(counts) != num_stages:
-        return f"expected {num_stages} numbers of layers, got {len(counts)}: {counts!r}"
-    if any(isinstance(n, bool) or not isinstance(n, int) or not least <= n < inf for n in counts):
-        return f"expected whole numbers of at least {least}, got {counts!r}"
+        raise Wrong(f"expected {num_stages} numbers of layers, got {len(counts)}: {counts!r}")
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in counts):
+        raise Wrong(f"expected whole numbers of at least {least}, got {counts!r}")
     if sum(counts) != num_layers:
-        return f"the stages have {sum(counts)} layers, and there are {num_layers}"
-    return None
+        raise Wrong(f"the stages have {sum(counts)} layers, and there are {num_layers}")
 
 
 def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
@@ -161,8 +149,6 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
 def textbook(answer: object) -> Verdict:
     """Layers of 10, 10, 10, 10, 20, 20, 20, 20 ms, four contiguous stages: the least beat; 1F1B's bubble fraction at
     M=8; how many times faster than the equal cut."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     names = ("beat", "bubble fraction", "times faster")
     verdict = numbers(answer, (40, 0.4, 1), "the equal cut is one of the best: 40 ms, 240 of 400 ms are work", names)
     if not isinstance(answer, Sequence) or len(answer) != 3:
@@ -174,6 +160,7 @@ def textbook(answer: object) -> Verdict:
     return verdict
 
 
+@checker("a function of a module")
 def checkpointed(answer: object) -> Verdict:
     """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs between them.
 
@@ -182,10 +169,6 @@ def checkpointed(answer: object) -> Verdict:
     """
     import torch
 
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of a module, got {answer!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)]
@@ -193,10 +176,8 @@ def checkpointed(answer: object) -> Verdict:
         module = deepcopy(plain)
         inputs, gradients = torch.randn(2, 4, 5, 8)
         expected, _ = _in_1f1b_order(_keeping(plain), inputs, gradients)
-        try:
+        with readers_code("your stage raised"):
             given, saved = _in_1f1b_order(answer(module), inputs, gradients)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"your stage raised {type(error).__name__}: {error}")
     for m, (ours, yours) in enumerate(zip(expected, given, strict=True)):
         for what, right_one, one in zip(("output", "input's gradient"), ours, yours, strict=True):
             if not isinstance(one, torch.Tensor) or one.shape != right_one.shape:
@@ -214,16 +195,16 @@ def checkpointed(answer: object) -> Verdict:
     return right("the same outputs and gradients, and one input kept per microbatch in flight: M = 4, two in flight")
 
 
-def _keeping(module):
+def _keeping(module: nn.Module) -> tuple[Callable, Callable]:
     """A stage that keeps its activations."""
     kept = {}
 
-    def forward(m, x):
+    def forward(m: int, x: Tensor) -> Tensor:
         leaf = x.detach().requires_grad_()
         kept[m] = leaf, module(leaf)
         return kept[m][1].detach()
 
-    def backward(m, gradient):
+    def backward(m: int, gradient: Tensor) -> Tensor:
         leaf, output = kept.pop(m)
         output.backward(gradient)
         return leaf.grad
@@ -231,16 +212,20 @@ def _keeping(module):
     return forward, backward
 
 
-def _in_1f1b_order(stage, inputs, gradients):
-    """Every microbatch's output and input gradient, in 1F1B's order with two in flight, and how many tensors the
-    forwards saved."""
+def _in_1f1b_order(
+    stage: tuple[Callable, Callable], inputs: Tensor, gradients: Tensor
+) -> tuple[list[list[Tensor]], int]:
+    """Every microbatch's output and input gradient, in 1F1B's order with two in flight, and how many tensors it saved.
+
+    `inputs` and `gradients` have a row for each microbatch: (M, ...).
+    """
     import torch
 
     forward, backward = stage
     torch.manual_seed(1)
     made, saved, own = {}, 0, set()
 
-    def count(tensor):
+    def count(tensor: Tensor) -> Tensor:
         nonlocal saved
         saved += tensor.data_ptr() not in own  # its input a stage may keep
         return tensor

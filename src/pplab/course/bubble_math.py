@@ -12,7 +12,8 @@ from ..costs import Costs
 from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulator import simulate
-from .verdict import Verdict, actions_of, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
+from .answers import actions_of, schedule_of
+from .verdict import Verdict, checker, number, numbers, readers_code, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -50,19 +51,16 @@ def least_microbatches(answer: object) -> Verdict:
     return number(answer, 133, "7 / (133 + 7) is 5 % exactly", traps=traps, tolerance=1e-9)
 
 
+@checker()
 def path_of_78(answer: object) -> Verdict:
     """Actions of 1F1B (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
 
     Each must wait for the one before it: because it needs its result, or because it stands behind it in a rank's row.
     """
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     schedule = build("1F1B", num_ranks=8, num_microbatches=32)
     place = {a: (rank, i) for rank, row in enumerate(schedule.rows) for i, a in enumerate(row)}
-    try:
+    with told("", TypeError, ValueError):
         path = [parse(str(text)) for text in actions_of(answer)]
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     for action in path:
         if action not in place:
             return wrong(f"{action} isn't an action of this schedule")
@@ -76,11 +74,10 @@ def path_of_78(answer: object) -> Verdict:
     return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
 
 
+@checker()
 def best_microbatches(answer: object) -> Verdict:
     """A batch of 32 samples, 4 ranks, 8 units of forward and 16 of backward per rank in all, and 0.3 of overhead for
     every action: which of M = 1, 2, 4, 8, 16, 32 is fastest?"""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     times = {m: (m + 3) * (24 / m + 0.6) for m in (1, 2, 4, 8, 16, 32)}
     if not isinstance(answer, int) or answer not in times:
         return wrong(f"choose one of {', '.join(map(str, times))}, got {answer!r}")
@@ -90,37 +87,26 @@ def best_microbatches(answer: object) -> Verdict:
     return wrong(f"M = {answer} takes {times[answer]:.4g}; try {side}")
 
 
+@checker()
 def repair(answer: object) -> Verdict:
     """Three ranks, four microbatches, with faults in rank 1's row: give CSV text or rows that run in 18 units."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict):
-        return schedule
-    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (3, 3, 4):
-        return wrong(
-            f"the repaired chart must keep 3 ranks, 3 stages and 4 microbatches; your schedule has {sizes_of(schedule)}"
-        )
+    sizes = "3 ranks, 3 stages and 4 microbatches"
+    schedule = schedule_of(answer, (3, 3, 4), f"the repaired chart must keep {sizes}")
     makespan = simulate(schedule).makespan
     if makespan > floor_makespan(3, 4, 1, 2):
         return wrong(f"it runs, in {makespan}; a legal order that takes 18 exists")
     return right("legal, and no order can be faster than 18")
 
 
+@checker("a function of (P, M, F, B)")
 def makespan(answer: Callable[[int, int, float, float], float] | object) -> Verdict:
     """Write `makespan(P, M, F, B)`: how long GPipe takes without latency."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (P, M, F, B), got {answer!r}")
     rng = random.Random(0)
     for P, M in [(1, 1), (1, 5), (4, 1), (4, 8), *((rng.randint(1, 9), rng.randint(1, 40)) for _ in range(20))]:
         F, B = rng.randint(1, 9), rng.randint(1, 9)
         expected = simulate(build("GPipe", num_ranks=P, num_microbatches=M), Costs(F, B, 0)).makespan
-        try:
+        with readers_code(f"makespan({P}, {M}, {F}, {B}) raised"):
             given = answer(P, M, F, B)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"makespan({P}, {M}, {F}, {B}) raised {type(error).__name__}: {error}")
         if not isinstance(given, Real) or not abs(given - expected) <= 1e-9 * expected:  # NaN is no answer
             return wrong(f"makespan({P}, {M}, {F}, {B}) gives {given}; the simulation takes {expected}")
     return right("equal to the simulation at 24 sizes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 
@@ -14,7 +14,8 @@ from ..lab.layout import Layout, Machine, Plan, Transformer, best, layouts, plan
 from ..lab.replicas import replicate
 from ..schedule import Schedule
 from ..simulator import simulate
-from .verdict import Verdict, number, numbers, right, schedule_of, unanswered, wrong
+from .answers import schedule_of, shape_of
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
 
 Order = Sequence[tuple[str, int]]  # what a rank does, in order: ("send", to) or ("recv", from)
 
@@ -100,62 +101,54 @@ def volumes(answer: object) -> Verdict:
     return numbers(answer, expected, why, ("one message", "gradients over a message", "all boundaries"), traps=traps)
 
 
+@checker("four ranks", lambda answer: isinstance(answer, Iterable))
 def pipeline_group(answer: object) -> Verdict:
     """The ranks of rank 13's pipeline, first stage first: tp 8, pp 4, dp 16, order tp-dp-pp, 512 ranks."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    try:
-        given = tuple(answer)
-    except TypeError:
-        return wrong(f"expected four ranks, got {answer!r}")
+    given = tuple(answer)
     layout = Layout(tp=8, pp=4, dp=16)
     group = {axis: next(g for g in layout.groups(axis) if 13 in g) for axis in ("tp", "pp", "dp")}
     if given == group["pp"]:
         return right("one rank in every 8 x 16 = 128")
     if sorted(given) == sorted(group["pp"]):
         return wrong("those are the ranks; list them first stage first")
-    if set(given) == set(group["dp"]):
-        return wrong("those hold the same stage in all replicas: they add up gradients")
-    if set(given) == set(group["tp"]):
-        return wrong("those cut the same layers' matrices: the tensor group")
-    if given == (12, 13, 14, 15):
-        return wrong("that would be pp-...: here tp is nearest, then dp, and pp is the farthest")
-    if given == (13, 21, 29, 37):
-        return wrong("a stride of 8 skips the tensor ranks only; between two stages there also are 16 replicas")
+    skips = "a stride of 8 skips the tensor ranks only; between two stages there also are 16 replicas"
+    traps = {
+        frozenset(group["dp"]): "those hold the same stage in all replicas: they add up gradients",
+        frozenset(group["tp"]): "those cut the same layers' matrices: the tensor group",
+        frozenset((12, 13, 14, 15)): "that would be pp-...: here tp is nearest, then dp, and pp is the farthest",
+        frozenset((13, 21, 29, 37)): skips,
+    }
     if 13 not in given:
         return wrong("rank 13 itself is part of its pipeline")
-    return wrong(f"{given} isn't it: which ranks have rank 13's place along tp and along dp?")
+    asked = f"{given} isn't it: which ranks have rank 13's place along tp and along dp?"
+    return wrong(traps.get(frozenset(given), asked))
 
 
+@checker("ranks", lambda answer: isinstance(answer, Iterable))
 def tied_group(answer: object) -> Verdict:
-    """The ranks that add up a tied embedding's gradient: 1F1B on 4 stages, 2 replicas by pp.replicate."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    try:
-        given = set(answer)
-    except TypeError:
-        return wrong(f"expected ranks, got {answer!r}")
-    if given == {0, 3, 4, 7}:
+    """The ranks that add up a tied embedding's gradient: 1F1B on 4 stages, 2 replicas by lab.replicate."""
+    given = sorted(set(answer), key=repr)
+    if given == [0, 3, 4, 7]:
         return right("first and last stage, in both replicas, in one sum")
-    if given == {0, 3}:
-        return wrong("the first replica would step on its own half of the batch: the replicas would drift apart")
-    if given == {0, 4}:
-        return wrong("those hold the embedding; the head is the same weight, and gets a gradient, too")
-    if given == {0, 7}:
-        return wrong("every replica has a first and a last stage")
-    return wrong(f"{sorted(given, key=repr)} isn't it: the ranks of the first stage and of the last, in both replicas")
+    traps = {
+        (0, 3): "the first replica would step on its own half of the batch: the replicas would drift apart",
+        (0, 4): "those hold the embedding; the head is the same weight, and gets a gradient, too",
+        (0, 7): "every replica has a first and a last stage",
+    }
+    asked = f"{given} isn't it: the ranks of the first stage and of the last, in both replicas"
+    return wrong(traps.get(tuple(given), asked))
 
 
+@checker()
 def replicated(answer: object) -> Verdict:
     """Write the rows of two replicas of 1F1B, each of two ranks with three microbatches: four rows."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict) and "only replicas, which share no microbatch" in schedule.says:
+    try:
+        schedule = schedule_of(answer)
+    except Wrong as error:
+        if "only replicas, which share no microbatch" not in str(error):
+            raise
         return wrong("the replicas share microbatches: the first has 0, 1 and 2, and the second has 3, 4 and 5")
-    if isinstance(schedule, Verdict):
-        return schedule
-    sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
+    sizes = shape_of(schedule)
     if sizes != (4, 2, 6):
         return wrong(f"expected 4 ranks, 2 stages and 6 microbatches, got {sizes[0]}, {sizes[1]} and {sizes[2]}")
     if len(schedule.replicas) != 2:
@@ -170,30 +163,22 @@ def replicated(answer: object) -> Verdict:
     return right("two pipelines, each with microbatches of its own")
 
 
+@checker("a function of (rank, num_ranks)")
 def safe_order(answer: object) -> Verdict:
     """Write `order(rank, num_ranks)`: one message each way with each neighbour, blocking, in at most four rounds."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (rank, num_ranks), got {answer!r}")
     for num_ranks in (2, 3, 4, 7, 16):
-        try:
+        with readers_code(f"at {num_ranks} ranks: your function raised"):
             orders = [[(str(what), other) for what, other in answer(rank, num_ranks)] for rank in range(num_ranks)]
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"at {num_ranks} ranks: your function raised {type(error).__name__}: {error}")
         for rank, order in enumerate(orders):
             neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < num_ranks]
             wanted = sorted((what, other) for other in neighbours for what in ("send", "recv"))
             if sorted(order) != wanted:
                 return wrong(f"at {num_ranks} ranks, rank {rank} must do {wanted} in some order, got {order}")
-        try:
+        with told(f"at {num_ranks} ranks: ", ValueError):
             rounds = meet(orders)
-        except ValueError as error:
-            return wrong(f"at {num_ranks} ranks: {error}")
         if rounds > 4:
-            return wrong(
-                f"at {num_ranks} ranks it takes {rounds} rounds: safe, but it grows with the ranks; 4 are enough"
-            )
+            grows = f"it takes {rounds} rounds: safe, but it grows with the ranks; 4 are enough"
+            return wrong(f"at {num_ranks} ranks {grows}")
     return right("even and odd ranks take opposite turns: four rounds, however many ranks")
 
 
@@ -203,19 +188,14 @@ def gathers_of(schedule: Schedule, rank: int) -> int:
     return 1 + sum(a != b for a, b in pairwise(stages))
 
 
+@checker("a function of (schedule, rank)")
 def gathers(answer: object) -> Verdict:
     """Write `gathers(schedule, rank)`: how often the rank gathers weights, keeping one stage's at a time."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (schedule, rank), got {answer!r}")
     for name in ("1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble"):
         schedule = build(name, num_ranks=4, num_microbatches=8)
         for rank in range(4):
-            try:
+            with readers_code(f"{name}, rank {rank}: your function raised"):
                 given = answer(schedule, rank)
-            except Exception as error:  # the reader's code: whatever it raises is the answer to show
-                return wrong(f"{name}, rank {rank}: your function raised {type(error).__name__}: {error}")
             traps = {
                 len(schedule.rows[rank]): "that is a gather per action; what is gathered stays until another is needed",
                 len(schedule.stages_of(rank)): "that is a gather per stage: one that is dropped is gathered again",
@@ -240,31 +220,25 @@ def plans() -> list[Plan]:
     return found
 
 
+@checker()
 def choose(answer: object) -> Verdict:
     """The fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory; within 2 % counts."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     if isinstance(answer, Mapping):
-        try:
+        with told("", TypeError, ValueError):
             answer = Layout(**answer)
-        except (TypeError, ValueError) as error:
-            return wrong(str(error))
     if not isinstance(answer, Layout):
         return wrong(f"expected a pplab.lab.layout.Layout, got {answer!r}")
     if answer.num_ranks != 32:
         return wrong(f"{answer.tp} x {answer.pp} x {answer.dp} = {answer.num_ranks} ranks, and there are 32")
-    try:
+    with told("", ValueError):
         given = plan(MODEL, MACHINE, answer, BATCH)
-    except ValueError as error:
-        return wrong(str(error))
     if given.memory_bytes > MACHINE.memory:
         return wrong(f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}")
     fastest = best(plans(), MACHINE.memory)
     if given.step_s > 1.02 * fastest.step_s:
         slow = max(("tp", given.tp_s), ("dp", given.dp_s), ("bubble", _bubble(given)), key=lambda part: part[1])
-        return wrong(
-            f"it fits and takes {given.step_s / fastest.step_s:.2f} times the fastest; its largest loss is {slow[0]}"
-        )
+        times = f"{given.step_s / fastest.step_s:.2f} times the fastest"
+        return wrong(f"it fits and takes {times}; its largest loss is {slow[0]}")
     return right(f"{given.step_s:.1f} s a step in {given.memory_bytes / 1e9:.0f} GB")
 
 

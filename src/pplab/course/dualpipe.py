@@ -11,7 +11,9 @@ from ..formulas import dualpipe_idle
 from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate
-from .verdict import Verdict, builder, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
+from ..timeline import Timeline
+from .answers import builder, drawn, schedule_from, shape_of, sizes_of
+from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
 
 MIXTURE = Costs(4, 4, 2, overlap=6)  # a stage with experts: half of F and a third of B is all-to-all
 
@@ -54,35 +56,23 @@ def parameters_and_peaks(answer: object) -> Verdict:
     return numbers(answer, (2 / 8, 1 / 8, 9, 8.5), why, names)
 
 
+@checker("a function of a schedule")
 def unfold(answer: object) -> Verdict:
     """Write a function from a DualPipeV schedule (P ranks, M microbatches) to rows of DualPipe (2P ranks, 2M)."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of a schedule, got {answer!r}")
     for P, M in ((1, 2), (2, 4), (3, 7), (4, 8)):
-        folded = build("DualPipeV", num_ranks=P, num_microbatches=M)
-        where = f"from {P} ranks and {M} microbatches: "
-        try:
-            rows = answer(folded)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"{where}your function raised {type(error).__name__}: {error}")
-        schedule = schedule_of(rows)
-        if isinstance(schedule, Verdict):
-            return wrong(where + schedule.says)
-        if fault := _unfolded(schedule, P, M):
-            return wrong(where + fault)
+        with told(f"from {P} ranks and {M} microbatches: "):
+            schedule = schedule_from(answer, build("DualPipeV", num_ranks=P, num_microbatches=M))
+            if fault := _unfolded(schedule, P, M):
+                raise Wrong(fault)
     return right("four sizes unfold into DualPipe's placement, time and memory")
 
 
 def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
     """What keeps a schedule from being the DualPipe that a DualPipeV of that size was cut from."""
     expected = build("DualPipe", num_ranks=2 * P, num_microbatches=2 * M)
-    sizes = (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
-    if sizes != (2 * P, 2 * P, 2 * M):
-        return (
-            f"expected {2 * P} ranks, {2 * P} stages and {2 * M} microbatches; your schedule has {sizes_of(schedule)}"
-        )
+    if shape_of(schedule) != (2 * P, 2 * P, 2 * M):
+        wanted = f"{2 * P} ranks, {2 * P} stages and {2 * M} microbatches"
+        return f"expected {wanted}; your schedule has {sizes_of(schedule)}"
     if schedule.placement != expected.placement:
         return f"the stages are on ranks {schedule.placement}; DualPipe has them on {expected.placement}"
     if (sent := num_messages(schedule)) != (least := num_messages(expected)):
@@ -95,10 +85,9 @@ def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
     return None
 
 
+@checker()
 def fit(answer: object) -> Verdict:
     """F = I and nothing overlapped: idle = (PP/2-1)(x F + y W). What are x and y?"""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     try:
         x, y = answer
     except (TypeError, ValueError):
@@ -125,18 +114,15 @@ def break_even(answer: object) -> Verdict:
     return number(answer, 1.35, "a tenth of a pair hidden is enough", traps=traps)
 
 
+@checker()
 def promises_too_much(answer: object) -> Verdict:
     """Give (F, I, W) with nothing overlapped for which the paper's formula promises less idle time than there is."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     try:
         F_, I_, W_ = tuple(answer)
     except (TypeError, ValueError):
         return wrong(f"expected three durations (F, I, W), got {answer!r}")
-    try:
+    with told("", TypeError, ValueError):
         made = max(simulate(build("DualPipe", num_ranks=4, num_microbatches=8), Costs(F_, I_, W_)).idle)
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     said = dualpipe_idle(4, I_ + W_, W_, F_ + I_ + W_)
     if made <= said + 1e-9 * max(1, made):
         how = "which is what there is" if abs(made - said) < 1e-9 * max(1, made) else f"and there is {made:g}, less"
@@ -147,7 +133,7 @@ def promises_too_much(answer: object) -> Verdict:
 def paired_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for paired 1F1B with at most 2(P-s) in flight, for M >= 2P."""
 
-    def judge(timeline, P, M):
+    def judge(timeline: Timeline, P: int, M: int) -> str | None:
         overlap, both = MIXTURE.overlap, MIXTURE.of(F, 0) + MIXTURE.of(B, 0)
         floor = P * both + (M - 1) * overlap
         caps = tuple(min(2 * (P - s), M) for s in range(P))
@@ -161,17 +147,13 @@ def paired_builder(answer: object) -> Verdict:
     return builder(answer, judge, "legal at five sizes, with the formula's time", sizes, MIXTURE)
 
 
+@checker("a function of two lists of gradients")
 def both_copies(answer: object) -> Verdict:
     """Write a function of two lists of gradients, here's and there's, to the gradients that both copies need."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of two lists of gradients, got {answer!r}")
     import torch
     from torch import nn
 
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+    x, y = drawn(0, (8, 6), (8, 3))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
@@ -182,15 +164,13 @@ def both_copies(answer: object) -> Verdict:
         return [p.grad.clone() for p in model.parameters()]
 
     whole, here, there = gradients(range(4)), gradients((0, 1)), gradients((2, 3))
-    try:
+    with readers_code():
         made = list(answer([g.clone() for g in here], [g.clone() for g in there]))
         if len(made) != len(whole):
             return wrong(f"expected {len(whole)} gradients, one per parameter, got {len(made)}")
         scale = max(g.abs().max() for g in whole)
         same = [bool((a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, whole, strict=True)]
         half = [bool((2 * a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, whole, strict=True)]
-    except Exception as error:  # the reader's code: whatever it raises is the answer to show
-        return wrong(f"your function raised {type(error).__name__}: {error}")
     if all(half):
         return wrong("half of what one process has: each microbatch's loss already counts for 1/M of the batch")
     if not all(same):

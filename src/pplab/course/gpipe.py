@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..builders import build
 from ..formulas import gpipe_makespan
-from .verdict import Verdict, builder, number, numbers, right, unanswered, wrong
+from ..timeline import Timeline
+from .answers import builder, drawn, is_module, trained
+from .verdict import Verdict, checker, number, numbers, readers_code, right, wrong
 
 
 def peak_of_rank_2(answer: object) -> Verdict:
@@ -21,18 +24,13 @@ def largest_microbatches(answer: object) -> Verdict:
     return number(answer, 26, "26 x 0.75 GB = 19.5 GB", traps=traps, tolerance=1e-9)
 
 
+@checker("a function of a list of token counts")
 def weights_of_means(answer: Callable[[Sequence[int]], Sequence[float]] | object) -> Verdict:
     """Write `weights(tokens)`: given the tokens in each microbatch, the factors by which the microbatches' mean losses
     must be multiplied so that their sum is the mean over all tokens."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of a list of token counts, got {answer!r}")
     for tokens in ([4, 4], [7, 1], [3, 5, 2], [10]):
-        try:
+        with readers_code(f"weights({tokens}) raised"):
             given = [float(factor) for factor in answer(list(tokens))]
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"weights({tokens}) raised {type(error).__name__}: {error}")
         if len(given) != len(tokens):
             return wrong(f"weights({tokens}) gives {len(given)} factors for {len(tokens)} microbatches")
         expected = [n / sum(tokens) for n in tokens]
@@ -46,25 +44,18 @@ def weights_of_means(answer: Callable[[Sequence[int]], Sequence[float]] | object
     return right("each microbatch counts by its share of the tokens")
 
 
+@checker("a torch module", is_module)
 def a_norm_that_survives(answer: object) -> Verdict:
     """Give a normalisation for 8 features under which two processes with four microbatches have the gradients of one
     process with the whole batch: a torch module."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     import torch
     from torch import nn
 
-    from ..builders import build
-    from ..runtime import Batch, Modules, Pool, RankError
+    from ..runtime import RankError
 
-    if not isinstance(answer, nn.Module):
-        return wrong(f"expected a torch module, got {answer!r}")
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
-    try:
+    x, y = drawn(0, (8, 8), (8, 8))
+    with readers_code("it fails on 8 samples of 8 features:"):
         of_x, of_more, of_other = answer(x), answer(10 * x), answer(10 * x + 3)
-    except Exception as error:  # the reader's module: whatever it raises is the answer to show
-        return wrong(f"it fails on 8 samples of 8 features: {type(error).__name__}: {error}")
     if not isinstance(of_x, torch.Tensor) or of_x.shape != x.shape:
         return wrong("it should return a tensor of the shape that it takes, (8, 8)")
     if torch.allclose(of_other, of_x * 10 + 3, atol=1e-2):
@@ -73,14 +64,12 @@ def a_norm_that_survives(answer: object) -> Verdict:
         return wrong("this module doesn't normalise: ten times the input gives another output")
     stages = [nn.Sequential(nn.Linear(8, 8), answer), nn.Linear(8, 8)]
     try:
-        with Pool(2, device="cpu") as pool:
-            schedule = build("GPipe", num_ranks=2, num_microbatches=4)
-            run = pool.train(schedule, Modules(stages, Batch((x,), y), nn.functional.mse_loss), check_gradients=True)
+        found = trained(build("GPipe", num_ranks=2, num_microbatches=4), stages, x, y).gradients
     except RankError as error:
         return wrong(error.cause)
-    if not run.gradients.equal:
-        return wrong(f"gradients {run.gradients}: which samples does it look at, in one process and in a microbatch?")
-    return right(f"it looks at one sample at a time; gradients {run.gradients}")
+    if not found.equal:
+        return wrong(f"gradients {found}: which samples does it look at, in one process and in a microbatch?")
+    return right(f"it looks at one sample at a time; gradients {found}")
 
 
 def overhead_from_a_sweep(answer: object) -> Verdict:
@@ -102,7 +91,7 @@ def sweep() -> dict[int, float]:
 def gpipe_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for GPipe; the backwards may come in either order."""
 
-    def judge(timeline, P, M):
+    def judge(timeline: Timeline, P: int, M: int) -> str | None:
         if timeline.makespan != gpipe_makespan(P, M, 1, 2):
             return f"the makespan is {timeline.makespan}; GPipe takes {gpipe_makespan(P, M, 1, 2)}"
         if timeline.peak_in_flight != (M,) * P:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
+from ..actions import Action
 from ..builders import build
 from ..costs import Costs
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .verdict import Verdict, builder, number, numbers, right, schedule_of, unanswered, wrong
+from .answers import builder, schedule_of, shape_of
+from .verdict import Verdict, checker, number, numbers, right, wrong
 
 
 def where_is(answer: object) -> Verdict:
@@ -58,13 +61,10 @@ def crossover(answer: object) -> Verdict:
     return number(answer, 13 / 24, why, traps=traps)
 
 
+@checker()
 def beat_24(answer: object) -> Verdict:
     """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any rank."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict):
-        return schedule
     if (fault := _not_looped(schedule, 3, 4)) is not None:
         return wrong(fault)
     timeline = simulate(schedule, Costs(1, 0.5, 0.5))
@@ -94,25 +94,23 @@ def gathers(answer: object) -> Verdict:
     """P=4, M=8, V=2, room for one stage's weights: rank 1's gathers per step, interleaved 1F1B and looped BFS."""
     if isinstance(answer, (tuple, list)) and tuple(answer) == (18, 2):
         return wrong("those are the changes of stage; the first stage's weights have to be gathered, too")
-    expected = [
-        _changes(build(name, num_ranks=4, num_microbatches=8).rows[1]) + 1 for name in ("Interleaved1F1B", "LoopedBFS")
-    ]
+    both = (build(name, num_ranks=4, num_microbatches=8) for name in ("Interleaved1F1B", "LoopedBFS"))
+    expected = [_changes(schedule.rows[1]) + 1 for schedule in both]
     why = "breadth first gathers one stage, the other, and the first again, whatever M is"
     return numbers(answer, expected, why, ("interleaved 1F1B", "looped BFS"))
 
 
-def _changes(row) -> int:
+def _changes(row: Sequence[Action]) -> int:
     """How often an action of the row belongs to another stage than the one before it."""
     return sum(a.stage != b.stage for a, b in zip(row, row[1:], strict=False))
 
 
 def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
     """What is wrong with the sizes or the placement of a schedule with two stages per rank, placed in a loop."""
-    sizes = schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
-    if sizes != (num_ranks, 2 * num_ranks, num_microbatches):
-        return f"wanted are {num_ranks} ranks, {2 * num_ranks} stages and {num_microbatches} microbatches; yours: " + (
-            f"{sizes[0]} ranks, {sizes[1]} stages and {sizes[2]} microbatches"
-        )
+    wanted = num_ranks, 2 * num_ranks, num_microbatches
+    if shape_of(schedule) != wanted:
+        has, sizes = shape_of(schedule), "{} ranks, {} stages and {} microbatches"
+        return f"wanted are {sizes.format(*wanted)}; yours: {sizes.format(*has)}"
     if schedule.placement != (loop := (*range(num_ranks), *range(num_ranks))):
         return f"stages 0, 1, ... must lie on ranks {', '.join(map(str, loop))}"
     return None
@@ -120,8 +118,6 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
 
 def one_denominator(answer: object) -> Verdict:
     """P=8, M=48: the bubble fractions of GPipe and of V=2, and the M at which GPipe has the latter."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     names = ("GPipe's fraction", "the interleaved fraction", "microbatches for GPipe")
     why = "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time"
     verdict = numbers(answer, (7 / 55, 7 / 103, 96), why, names, digits=2)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..builders import build
 from ..formulas import naive_makespan
-from .verdict import Verdict, builder, number, right, unanswered, wrong
+from .answers import builder, drawn, is_module, trained
+from .verdict import Verdict, checker, checker_of_each, first_wrong, number, readers_code, right, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ..timeline import Timeline
 
 BOUNDARY_KB = (512, 512, 64, 64, 256, 16)  # what crosses behind layer 0, 1, ... of seven
 LAYER_MS = (4, 5, 9, 6, 4, 5, 3)
@@ -28,25 +32,21 @@ def idle_share(answer: object) -> Verdict:
     return number(answer, 5 / 6, "one rank of six works at a time", traps=traps)
 
 
+def _are_modules(answer: object) -> bool:
+    return isinstance(answer, (list, tuple)) and len(answer) > 0 and all(map(is_module, answer))
+
+
+@checker("a list of three torch modules", _are_modules)
 def three_stages(answer: object) -> Verdict:
     """Cut `whole()` (six layers) into a list of three modules; three processes run them as a naive pipeline."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     import torch
-    from torch import nn
 
-    from ..builders import build
-    from ..runtime import Batch, Modules, Pool
-
-    stages = list(answer) if isinstance(answer, (list, tuple)) else None
-    if not stages or not all(isinstance(stage, nn.Module) for stage in stages):
-        return wrong(f"expected a list of three torch modules, got {answer!r}")
+    stages = list(answer)
     if len(stages) != 3:
         return wrong(f"expected three modules, got {len(stages)}")
     if any(not any(True for _ in stage.parameters()) for stage in stages):
         return wrong("one of your stages has nothing to train")
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(4, 8, generator=generator), torch.randn(4, 2, generator=generator)
+    x, y = drawn(0, (4, 8), (4, 2))
     model = whole()
     try:
         joined = stages[2](stages[1](stages[0](x)))
@@ -54,12 +54,8 @@ def three_stages(answer: object) -> Verdict:
         return wrong(f"the stages don't fit together: {error}")
     if joined.shape != model(x).shape or not torch.allclose(joined, model(x), atol=1e-6):
         return wrong("the three modules in a row don't compute what the whole model does: is every layer in, in order?")
-    with Pool(3, device="cpu") as pool:
-        schedule = build("naive", num_ranks=3, num_microbatches=1)
-        run = pool.train(schedule, Modules(stages, Batch((x,), y), nn.functional.mse_loss), check_gradients=True)
-    if not run.gradients.equal:
-        return wrong(f"gradients {run.gradients}")
-    return right(f"three processes, and gradients {run.gradients}")
+    found = trained(build("naive", num_ranks=3, num_microbatches=1), stages, x, y).gradients
+    return right(f"three processes, and gradients {found}") if found.equal else wrong(f"gradients {found}")
 
 
 def whole() -> nn.Sequential:
@@ -88,28 +84,21 @@ _CLUES = {
 _ORDER = {"A": "no requires_grad", "B": "ones sent", "C": "no gradient sent", "D": "no detach"}
 
 
+@checker_of_each("ABCD")
 def diagnose(answer: object) -> Verdict:
     """Which bug causes which symptom? A dict from "A" to "D" to one of "no detach", "no requires_grad",
     "no gradient sent", "ones sent"."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not isinstance(answer, dict) or set(answer) != set(_ORDER):
-        return wrong(f"expected a dict with keys A, B, C and D, got {answer!r}")
-    for letter, bug in _ORDER.items():
-        if answer[letter] not in BUGS:
-            return wrong(f"{letter}: expected one of {', '.join(BUGS)}, got {answer[letter]!r}")
-        if answer[letter] != bug:
-            return wrong(f"{letter}: not {answer[letter]!r}. {_CLUES[letter]}")
+    if letter := first_wrong(answer, _ORDER, BUGS):
+        return wrong(f"{letter}: not {answer[letter]!r}. {_CLUES[letter]}")
     return right("each line of the handshake has its own way to fail")
 
 
+@checker(
+    "the number of the layer behind which you cut, 0 to 5", lambda answer: isinstance(answer, int) and 0 <= answer < 6
+)
 def best_cut(answer: object) -> Verdict:
     """Seven layers on two ranks: behind which layer (0 to 5) do you cut, if neither rank may work more than 24 ms and
     as little as possible should cross?"""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not isinstance(answer, int) or answer not in range(6):
-        return wrong(f"expected the number of the layer behind which you cut, 0 to 5, got {answer!r}")
     front, back = sum(LAYER_MS[: answer + 1]), sum(LAYER_MS[answer + 1 :])
     if max(front, back) > 24:
         return wrong(f"behind layer {answer} one rank works {max(front, back)} ms")
@@ -118,30 +107,24 @@ def best_cut(answer: object) -> Verdict:
     return right(f"{front} and {back} ms, and {BOUNDARY_KB[answer]} kB cross")
 
 
+@checker("a function of (loss, received, sent)")
 def backward_by_hand(answer: Callable[[Tensor, Tensor, Tensor], None] | object) -> Verdict:
     """Write `backward(loss, received, sent)`: the loss of the second half, its input (a leaf that wants a gradient),
     and the first half's output, from which that input was detached. It must fill every parameter's gradient."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (loss, received, sent), got {answer!r}")
     import torch
     from torch import nn
 
     from ..models import split
 
-    model, generator = whole(), torch.Generator().manual_seed(1)
-    x, y = torch.randn(4, 8, generator=generator), torch.randn(4, 2, generator=generator)
+    model, (x, y) = whole(), drawn(1, (4, 8), (4, 2))
     nn.functional.mse_loss(model(x), y).backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     front, back = split(model, 2)
     sent = front(x)
     received = sent.detach().requires_grad_()
-    try:
+    with readers_code():
         answer(nn.functional.mse_loss(back(received), y), received, sent)
-    except Exception as error:  # the reader's code: whatever it raises is the answer to show
-        return wrong(f"your function raised {type(error).__name__}: {error}")
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             return wrong(f"{name} has no gradient")
@@ -153,7 +136,7 @@ def backward_by_hand(answer: Callable[[Tensor, Tensor, Tensor], None] | object) 
 def naive_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for the naive pipeline: lists of texts such as "0F0"."""
 
-    def judge(timeline, P, M):
+    def judge(timeline: Timeline, P: int, M: int) -> str | None:
         if timeline.makespan != naive_makespan(P, M, 1, 2):
             return f"the makespan is {timeline.makespan}; one rank at a time takes {naive_makespan(P, M, 1, 2)}"
         return None

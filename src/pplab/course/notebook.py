@@ -1,4 +1,4 @@
-"""What the notebooks show beside figures: `%load_ext pplab.course.notebook`, functions' sources, views with settings.
+"""What notebooks show beside figures: `%load_ext pplab.course.notebook`, sources of functions, and views with settings.
 
 With the extension, matplotlib's figures are kept as `pplab.figures` says: for the book's page in its own text colour,
 for other viewers as pictures, and for readers who don't see them in words.
@@ -19,12 +19,13 @@ from ..simulator import simulate
 from ..timeline import Timeline
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.axes import Axes
 
     from ..figures import Bundle
 
 
-def load_ipython_extension(shell) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Show matplotlib figures by `pplab.figures.figure_bundle`."""
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
@@ -106,7 +107,9 @@ class Slider:
         return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
 
 
-def explore(schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings) -> Axes:
+def explore(
+    schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings: float | str
+) -> Axes:
     """Draw one schedule, or two to compare, for settings to play with: what the book's page has an explorer for.
 
     `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.

@@ -8,7 +8,9 @@ from ..builders import build
 from ..costs import Costs
 from ..formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..simulator import simulate
-from .verdict import Verdict, builder, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
+from ..timeline import Timeline
+from .answers import builder, schedule_of
+from .verdict import Verdict, checker, number, numbers, right, told, wrong
 
 STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 1F0,1F1,1F2,1B0,1B1,1B2
@@ -31,7 +33,7 @@ def peaks(answer: object) -> Verdict:
 def one_f_one_b_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for 1F1B. It must also work with fewer microbatches than ranks."""
 
-    def judge(timeline, P, M):
+    def judge(timeline: Timeline, P: int, M: int) -> str | None:
         if timeline.makespan != floor_makespan(P, M, 1, 2):
             return f"the makespan is {timeline.makespan}; 1F1B takes {floor_makespan(P, M, 1, 2)}"
         if timeline.peak_in_flight != one_f_one_b_peak_in_flight(P, M):
@@ -42,17 +44,12 @@ def one_f_one_b_builder(answer: object) -> Verdict:
     return builder(answer, judge, "legal at six sizes, with 1F1B's time and memory", sizes)
 
 
+@checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
 def least_memory_at_latency_1(answer: object) -> Verdict:
     """P=4, M=8, latency 1: the `in_flight` with the smallest sum that still reaches a makespan of 39."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if isinstance(answer, str):
-        return wrong(f"expected a number for each of four ranks, such as (4, 3, 2, 1), got the text {answer!r}")
-    try:
+    with told("", TypeError, ValueError):
         caps = [index(cap) for cap in answer]
         timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=1))
-    except (TypeError, ValueError) as error:
-        return wrong(str(error))
     if timeline.makespan > 39:
         return wrong(f"{tuple(caps)} takes {timeline.makespan}")
     if sum(caps) > 15:
@@ -60,26 +57,18 @@ def least_memory_at_latency_1(answer: object) -> Verdict:
     return right("39 like eager 1F1B, which holds one more")
 
 
+@checker()
 def unstick(answer: object) -> Verdict:
     """Give `STUCK_ROWS` with one row reordered so that it runs at the floor: CSV text or rows."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict):
-        return schedule
-    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (3, 3, 3):
-        return wrong(f"keep 3 ranks, 3 stages and 3 microbatches; your schedule has {sizes_of(schedule)}")
+    schedule = schedule_of(answer, (3, 3, 3), "keep 3 ranks, 3 stages and 3 microbatches")
     stuck = [line.split(",") for line in STUCK_ROWS.split()]
     changed = [rank for rank, row in enumerate(schedule.rows) if [str(a) for a in row] != stuck[rank]]
     if len(changed) > 1:
         return wrong(f"rows {' and '.join(map(str, changed))} differ from the exercise's: reorder one row only")
     if (makespan := simulate(schedule).makespan) > floor_makespan(3, 3, 1, 2):
-        where = (
-            "another order of it" if changed[0] == 0 else "no order of this row alone does better than 18; another row"
-        )
-        return wrong(
-            f"with row {changed[0]} reordered it runs, in {makespan}: {where} takes {floor_makespan(3, 3, 1, 2)}"
-        )
+        alone = "no order of this row alone does better than 18; another row"
+        better = "another order of it" if changed[0] == 0 else alone
+        return wrong(f"with row {changed[0]} reordered it runs, in {makespan}: {better} takes 15")
     return right("the circle is broken, and the time is the floor")
 
 

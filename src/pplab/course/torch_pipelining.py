@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..actions import Action, parse
 from ..builders import build
 from ..lab.queues import compute_of, parse_lowered, simulate_lowered
-from ..lowering import LoweredRow
+from ..lowering import LoweredRow, lower
 from ..schedule import Schedule
 from ..simulator import simulate
-from .verdict import Verdict, number, right, schedule_of, sizes_of, unanswered, wrong
+from .answers import drawn, is_module, schedule_of, trained
+from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _VERDICTS = ("runs", "missing", "deadlock", "losses")
 
@@ -31,20 +36,12 @@ _STALLED = 70  # interleaved 1F1B on 4 ranks with 8 microbatches, torch's rows, 
 _REPAIRED = 60
 
 
+@checker()
 def lowered(answer: object) -> Verdict:
     """Write both rows of 1F1B on two ranks with two microbatches, sends and receives included."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    rows = _rows(answer)
-    if isinstance(rows, Verdict):
-        return rows
-    wanted = build("1F1B", num_ranks=2, num_microbatches=2)
-    if fault := _other_computation(rows, wanted) or _messages_amiss(rows, wanted):
-        return wrong(fault)
-    try:
+    rows = _rows(answer, build("1F1B", num_ranks=2, num_microbatches=2))
+    with told("", ValueError):
         simulate_lowered(rows)
-    except ValueError as error:
-        return wrong(str(error))
     return right("every message has a send after what makes it and a receive before what needs it, in one order")
 
 
@@ -65,17 +62,11 @@ def tables() -> dict[str, str]:
     return {name: text for name, (text, _) in _TABLES.items()}
 
 
+@checker_of_each("ABCD")
 def judge(answer: object) -> Verdict:
     """What becomes of each table under torch: "runs", "missing", "deadlock" or "losses"."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not isinstance(answer, dict) or set(answer) != set(_TABLES):
-        return wrong(f"expected a dict with the keys A, B, C and D, got {answer!r}")
-    for name, (_, truth) in _TABLES.items():
-        if answer[name] not in _VERDICTS:
-            return wrong(f"{name}: expected one of {', '.join(_VERDICTS)}, got {answer[name]!r}")
-        if answer[name] != truth:
-            return wrong(f"{name}: not {answer[name]!r}; {_CLUES[name]}")
+    if name := first_wrong(answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS):
+        return wrong(f"{name}: not {answer[name]!r}; {_CLUES[name]}")
     return right("A is torch's own listing; C is legal, and only torch's bookkeeping of losses objects")
 
 
@@ -101,107 +92,81 @@ def later(rows: Sequence[LoweredRow], receive: str, places: int) -> tuple[Lowere
     return tuple(moved)
 
 
+@checker()
 def repaired(answer: object) -> Verdict:
     """Rows of the same computation that take at most 60 with one queue per rank."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    rows = _rows(answer)
-    if isinstance(rows, Verdict):
-        return rows
-    wanted = build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-    if fault := _other_computation(rows, wanted) or _messages_amiss(rows, wanted):
-        return wrong(fault)
-    try:
+    rows = _rows(answer, build("Interleaved1F1B", num_ranks=4, num_microbatches=8))
+    with told("too far: ", ValueError):
         takes = simulate_lowered(rows).makespan
-    except ValueError as error:
-        return wrong(f"too far: {error}")
     if takes > _REPAIRED:
         better = "as long as before" if takes == _STALLED else f"{takes:g}"
         return wrong(f"that takes {better}; look for a receive that stands at the head while sends wait behind it")
     return right(f"{takes:g} instead of {_STALLED}; without queues it is 57")
 
 
+@checker()
 def run_csv(answer: object) -> Verdict:
     """A CSV of two ranks and four microbatches, shorter than 1F1B, that torch runs with one process's gradients."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict):
-        return schedule
-    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (2, 2, 4):
-        return wrong(f"expected 2 ranks, a stage on each, and 4 microbatches; your schedule has {sizes_of(schedule)}")
+    schedule = schedule_of(answer, (2, 2, 4), "expected 2 ranks, a stage on each, and 4 microbatches")
     takes, of_1f1b = (simulate(s).makespan for s in (schedule, build("1F1B", num_ranks=2, num_microbatches=4)))
     if takes >= of_1f1b:
         return wrong(f"it takes {takes} where F = I = W = 1, and 1F1B takes {of_1f1b}: split the backwards")
     from torch import nn
 
-    ran = _by_torch(schedule, [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)])
-    return ran if isinstance(ran, Verdict) else right(f"{takes} instead of {of_1f1b}, by torch, gradients {ran}")
+    ran = by_torch(schedule, [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)])
+    return right(f"{takes} instead of {of_1f1b}, by torch, gradients {ran}")
 
 
+@checker("a module", is_module)
 def stage_for_torch(answer: object) -> Verdict:
     """A module from (B, T, 6) to (B, T, 6) that starts with a Linear and passes torch's split backward."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     import torch
     from torch import nn
 
-    if not isinstance(answer, nn.Module):
-        return wrong(f"expected a module, got {answer!r}")
     if not isinstance(next((m for m in answer.modules() if not list(m.children())), None), nn.Linear):
         return wrong("its first layer should be the nn.Linear(6, 6) of the exercise")
-    try:
+    with readers_code("it fails on a tensor of (2, 3, 6):"):
         made = answer(torch.zeros(2, 3, 6))
-    except Exception as error:  # the reader's module: whatever it raises is the answer to show
-        return wrong(f"it fails on a tensor of (2, 3, 6): {type(error).__name__}: {error}")
     if not isinstance(made, torch.Tensor) or made.shape != (2, 3, 6):
         return wrong("it should return a tensor of the shape that it takes")
     if made._is_view():
         return wrong(
             "it still returns a view, as nn.Linear with a bias does: let a layer follow that makes a new tensor"
         )
-    ran = _by_torch(build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), [answer] * 4)
-    return ran if isinstance(ran, Verdict) else right(f"ZB-V by torch, gradients {ran}")
+    ran = by_torch(build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), [answer] * 4)
+    return right(f"ZB-V by torch, gradients {ran}")
 
 
-def _by_torch(schedule: Schedule, stages: Sequence) -> Verdict | str:
-    """What a run by torch on two processes says of its gradients, or what is wrong."""
-    import torch
-    from torch import nn
+def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
+    """What a run by torch on two processes says of its gradients; `Wrong` where it fails, or they aren't right."""
+    from ..runtime import RankError
 
-    from ..runtime import Batch, Modules, Pool, RankError
-
-    numbers = torch.randn(2, 8, 3, 6, generator=torch.Generator().manual_seed(1))
-    workload = Modules(stages, Batch((numbers[0],), numbers[1]), nn.functional.mse_loss)
     try:
-        with Pool(2, device="cpu") as pool:
-            found = pool.train(schedule, workload, steps=1, check_gradients=True, engine="torch").gradients
+        found = trained(schedule, stages, *drawn(1, (2, 8, 3, 6))[0], steps=1, engine="torch").gradients
     except (RankError, ValueError) as error:
-        return wrong(" ".join(str(error).split("In rank")[0].split()))
-    return "equal to one process" if found.equal else wrong(f"the gradients are {found}")
+        raise Wrong(" ".join(str(error).split("In rank")[0].split())) from None
+    if not found.equal:
+        raise Wrong(f"the gradients are {found}")
+    return "equal to one process"
 
 
-def _rows(answer: object) -> tuple[LoweredRow, ...] | Verdict:
-    try:
-        return parse_lowered(answer)
-    except (ValueError, TypeError, AttributeError) as error:
-        return wrong(f"expected rows as CSV text or as actions: {error}")
-
-
-def _other_computation(rows: Sequence[LoweredRow], wanted: Schedule) -> str | None:
-    """What differs from the rows wanted, sends and receives left out."""
+def _rows(answer: object, wanted: Schedule) -> tuple[LoweredRow, ...]:
+    """The rows of an answer that compute what is wanted and send what that needs; `Wrong` for others."""
+    with told("expected rows as CSV text or as actions: ", ValueError, TypeError, AttributeError):
+        rows = parse_lowered(answer)
     if len(rows) != wanted.num_ranks:
-        return f"expected {wanted.num_ranks} rows, got {len(rows)}"
+        raise Wrong(f"expected {wanted.num_ranks} rows, got {len(rows)}")
     for rank, (row, other) in enumerate(zip(compute_of(rows).rows, wanted.rows, strict=True)):
         if row != other:
-            return f"rank {rank} should compute {', '.join(map(str, other))}, and yours {', '.join(map(str, row))}"
-    return None
+            given, other = (", ".join(map(str, actions)) for actions in (row, other))
+            raise Wrong(f"rank {rank} should compute {other}, and yours {given}")
+    if fault := _messages_amiss(rows, wanted):
+        raise Wrong(fault)
+    return rows
 
 
 def _messages_amiss(rows: Sequence[LoweredRow], wanted: Schedule) -> str | None:
     """A send or receive that is missing, too many, or on the wrong side of its action."""
-    from ..lowering import lower
-
     for rank, (row, other) in enumerate(zip(rows, lower(wanted), strict=True)):
         messages = [x for x in other if isinstance(x, Action) and "_" in x.kind.value]
         for message in messages:

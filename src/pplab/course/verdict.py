@@ -1,18 +1,17 @@
-"""What a checker says, and the checks that chapters share."""
+"""What a checker says, and what all checkers share: a decorator, the reader's code, numbers.
+
+A checker takes an answer and returns a `Verdict`. It is decorated with `checker`, unless it only asks a function that
+is, such as `number`. Within it, whatever finds a fault may raise `Wrong` with the words of the verdict.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from decimal import Decimal
+from functools import wraps
 from math import isfinite
 from numbers import Real
-
-from ..costs import Costs
-from ..schedule import Schedule, plural
-from ..simulator import simulate
-from ..timeline import Timeline
-from ..validity import validate
 
 
 class Verdict:
@@ -28,6 +27,10 @@ class Verdict:
         return f"{ {True: '✓ right', False: '✗ not yet', None: '… not answered'}[self.right] }: {self.says}"
 
 
+class Wrong(Exception):
+    """What is wrong with an answer, raised from wherever it is found; `checker` makes the verdict of it."""
+
+
 def right(says: str) -> Verdict:
     """The answer is right."""
     return Verdict(True, says)
@@ -38,11 +41,64 @@ def wrong(says: str) -> Verdict:
     return Verdict(False, says)
 
 
-def unanswered(answer: object) -> Verdict | None:
-    """The verdict on an answer that still is `...`; None for any other."""
-    return Verdict(None, "put your answer in place of the dots") if answer is ... else None
+def checker(expected: str | None = None, fits: Callable[[object], bool] = callable) -> Callable[[Callable], Callable]:
+    """Decorate a function from an answer to a verdict: dots are no answer, and `Wrong` is a verdict.
+
+    With `expected`, an answer that doesn't fit is told so, with what was expected: by default some function.
+    """
+
+    def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        @wraps(check)
+        def checked(answer: object, *arguments: object, **options: object) -> Verdict:
+            if answer is ...:
+                return Verdict(None, "put your answer in place of the dots")
+            if expected is not None and not fits(answer):
+                return wrong(f"expected {expected}, got {answer!r}")
+            try:
+                return check(answer, *arguments, **options)
+            except Wrong as error:
+                return wrong(str(error))
+
+        return checked
+
+    return decorate
 
 
+def checker_of_each(letters: str) -> Callable[[Callable], Callable]:
+    """`checker` for an answer with a value for each letter, such as {"A": 1, "B": 2}."""
+    expected = f"a dict with the keys {', '.join(letters[:-1])} and {letters[-1]}"
+    return checker(expected, lambda answer: isinstance(answer, dict) and set(answer) == set(letters))
+
+
+def first_wrong(answer: Mapping[str, object], truth: Mapping[str, object], choices: Collection) -> str | None:
+    """The first letter whose value isn't the true one, or None; `Wrong` for a value that isn't among the choices."""
+    for letter, value in truth.items():
+        if answer[letter] not in choices:
+            raise Wrong(f"{letter}: expected one of {', '.join(choices)}, got {answer[letter]!r}")
+        if answer[letter] != value:
+            return letter
+    return None
+
+
+@contextmanager
+def readers_code(said: str = "your function raised") -> Iterator[None]:
+    """Around the reader's code: whatever it raises is the answer to show, behind what is `said` of it."""
+    try:
+        yield
+    except Exception as error:
+        raise Wrong(f"{said} {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def told(where: str = "", *errors: type[Exception]) -> Iterator[None]:
+    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, behind where that is."""
+    try:
+        yield
+    except (Wrong, *errors) as error:
+        raise Wrong(f"{where}{error}") from None
+
+
+@checker()
 def number(
     answer: object,
     expected: float,
@@ -58,8 +114,6 @@ def number(
     `traps` explains the wrong ones that people give. Of a count it isn't said which way it lies, unless the answer is
     far off: whoever asks again and again would be led to it.
     """
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     if isinstance(answer, str):
         return wrong(f"expected a number, got the text {answer!r}: write it without quotes")
     if isinstance(answer, bool) or not isinstance(answer, Real):
@@ -82,6 +136,7 @@ def number(
     return wrong(f"{answer:g} isn't it; the number is {direction}")
 
 
+@checker()
 def numbers(
     answer: object,
     expected: Iterable[float],
@@ -92,8 +147,6 @@ def numbers(
     digits: int = 3,
 ) -> Verdict:
     """Check several numbers, each with a name, and perhaps with traps; the first wrong one is told."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     expected, names = tuple(expected), tuple(names)
     traps = tuple(traps or ({},) * len(names))
     if isinstance(answer, (str, Mapping, Set)) or not isinstance(answer, Iterable):
@@ -106,86 +159,6 @@ def numbers(
         if not verdict:
             return wrong(f"{name}: {verdict.says}")
     return right(why)
-
-
-def actions_of(row: object) -> list:
-    """A row's actions: a sequence's as they are, a text's between its commas and blanks; TypeError for others."""
-    if isinstance(row, str):
-        return row.replace(",", " ").split()
-    if not isinstance(row, Iterable):
-        raise TypeError(f'expected a row of actions, such as ["0F0", "0B0"], got {row!r}')
-    return list(row)
-
-
-def schedule_of(rows: object) -> Schedule | Verdict:
-    """The legal schedule that rows make, or what is wrong with them.
-
-    Takes a Schedule, a text with a line per rank, and rows, of which each may be a text.
-    """
-    try:
-        if isinstance(rows, Schedule):
-            schedule = rows
-        elif isinstance(rows, str):
-            schedule = Schedule.from_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
-        elif isinstance(rows, Iterable):
-            schedule = Schedule([actions_of(row) for row in rows])
-        else:
-            return wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
-        validate(schedule)
-    except (ValueError, TypeError, OSError) as error:
-        return wrong(str(error))
-    return schedule
-
-
-def sizes_of(schedule: Schedule) -> str:
-    """A schedule's sizes in words, for a verdict on an answer that has the wrong ones."""
-    ranks, stages = plural(schedule.num_ranks, "rank"), plural(schedule.num_stages, "stage")
-    on = ", ".join(map(str, schedule.placement))
-    return f"{ranks}, {stages} (on rank {on}) and {plural(schedule.num_microbatches, 'microbatch')}"
-
-
-def builder(
-    build: object,
-    judge: Callable[[Timeline, int, int], str | None],
-    why: str,
-    grid: Iterable[tuple[int, int]] = ((2, 4), (4, 8), (3, 5), (1, 3), (4, 2)),
-    costs: Costs | None = None,
-    misfit: Callable[[Schedule, int, int], str | None] | None = None,
-) -> Verdict:
-    """Check a function from (num_ranks, num_microbatches) to rows on several sizes.
-
-    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and each returns what is
-    wrong with it, or None. By default a schedule must have one stage per rank.
-    """
-    misfit = misfit or _other_sizes
-    if (verdict := unanswered(build)) is not None:
-        return verdict
-    if not callable(build):
-        return wrong(f"expected a function of (num_ranks, num_microbatches), got {build!r}")
-    for num_ranks, num_microbatches in grid:
-        where = f"at {num_ranks} ranks and {num_microbatches} microbatches: "
-        try:
-            rows = build(num_ranks, num_microbatches)
-        except Exception as error:  # the reader's code: whatever it raises is the answer to show
-            return wrong(f"{where}your function raised {type(error).__name__}: {error}")
-        if rows is None or rows is ...:
-            return wrong(f"{where}your function returned {rows!r}: it must return the rows")
-        schedule = schedule_of(rows)
-        if isinstance(schedule, Verdict):
-            return wrong(where + schedule.says)
-        size = num_ranks, num_microbatches
-        if fault := misfit(schedule, *size) or judge(simulate(schedule, costs), *size):
-            return wrong(where + fault)
-    return right(why)
-
-
-def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
-    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (num_ranks, num_ranks, num_microbatches):
-        return (
-            f"expected a stage on each of {num_ranks} ranks, and {num_microbatches} microbatches; your schedule has "
-            + (sizes_of(schedule))
-        )
-    return None
 
 
 def _same(answer: Real, value: float, tolerance: float, digits: int) -> bool:

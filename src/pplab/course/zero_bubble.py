@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..builders import build
 from ..costs import Costs
 from ..formulas import floor_makespan
 from ..simulator import simulate
-from .verdict import Verdict, builder, number, right, schedule_of, sizes_of, unanswered, wrong
+from ..timeline import Timeline
+from .answers import builder, drawn, schedule_of
+from .verdict import Verdict, checker, number, readers_code, right, wrong
 
 LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
 
 
+@checker("two numbers (of I, of W)", lambda answer: isinstance(answer, Iterable) and not isinstance(answer, str))
 def products(answer: object) -> Verdict:
     """One block of the GPT: how many of its backward's matrix products belong to I, and how many to W?"""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if isinstance(answer, str) or not isinstance(answer, Iterable):
-        return wrong(f"expected two numbers (of I, of W), got {answer!r}")
     pair = tuple(answer)
     traps = {
         (6, 6): "q k' and its product with v have no weights: nothing of their backward can be put off",
@@ -33,18 +32,10 @@ def products(answer: object) -> Verdict:
     return wrong(traps.get(pair, "six products in the forward make twelve in the backward; which make a weight's?"))
 
 
+@checker()
 def place_weights(answer: object) -> Verdict:
     """Rank 3 of ZB-H1, 4 ranks and 8 microbatches: put the eight W's into `LAST_ROW`, for 27 with at most 4 held."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    row = answer.replace(",", " ").split() if isinstance(answer, str) else answer
-    try:
-        row = list(row)
-    except TypeError:
-        return wrong(f"expected a row of actions, got {answer!r}")
-    schedule = schedule_of([*build("ZB-H1", num_ranks=4, num_microbatches=8).rows[:3], row])
-    if isinstance(schedule, Verdict):
-        return schedule
+    schedule = schedule_of([*build("ZB-H1", num_ranks=4, num_microbatches=8).rows[:3], answer])
     timeline = simulate(schedule)
     if timeline.makespan > 27:
         if timeline.spans_per_rank[3] > 24:
@@ -55,12 +46,9 @@ def place_weights(answer: object) -> Verdict:
     return right("27, and rank 3 holds 4")
 
 
+@checker("a function of (x, weight, gradient)")
 def split_linear(answer: object) -> Verdict:
     """Write `split(x, weight, gradient)`: returns x's gradient, and a function that makes the weight's when called."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    if not callable(answer):
-        return wrong(f"expected a function of (x, weight, gradient), got {answer!r}")
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,22 +57,21 @@ def split_linear(answer: object) -> Verdict:
     class Count(TorchDispatchMode):
         made = 0
 
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        def __torch_dispatch__(
+            self, function: Callable, types: object, arguments: Sequence = (), options: dict | None = None
+        ) -> object:
             self.made += function.overloadpacket in products
             return function(*arguments, **(options or {}))
 
-    generator = torch.Generator().manual_seed(2)
-    x, weight, gradient = (torch.randn(*shape, generator=generator) for shape in ((5, 3), (4, 3), (5, 4)))
+    x, weight, gradient = drawn(2, (5, 3), (4, 3), (5, 4))
     of_x, of_weight = gradient @ weight, gradient.t() @ x
-    try:
+    with readers_code():
         with Count() as now:
             made, later = answer(x, weight, gradient)
         if not callable(later):
             return wrong("the second thing you return must be a function that makes the weight's gradient when called")
         with Count() as then:
             deferred = later()
-    except Exception as error:  # the reader's code: whatever it raises is the answer to show
-        return wrong(f"your function raised {type(error).__name__}: {error}")
     for name, found, expected in (("x", made, of_x), ("the weight", deferred, of_weight)):
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
             got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
@@ -99,7 +86,7 @@ def split_linear(answer: object) -> Verdict:
 def zb_h1_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for ZB-H1: 1F1B's bubble less, P forwards held at most."""
 
-    def judge(timeline, P, M):
+    def judge(timeline: Timeline, P: int, M: int) -> str | None:
         theirs = simulate(build("ZB-H1", num_ranks=P, num_microbatches=M))
         if max(timeline.peak_in_flight) > P:
             return f"the peaks are {timeline.peak_in_flight}; no rank may hold more than {P}"
@@ -113,15 +100,10 @@ def zb_h1_builder(answer: object) -> Verdict:
     return builder(answer, judge, "legal at six sizes, with ZB-H1's time and memory", sizes)
 
 
+@checker()
 def least_memory(answer: object) -> Verdict:
     """P=4, M=8, F=I=W=1: a schedule with makespan 27 whose ranks hold 15 in all, one less than ZB-H1."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    schedule = schedule_of(answer)
-    if isinstance(schedule, Verdict):
-        return schedule
-    if (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches) != (4, 4, 8):
-        return wrong(f"keep 4 ranks, 4 stages and 8 microbatches; your schedule has {sizes_of(schedule)}")
+    schedule = schedule_of(answer, (4, 4, 8), "keep 4 ranks, 4 stages and 8 microbatches")
     if (makespan := simulate(schedule).makespan) > 27:
         return wrong(f"it takes {makespan:g}, and holds {_added(schedule.peak_in_flight)}")
     if sum(schedule.peak_in_flight) > 15:
@@ -129,10 +111,9 @@ def least_memory(answer: object) -> Verdict:
     return right(f"27 with {_added(schedule.peak_in_flight)}, one less than ZB-H1")
 
 
+@checker()
 def balanced_placement(answer: object) -> Verdict:
     """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
     try:
         ranks = [sorted(int(stage) for stage in stages) for stages in answer]
     except (TypeError, ValueError):
@@ -170,15 +151,15 @@ def least_held_for_zero(answer: object) -> Verdict:
     return number(answer, 10, "(P-1)(F+I) = 18, and nine weight gradients of 2 are 18", traps=traps)
 
 
+def _are_three(answer: object) -> bool:
+    return isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) == 3
+
+
+@checker("three numbers (1F1B, ZB-H1, ZB-H2)", _are_three)
 def table_5(answer: object) -> Verdict:
     """The paper's table 5 at 64 microbatches: the span bubbles of 1F1B, ZB-H1 and ZB-H2 on 8 ranks."""
-    if (verdict := unanswered(answer)) is not None:
-        return verdict
-    names = ("1F1B", "ZB-H1", "ZB-H2")
-    if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != 3:
-        return wrong(f"expected three numbers ({', '.join(names)}), got {answer!r}")
     costs = Costs(18.546, 18.097, 9.321, latency=0.762)
-    for name, given in zip(names, answer, strict=True):
+    for name, given in zip(("1F1B", "ZB-H1", "ZB-H2"), answer, strict=True):
         timeline = simulate(build(name, num_ranks=8, num_microbatches=64), costs)
         without = simulate(timeline.schedule, Costs(18.546, 18.097, 9.321))
         traps = {

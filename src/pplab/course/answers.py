@@ -1,0 +1,126 @@
+"""Answers that are schedules or functions that build them, and answers that are torch modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..costs import Costs
+from ..schedule import Schedule, plural
+from ..simulator import simulate
+from ..timeline import Timeline
+from ..validity import validate
+from .verdict import Verdict, Wrong, checker, readers_code, right, told
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..runtime import Run
+
+
+def actions_of(row: object) -> list:
+    """A row's actions: a sequence's as they are, a text's between its commas and blanks; TypeError for others."""
+    if isinstance(row, str):
+        return row.replace(",", " ").split()
+    if not isinstance(row, Iterable):
+        raise TypeError(f'expected a row of actions, such as ["0F0", "0B0"], got {row!r}')
+    return list(row)
+
+
+def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted: str = "") -> Schedule:
+    """The legal schedule that rows make; `Wrong` says what is wrong with them.
+
+    Takes a Schedule, a text with a line per rank, and rows, of which each may be a text. Where it must have a `shape`
+    (ranks, stages and microbatches), `wanted` says so in words.
+    """
+    if not isinstance(rows, (Schedule, Iterable)):
+        raise Wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
+    with told("", ValueError, TypeError, OSError):
+        if isinstance(rows, str):
+            schedule = Schedule.from_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
+        else:
+            schedule = rows if isinstance(rows, Schedule) else Schedule([actions_of(row) for row in rows])
+        validate(schedule)
+    if shape is not None and shape_of(schedule) != shape:
+        raise Wrong(f"{wanted}; your schedule has {sizes_of(schedule)}")
+    return schedule
+
+
+def schedule_from(function: Callable[..., object], *arguments: object) -> Schedule:
+    """The legal schedule that the reader's function returns the rows of; `Wrong` if it doesn't."""
+    with readers_code():
+        rows = function(*arguments)
+    if rows is None or rows is ...:
+        raise Wrong(f"your function returned {rows!r}: it must return the rows")
+    return schedule_of(rows)
+
+
+def shape_of(schedule: Schedule) -> tuple[int, int, int]:
+    """How many ranks, stages and microbatches a schedule has."""
+    return schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
+
+
+def sizes_of(schedule: Schedule) -> str:
+    """A schedule's sizes in words, for a verdict on an answer that has the wrong ones."""
+    ranks, stages = plural(schedule.num_ranks, "rank"), plural(schedule.num_stages, "stage")
+    on = ", ".join(map(str, schedule.placement))
+    return f"{ranks}, {stages} (on rank {on}) and {plural(schedule.num_microbatches, 'microbatch')}"
+
+
+@checker("a function of (num_ranks, num_microbatches)")
+def builder(
+    build: Callable[[int, int], object],
+    judge: Callable[[Timeline, int, int], str | None],
+    why: str,
+    grid: Iterable[tuple[int, int]] = ((2, 4), (4, 8), (3, 5), (1, 3), (4, 2)),
+    costs: Costs | None = None,
+    misfit: Callable[[Schedule, int, int], str | None] | None = None,
+) -> Verdict:
+    """Check a function from (num_ranks, num_microbatches) to rows on several sizes.
+
+    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and each returns what is
+    wrong with it, or None. By default a schedule must have one stage per rank.
+    """
+    misfit = misfit or _other_sizes
+    for P, M in grid:
+        with told(f"at {P} ranks and {M} microbatches: "):
+            schedule = schedule_from(build, P, M)
+            if fault := misfit(schedule, P, M) or judge(simulate(schedule, costs), P, M):
+                raise Wrong(fault)
+    return right(why)
+
+
+def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
+    if shape_of(schedule) != (num_ranks, num_ranks, num_microbatches):
+        return (
+            f"expected a stage on each of {num_ranks} ranks, and {num_microbatches} microbatches; your schedule has "
+            + sizes_of(schedule)
+        )
+    return None
+
+
+def is_module(answer: object) -> bool:
+    """Whether an answer is a torch module."""
+    from torch import nn
+
+    return isinstance(answer, nn.Module)
+
+
+def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Normally distributed tensors, the same at every call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def trained(schedule: Schedule, stages: Sequence[nn.Module], x: Tensor, y: Tensor, **options: object) -> Run:
+    """A run of stages from x (B, ...) to y on processes of their own, its gradients compared with one process's."""
+    from torch import nn
+
+    from ..runtime import Batch, Modules, Pool
+
+    workload = Modules(stages, Batch((x,), y), nn.functional.mse_loss)
+    with Pool(schedule.num_ranks, device="cpu") as pool:
+        return pool.train(schedule, workload, check_gradients=True, **options)
