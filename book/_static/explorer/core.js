@@ -8,7 +8,7 @@
 var pplab = (function make(schedules) {
   "use strict";
 
-  // ---- what is refused --------------------------------------------------------------------------------------------
+  // ---- what is refused ----------------------------------------------------------------------------------------------
 
   /** What can't be built or simulated, in words for the reader. */
   class ScheduleError extends Error {
@@ -29,7 +29,7 @@ var pplab = (function make(schedules) {
     return value;
   }
 
-  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] -----------------
+  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] ------------------
 
   const F = "F", B = "B", I = "I", W = "W";
   const action = (stage, kind, microbatch) => ({ stage, kind, microbatch });
@@ -61,7 +61,7 @@ var pplab = (function make(schedules) {
   const range = (end) => Array.from({ length: end }, (_, i) => i);
   const sum = (values) => values.reduce((total, x) => total + x, 0);
 
-  // ---- deps.py: the only place that knows what an action waits for -------------------------------------------------
+  // ---- deps.py: the only place that knows what an action waits for --------------------------------------------------
 
   /** What an action waits for, as {stage, kinds, microbatch}: first another stage's, then its own stage's. */
   function needs({ stage, kind, microbatch }, numStages) {
@@ -129,7 +129,7 @@ var pplab = (function make(schedules) {
     });
   }
 
-  // ---- schedule.py -------------------------------------------------------------------------------------------------
+  // ---- schedule.py --------------------------------------------------------------------------------------------------
 
   /** A schedule from rows of items, or of their texts. */
   function schedule(rows, name = "custom") {
@@ -183,7 +183,7 @@ var pplab = (function make(schedules) {
   /** Torch's form, as text: no header, row i is rank i. */
   const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
 
-  // ---- costs.py ----------------------------------------------------------------------------------------------------
+  // ---- costs.py -----------------------------------------------------------------------------------------------------
 
   function checkedNumber(name, value) {
     if (typeof value !== "number" || !(value >= 0 && value < Infinity)) {
@@ -232,7 +232,7 @@ var pplab = (function make(schedules) {
     };
   }
 
-  // ---- simulator.py --------------------------------------------------------------------------------------------------
+  // ---- simulator.py -------------------------------------------------------------------------------------------------
 
   /**
    * Run the rows as far as they go: each rank runs its row until it needs an id that hasn't ended, parks there, and is
@@ -298,7 +298,7 @@ var pplab = (function make(schedules) {
     return timelineOf(schedule, given, { starts, ends }, numRanks);
   }
 
-  // ---- timeline.py -------------------------------------------------------------------------------------------------
+  // ---- timeline.py --------------------------------------------------------------------------------------------------
 
   function timelineOf(schedule, costs, times, numRanks) {
     const { columns } = schedule, { starts, ends } = times;
@@ -333,7 +333,7 @@ var pplab = (function make(schedules) {
     return timeline;
   }
 
-  // ---- metrics.py --------------------------------------------------------------------------------------------------
+  // ---- metrics.py ---------------------------------------------------------------------------------------------------
 
   /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
   function inFlight({ schedule: { columns }, times: { starts, ends } }, rank) {
@@ -457,7 +457,7 @@ var pplab = (function make(schedules) {
     return found;
   }
 
-  // ---- builders/weave.py: what the rows of many schedules are woven from -------------------------------------------
+  // ---- builders/_weave.py: what the rows of many schedules are woven from -------------------------------------------
 
   /** `warmup` forwards, then a forward and a backward in turn, then the backwards left over. */
   function phases(forwards, backwards, warmup) {
@@ -504,7 +504,7 @@ var pplab = (function make(schedules) {
 
   builders["ZB-H2"] = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, 2 * (P - rank) - 1, M), 2 * rank));
 
-  // interleaved.py: stage s on rank s mod P
+  // _interleaved.py: stage s on rank s mod P
 
   builders["Interleaved1F1B"] = (P, M, { stagesPerRank = 2 }) => loopRows(P, M, stagesPerRank, 2);
 
@@ -539,7 +539,7 @@ var pplab = (function make(schedules) {
     return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
   }
 
-  // v_shape.py: stages r and 2P-1-r on rank r
+  // _v_shape.py: stages r and 2P-1-r on rank r
 
   /** A stage as its rank sees it: how much of each kind it has been given, and what comes next. */
   function local(stage, firstMicrobatch = 0) {
@@ -577,7 +577,7 @@ var pplab = (function make(schedules) {
     return row;
   }
 
-  // controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
+  // _controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
 
   const INTERVAL = 6; // units that a microbatch's F, I and W take on a rank with two stages
 
@@ -695,7 +695,7 @@ var pplab = (function make(schedules) {
     return Math.max(...plan.map(({ action }) => (held += change(action))));
   }
 
-  // dualpipe.py
+  // _dualpipe.py
 
   builders["DualPipe"] = (P, M) => {
     if (P % 2) {
@@ -759,7 +759,7 @@ var pplab = (function make(schedules) {
     return row.concat(waiting); // 8
   }
 
-  // search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
+  // _search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
 
   // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
   // ranks one array of P times 3M of them.
@@ -953,7 +953,7 @@ var pplab = (function make(schedules) {
     };
   }
 
-  // ---- by name -----------------------------------------------------------------------------------------------------
+  // ---- by name ------------------------------------------------------------------------------------------------------
 
   /** What the package says of a schedule: {name, aliases, rules, source, options, placement}. Undefined: it has none. */
   const find = (name) =>

@@ -315,7 +315,6 @@ pplab.play = (() => {
     levels,
     level,
     start,
-    refusal,
     place,
     undo,
     replay,
