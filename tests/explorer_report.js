@@ -1,37 +1,34 @@
 // What the page says of configurations, rows and spans: everything that the package says, too.
 
-var level, state, made; // of a game; only var and function outlive a call in every engine
+var level, state, kept; // of a game, and the page while a test has another; only var and function outlive a call in every engine
 
 function camelled(given) {
   const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
   return Object.fromEntries(Object.entries(given).map(([name, value]) => [camel(name), value]));
 }
 
-/** Where and why a call throws; null when it doesn't. `isThere`: the place that it names holds the action. */
-function refused(call, rows = null) {
+/** Why a call throws; null when it doesn't. */
+function refused(call) {
   try {
     call();
     return null;
   } catch (error) {
     if (!(error instanceof pplab.ScheduleError)) throw error;
-    const { message, rank, action, position } = error;
-    const isThere = position === null || rows === null || rows[rank][position].includes(action);
-    return { message, rank, action, isThere };
+    return error.message;
   }
 }
 
 function report({ name, costs: given, ...options }) {
-  const costs = pplab.costs(camelled(given));
-  try {
-    return reportOf(pplab.build(name, { ...camelled(options), costs }), costs);
-  } catch (error) {
-    if (!(error instanceof pplab.ScheduleError)) throw error;
-    return { error: error.message };
-  }
+  let said;
+  const error = refused(() => {
+    const costs = pplab.costs(camelled(given));
+    said = reportOf(pplab.simulate(pplab.build(name, { ...camelled(options), costs }), costs));
+  });
+  return error === null ? said : { error };
 }
 
-function reportOf(schedule, costs) {
-  const timeline = pplab.simulate(schedule, costs);
+function reportOf(timeline) {
+  const { schedule } = timeline;
   const { numRanks, numStages, numMicrobatches, placement } = schedule;
   return {
     csv: pplab.toCSV(schedule),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,8 +13,9 @@ import pytest
 
 import browser
 
-EXPLORER = Path(__file__).parents[1] / "book/_static/explorer"
-SCRIPTS = (EXPLORER / "core.js", EXPLORER / "play.js", Path(__file__).with_name("explorer_report.js"))
+BOOK = Path(__file__).parents[1] / "book"
+NAMES = ("core.js", "settings.js", "play.js")
+SCRIPTS = (*(BOOK / "_static/explorer" / name for name in NAMES), Path(__file__).with_name("explorer_report.js"))
 
 HAS_QUICKJS = find_spec("quickjs") is not None  # it has no wheel for Python 3.13
 Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it
@@ -37,7 +39,11 @@ def chromium_engine() -> Iterator[Evaluate]:
 @contextmanager
 def opened(engine: Callable) -> Iterator[Evaluate]:
     """The page's scripts in an engine: expressions go in, and their values come out of JSON."""
+    sys.path.append(str(BOOK / "_ext"))
+    from pplab_schedules import script
+
     with engine() as run:
+        run(f"{script()}\n;0")
         for path in SCRIPTS:
             run(f"{path.read_text()}\n;0")
         yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))

@@ -9,7 +9,7 @@
 
 The options are the explorer's settings (see `SETTINGS`), checked by building and simulating what they say: a wrong one
 is a build error. The picture is drawn by pplab when the book is built, for print and for readers without scripts. A
-page loads the scripts only if it has one of these views.
+page loads the scripts, and what they know of the schedules (see pplab_schedules), only if it has one of these views.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import html
 from collections.abc import Callable
 from urllib.parse import parse_qsl, quote
 
+import pplab_schedules
 from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
@@ -218,6 +219,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     for script in scripts:
         app.add_js_file(script, loading_method="defer")
     if kinds:
+        app.add_js_file(None, body=pplab_schedules.script())  # runs before the scripts above, which are deferred
         app.add_css_file(STYLE)
 
 

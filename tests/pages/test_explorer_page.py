@@ -297,7 +297,7 @@ def test_what_cannot_be_built_says_why_and_keeps_the_chart(visit, setting, value
 @pytest.mark.parametrize(
     "state, says",
     [
-        ("schedule=mine", "'mine' is not in the page yet"),
+        ("schedule=mine", "unknown schedule 'mine'"),
         ("latency=-1", "latency must be"),
         ("forward=0&backward-input=0&backward-weight=0", "all take 0 time"),
         ("ranks=64&microbatches=5000", "draws at most"),

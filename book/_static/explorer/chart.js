@@ -336,5 +336,5 @@ var pplabChart = (() => {
     );
   }
 
-  return { FILL, NAME, IDLE, shade, ink, short, percent, escaped, listed, describe, fullStages, draw, legend };
+  return { FILL, NAME, IDLE, shade, ink, short, percent, escaped, listed, fullStages, draw, legend };
 })();

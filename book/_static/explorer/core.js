@@ -2,32 +2,25 @@
 //
 // One global, `pplab`; no DOM, no module, no dependency, so that the same file runs from file:// and in the tests, which
 // compare it with the package. Every sum and maximum is taken in the package's order: figures are equal, not close.
-// Sections carry the name of the Python module that they follow. P, M, V: ranks, microbatches, stages per rank.
+// What there is to know about a schedule comes from the package (book/_ext/pplab_schedules.py); here is only how its rows
+// are made, for sizes that a reader chooses. P, M: ranks, microbatches.
 
-var pplab = (function make() {
+var pplab = (function make(schedules) {
   "use strict";
 
-  // ---- errors.py -------------------------------------------------------------------------------------------------
+  // ---- what is refused ----------------------------------------------------------------------------------------------
 
-  /** A schedule that can't be built or can't run: `cause` says what is wrong, `remedy` what to change. */
+  /** What can't be built or simulated, in words for the reader. */
   class ScheduleError extends Error {
-    constructor(cause, remedy = "", { rank = null, action = null, position = null } = {}) {
-      super(remedy ? `${cause}; ${remedy}` : cause);
-      Object.assign(this, { name: "ScheduleError", cause, remedy, rank, action, position });
-    }
+    name = "ScheduleError";
   }
 
-  /** A value as Python prints it in its messages. */
+  /** A text or a number as Python prints it in its messages. */
   function repr(value) {
-    if (typeof value === "string") {
-      const quote = value.includes("'") && !value.includes('"') ? '"' : "'";
-      const escaped = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t");
-      return quote + (quote === "'" ? escaped.replace(/'/g, "\\'") : escaped) + quote;
-    }
-    if (value === true || value === false) return value ? "True" : "False";
-    if (value === undefined || value === null) return "None";
-    if (typeof value === "number" && !Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
-    return Array.isArray(value) ? `[${value.map(repr).join(", ")}]` : String(value);
+    if (typeof value !== "string") return Number.isNaN(value) ? "nan" : String(value).replace("Infinity", "inf");
+    const quote = value.includes("'") && !value.includes('"') ? '"' : "'";
+    const escaped = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t");
+    return quote + (quote === "'" ? escaped.replace(/'/g, "\\'") : escaped) + quote;
   }
 
   function positiveInt(name, value) {
@@ -36,24 +29,20 @@ var pplab = (function make() {
     return value;
   }
 
-  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] -----------------
+  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] ------------------
 
   const F = "F", B = "B", I = "I", W = "W";
-  const isCompute = (kind) => kind === F || kind === B || kind === I || kind === W;
-
   const action = (stage, kind, microbatch) => ({ stage, kind, microbatch });
   const actions = (stage, kind, microbatches) => microbatches.map((m) => action(stage, kind, m));
-  const same = (a, b) => a.stage === b.stage && a.kind === b.kind && a.microbatch === b.microbatch;
   const textOf = ({ stage, kind, microbatch }) => `${stage}${kind}${microbatch}`;
-  const overlapText = (forward, backward) => `(${forward};${backward})OVERLAP_F_B`;
 
   /** What stands in a row: a text and its parts, two when a forward and a backward overlap. */
   function itemOf(made) {
-    if (Array.isArray(made)) return { text: overlapText(textOf(made[0]), textOf(made[1])), parts: made };
+    if (Array.isArray(made)) return { text: `(${made.map(textOf).join(";")})OVERLAP_F_B`, parts: made };
     return { text: textOf(made), parts: [made] };
   }
 
-  const ACTION = /^(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)$/;
+  const ACTION = /^(\d+)([FBIW])(\d+)$/;
   const OVERLAP = /^\(([^;()]*);([^;()]*)\)OVERLAP_F_B$/;
 
   /** Read an item from its text form. Throws ScheduleError with what was expected. */
@@ -62,30 +51,17 @@ var pplab = (function make() {
     let match = ACTION.exec(text);
     if (match) return itemOf(action(Number(match[1]), match[2], Number(match[3])));
     match = OVERLAP.exec(text);
-    if (match) return overlap(parse(match[1]), parse(match[2]));
+    if (match) return itemOf(match.slice(1).flatMap((half) => parse(half).parts));
     throw new ScheduleError(
       `${repr(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, ` +
         "or (0F7;7B3)OVERLAP_F_B",
     );
   }
 
-  /** Pair the items of a forward and of a full backward, checked. */
-  function overlap(first, second) {
-    const [forward] = first.parts, [backward] = second.parts;
-    const sameWork = forward.stage === backward.stage && forward.microbatch === backward.microbatch;
-    if (forward.kind !== F || backward.kind !== B || sameWork) {
-      throw new ScheduleError(
-        `${overlapText(first.text, second.text)} is not an overlap: expected a forward, and a full backward of ` +
-          "something else, as in (0F7;7B3)",
-      );
-    }
-    return itemOf([forward, backward]);
-  }
-
   const range = (end) => Array.from({ length: end }, (_, i) => i);
   const sum = (values) => values.reduce((total, x) => total + x, 0);
 
-  // ---- deps.py: the only place that knows what an action waits for -------------------------------------------------
+  // ---- deps.py: the only place that knows what an action waits for --------------------------------------------------
 
   /** What an action waits for, as {stage, kinds, microbatch}: first another stage's, then its own stage's. */
   function needs({ stage, kind, microbatch }, numStages) {
@@ -125,55 +101,39 @@ var pplab = (function make() {
   }
 
   /**
-   * `dep`: the id that each id waits for besides those before it in its row, or -1. `whole`: each stage has each
-   * microbatch's F, and its B, or I and later W, once, all on one rank.
+   * The id that each id waits for besides those before it in its row, or -1.
    *
    * A microbatch m makes 2S hops: forward through S stages, and back. Hop h takes what is in slot h*M + m, and leaves
    * what it makes in slot (h+1)*M + m: each F, B and I needs what lies M slots before its own. A W needs only that its
    * I comes before it in the row; its slots lie behind the hops', with empty ones between.
    */
-  function graphOf(columns) {
-    const { numStages: S, numMicrobatches: M, stages, kinds, microbatches } = columns;
-    const numHops = (2 * S + 1) * M, numSlots = (4 * S + 2) * M;
+  function depsOf({ numStages: S, numMicrobatches: M, stages, kinds, microbatches, gates }) {
+    const numSlots = (4 * S + 2) * M;
     const firstSlot = (kind, stage) => {
       if (kind === F) return (stage + 1) * M;
-      if (kind === B || kind === I) return (2 * S - stage) * M;
-      return kind === W ? numSlots - 2 * M * (stage + 1) : numSlots - M; // communication has none
+      return kind === W ? numSlots - 2 * M * (stage + 1) : (2 * S - stage) * M;
     };
     const maker = new Int32Array(numSlots).fill(-1);
     const slots = stages.map((stage, i) => firstSlot(kinds[i], stage) + microbatches[i]);
-    let taken = 0;
-    slots.forEach((slot, i) => {
-      if (maker[slot] < 0) taken += 1;
-      maker[slot] = i;
-    });
-    let whole = taken === slots.length && !maker.subarray(M, numHops).includes(-1) && kinds.every(isCompute);
-    for (let s = 0; whole && s < S; s++) {
-      for (let m = 0; whole && m < M; m++) {
-        const [f, b, w] = [F, B, W].map((kind) => maker[firstSlot(kind, s) + m]);
-        const follows = w > b && columns.ranks[w] === columns.ranks[b];
-        whole = columns.ranks[f] === columns.ranks[b] && (w < 0 || follows) && follows === (kinds[b] === I);
-      }
-    }
-    for (const gate of columns.gates) maker[slots[gate]] = gate + 1;
-    return { dep: slots.map((slot) => maker[slot - M]), whole };
+    slots.forEach((slot, i) => (maker[slot] = i));
+    for (const gate of gates) maker[slots[gate]] = gate + 1;
+    return slots.map((slot) => maker[slot - M]);
   }
 
-  /** Of every id, the id that makes what it waits for: `graph.dep`, but the gate for an overlap's forward half. */
-  function madeBy(columns, graph) {
+  /** Of every id, the id that makes what it waits for: its `dep`, but the gate for an overlap's forward half. */
+  function madeBy({ columns, dep }) {
     const last = columns.numStages - 1; // whose backward waits for its own forward
-    return graph.dep.map((d, i) => {
+    return dep.map((d, i) => {
       const ofPair = d > 0 && columns.isGate[d - 1];
       return ofPair && (columns.kinds[i] === F || columns.stages[i] === last) ? d - 1 : d;
     });
   }
 
-  // ---- schedule.py -------------------------------------------------------------------------------------------------
+  // ---- schedule.py --------------------------------------------------------------------------------------------------
 
-  /** A schedule from rows of items, or of their texts. Only the form is checked: `validate` checks the meaning. */
+  /** A schedule from rows of items, or of their texts. */
   function schedule(rows, name = "custom") {
     const items = rows.map((row) => row.map((item) => (typeof item === "string" ? parse(item) : item)));
-    if (!items.some((row) => row.length)) throw new ScheduleError("a schedule needs at least one action");
     const columns = columnsOf(items);
     const holders = Array.from({ length: columns.numStages }, () => []);
     for (let rank = 0; rank < items.length; rank++) {
@@ -187,9 +147,9 @@ var pplab = (function make() {
       placement: holders.map((ranks) => (ranks.length === 1 ? ranks[0] : ranks)),
       rows: items,
     };
-    let graph = null;
+    let dep = null;
     Object.defineProperty(made, "columns", { value: columns }); // not enumerable: neither is part of what it says
-    Object.defineProperty(made, "graph", { get: () => (graph = graph || graphOf(columns)) });
+    Object.defineProperty(made, "dep", { get: () => (dep = dep || depsOf(columns)) });
     return made;
   }
 
@@ -216,26 +176,24 @@ var pplab = (function make() {
   }
 
   /** Messages between ranks in one step: activations and gradients that cross from one rank to another. */
-  function numMessages({ columns, graph }) {
-    return graph.dep.filter((d, i) => d >= 0 && columns.ranks[d] !== columns.ranks[i]).length;
+  function numMessages({ columns, dep }) {
+    return dep.filter((d, i) => d >= 0 && columns.ranks[d] !== columns.ranks[i]).length;
   }
 
-  // ---- costs.py ----------------------------------------------------------------------------------------------------
+  /** Torch's form, as text: no header, row i is rank i. */
+  const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
 
-  const at = (value, stage) => (Array.isArray(value) ? value[stage] : value);
-  const divided = (value, by) => (value === null ? null : Array.isArray(value) ? value.map((x) => x / by) : value / by);
+  // ---- costs.py -----------------------------------------------------------------------------------------------------
 
   function checkedNumber(name, value) {
-    if (Array.isArray(value)) return value.map((x) => checkedNumber(name, x));
     if (typeof value !== "number" || !(value >= 0 && value < Infinity)) {
       throw new ScheduleError(`${name} must be a finite number of at least 0, got ${repr(value)}`);
     }
-    return value;
   }
 
   /**
-   * How long things take: a number for all stages, or one value for each. `backward` is a full backward's, the sum of
-   * its halves when left out; `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
+   * How long things take, the same on every stage. `backward` is a full backward's, the sum of its halves when left out;
+   * `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
    */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overlap = "sum" } = given;
@@ -248,12 +206,8 @@ var pplab = (function make() {
     }
     if (typeof overlap !== "string") checkedNumber("overlap", overlap);
     checkedNumber("latency", latency);
-    const of = (kind, stage) => {
-      if (kind === F) return at(forward, stage);
-      if (kind === W) return at(backwardWeight, stage);
-      if (kind === I) return at(backwardInput, stage);
-      return backward === null ? at(backwardInput, stage) + at(backwardWeight, stage) : at(backward, stage);
-    };
+    const durations = { F: forward, B: backward === null ? backwardInput + backwardWeight : backward, I: backwardInput, W: backwardWeight };
+    const together = overlap === "sum" ? durations.F + durations.B : Math.max(durations.F, durations.B);
     return {
       forward,
       backwardInput,
@@ -261,314 +215,30 @@ var pplab = (function make() {
       latency,
       backward,
       overlap,
-      of,
-      ofOverlap(forwardStage, backwardStage) {
-        if (typeof overlap === "number") return overlap;
-        const [f, b] = [of(F, forwardStage), of(B, backwardStage)];
-        return overlap === "sum" ? f + b : Math.max(f, b);
-      },
+      of: (kind) => durations[kind],
+      ofOverlap: typeof overlap === "number" ? overlap : together,
       /** The costs of the same model cut into `stagesPerRank` times as many stages. */
       finer(stagesPerRank) {
-        const parts = { forward, backwardInput, backwardWeight, backward };
-        const names = Object.keys(parts);
-        const finer = Object.fromEntries(names.map((name) => [name, divided(parts[name], stagesPerRank)]));
-        return costs({ ...finer, latency, overlap: typeof overlap === "number" ? overlap / stagesPerRank : overlap });
-      },
-      /** Throws unless every list of per-stage values has `numStages` values. */
-      check(numStages) {
-        const perStage = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward };
-        for (const [name, value] of Object.entries(perStage)) {
-          if (Array.isArray(value) && value.length !== numStages) {
-            throw new ScheduleError(
-              `${name} has ${value.length} values for ${numStages} stages: give one per stage, or a single number`,
-            );
-          }
-        }
+        const divided = (value) => (typeof value === "number" ? value / stagesPerRank : value);
+        return costs({
+          forward: divided(forward),
+          backwardInput: divided(backwardInput),
+          backwardWeight: divided(backwardWeight),
+          backward: divided(backward),
+          latency,
+          overlap: divided(overlap),
+        });
       },
     };
   }
 
-  // ---- validate.py -------------------------------------------------------------------------------------------------
-
-  /** Throws ScheduleError, located by rank, action and position in the row, unless every rank can run its row. */
-  function validate(schedule, { maxInFlight = null } = {}) {
-    try {
-      checkPlacement(schedule);
-      const stuck = schedule.graph.whole ? stuckAt(schedule) : null;
-      if (stuck === null || stuck.size) {
-        checkKinds(schedule);
-        checkActions(schedule);
-        checkOrder(schedule);
-        throw deadlock(schedule, stuck);
-      }
-      if (maxInFlight !== null) checkMemory(schedule, positiveInt("max_in_flight", maxInFlight));
-    } catch (error) {
-      if (error.position === null && error.rank !== null && error.action !== null) {
-        const there = schedule.rows[error.rank].findIndex((item) => item.parts.some((a) => textOf(a) === error.action));
-        error.position = there < 0 ? null : there;
-      }
-      throw error;
-    }
-  }
-
-  /** Every item of the rows as (rank, position, action), an overlap's halves apart. */
-  function* placed({ rows }) {
-    for (let rank = 0; rank < rows.length; rank++) {
-      for (let position = 0; position < rows[rank].length; position++) {
-        for (const part of rows[rank][position].parts) yield [rank, position, part];
-      }
-    }
-  }
-
-  function checkKinds(schedule) {
-    for (const [rank, position, { kind }] of placed(schedule)) {
-      if (isCompute(kind)) continue;
-      const { text } = schedule.rows[rank][position];
-      throw new ScheduleError(
-        `rank ${rank}: ${text} is communication, and a schedule holds computation only`,
-        "leave it out: pplab.lower derives sends and receives",
-        { rank, position, action: text },
-      );
-    }
-  }
-
-  /** The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism. */
-  function replicasOf({ rows, placement }) {
-    if (placement.every(Number.isInteger)) return [rows.map((_, rank) => rank)];
-    let found = []; // ranks, and the microbatches that they work on
-    rows.forEach((row, rank) => {
-      let ranks = [rank], microbatches = new Set(row.flatMap((item) => item.parts.map((a) => a.microbatch)));
-      for (const other of found.filter(([, theirs]) => [...theirs].some((m) => microbatches.has(m)))) {
-        found = found.filter((each) => each !== other);
-        [ranks, microbatches] = [[...other[0], ...ranks], new Set([...other[1], ...microbatches])];
-      }
-      found.push([ranks, microbatches]);
-    });
-    return found.map(([ranks]) => ranks.sort((a, b) => a - b));
-  }
-
-  /** Whether these ranks, a replica, hold every stage once, or every stage twice on mirrored ranks. */
-  function isPlaced(placement, ranks) {
-    const held = placement.map((place) => [place].flat().filter((rank) => ranks.includes(rank)));
-    const isMirrored = (place) =>
-      place.length === 2 && place[0] < place[1] && ranks.indexOf(place[0]) + ranks.indexOf(place[1]) === ranks.length - 1;
-    return held.every(isMirrored) || held.every((place) => place.length < 2);
-  }
-
-  /** Every stage on one rank of every replica, or on two mirrored ones (bidirectional). */
-  function checkPlacement({ placement, numStages, rows }) {
-    const gap = placement.findIndex((place) => Array.isArray(place) && !place.length);
-    if (gap >= 0) {
-      throw new ScheduleError(
-        `no rank runs stage ${gap}, though the schedule has stages up to ${numStages - 1}`,
-        `add stage ${gap}'s actions, or number the stages without a gap`,
-      );
-    }
-    const empty = rows.findIndex((row) => !row.length);
-    if (empty >= 0) {
-      throw new ScheduleError(`rank ${empty} has nothing to run`, "remove its row, or place a stage on it", { rank: empty });
-    }
-    if (placement.every(Number.isInteger)) return;
-    if (replicasOf({ rows, placement }).every((ranks) => isPlaced(placement, ranks))) return;
-    const stage = placement.findIndex(Array.isArray);
-    const ofStage = (rank) => rows[rank].flatMap((item) => item.parts).filter((a) => a.stage === stage);
-    const ranks = [...placement[stage]].sort((a, b) => ofStage(a).length - ofStage(b).length);
-    const rank = ranks[0], home = ranks[ranks.length - 1], stray = textOf(ofStage(rank)[0]);
-    throw new ScheduleError(
-      `rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
-      `move ${stray} to rank ${home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on ` +
-        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
-      { rank, action: stray },
-    );
-  }
-
-  /** Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank. */
-  function checkActions(schedule) {
-    const { numStages, numMicrobatches, placement } = schedule;
-    const found = Array.from({ length: numStages * numMicrobatches }, () => new Map()); // kind -> rank
-    for (const [rank, position, part] of placed(schedule)) {
-      const kinds = found[part.stage * numMicrobatches + part.microbatch], text = textOf(part);
-      if (kinds.has(part.kind)) {
-        const other = kinds.get(part.kind);
-        const where = other === rank ? `rank ${rank} runs ${text} twice` : `${text} is on ranks ${other} and ${rank}`;
-        throw new ScheduleError(where, "remove one of the two", { rank, position, action: text });
-      }
-      kinds.set(part.kind, rank);
-    }
-    found.forEach((kinds, i) => {
-      const stage = Math.floor(i / numMicrobatches), place = placement[stage];
-      checkMicrobatch(stage, i % numMicrobatches, kinds, Number.isInteger(place) ? place : null);
-    });
-  }
-
-  function checkMicrobatch(stage, m, kinds, home) {
-    const name = (kind) => `${stage}${kind}${m}`;
-    const [first = null] = kinds.keys();
-    const rank = first === null ? home : kinds.get(first);
-    if (new Set(kinds.values()).size > 1) {
-      const names = [...kinds].map(([kind, r]) => `${name(kind)} on rank ${r}`).join(", ");
-      throw new ScheduleError(
-        `stage ${stage} works on microbatch ${m} on several ranks: ${names}`,
-        "put them on one rank: a backward needs what its forward kept there",
-        { rank, action: name(first) },
-      );
-    }
-    const isSplit = kinds.has(I) || kinds.has(W);
-    if (kinds.has(B) && isSplit) {
-      const extra = name(kinds.has(I) ? I : W);
-      throw new ScheduleError(
-        `rank ${rank} runs both ${name(B)} and ${extra}, and B already is I and W`,
-        `keep ${name(B)}, or ${name(I)} and ${name(W)}`,
-        { rank, action: extra },
-      );
-    }
-    const kind = (isSplit ? [F, I, W] : [F, B]).find((wanted) => !kinds.has(wanted));
-    if (kind === undefined) return;
-    const has = [...kinds.keys()].map(name).join(", ") || "nothing of it";
-    const nowhere = rank === null || rank === undefined;
-    throw new ScheduleError(
-      `${name(kind)} is missing: ` + (nowhere ? "no rank runs any of it" : `rank ${repr(rank)} runs ${has}`),
-      `add ${name(kind)} to ` + (nowhere ? `a row with stage ${stage}` : `rank ${repr(rank)}'s row`) + (kind === B ? ` (or ${name(I)} and ${name(W)})` : ""),
-      { rank, action: name(kind) },
-    );
-  }
-
-  /** Within a row, F before B or I, and I before W. */
-  function checkOrder(schedule) {
-    schedule.rows.forEach((row, rank) => {
-      const done = new Set();
-      row.forEach(({ parts }, position) => {
-        for (const part of parts) {
-          const own = needs(part, schedule.numStages).pop();
-          if (!own || own.stage !== part.stage) continue;
-          if (own.kinds.some((kind) => done.has(`${own.stage}${kind}${own.microbatch}`))) continue;
-          const text = textOf(part), needed = `${own.stage}${own.kinds.join("/")}${own.microbatch}`;
-          throw new ScheduleError(
-            `rank ${rank} runs ${text} before ${needed}, which it needs`,
-            `move ${needed} in front of ${text}`,
-            { rank, position, action: text },
-          );
-        }
-        for (const part of parts) done.add(textOf(part));
-      });
-    });
-  }
-
-  /** Run the rows as far as they go. Returns, per rank that can't finish, the id of the action it is stuck at. */
-  function stuckAt(schedule) {
-    const { bounds, kinds } = schedule.columns;
-    const nothing = new Float64Array(kinds.length);
-    const { reached } = run(schedule, nothing, nothing);
-    return new Map(range(schedule.numRanks).filter((r) => reached[r] < bounds[r + 1]).map((r) => [r, reached[r]]));
-  }
-
-  /**
-   * The error for ranks that are stuck: the circle of ranks that wait for each other. It blames a rank that could break
-   * the circle: one whose row has something that is waited for behind what it is stuck at.
-   */
-  function deadlock(schedule, stuck) {
-    const { columns, graph } = schedule;
-    const { ranks } = columns, { dep } = graph, makers = madeBy(columns, graph);
-    const name = (i) => textOf(columns.action(i));
-    const awaited = (rank) => name(makers[stuck.get(rank)]);
-    const holder = (rank) => ranks[dep[stuck.get(rank)]];
-    let rank = Math.min(...stuck.keys());
-    const seen = [];
-    while (!seen.includes(rank)) {
-      seen.push(rank);
-      rank = holder(rank);
-    }
-    const circle = seen.slice(seen.indexOf(rank));
-    const waits = circle.map((r) => `rank ${r} waits at ${name(stuck.get(r))} for ${awaited(r)}`);
-    const waiter = circle.find((r) => awaited(r) !== name(stuck.get(holder(r))));
-    const blamed = holder(waiter), culprit = name(stuck.get(blamed));
-    return new ScheduleError(
-      `deadlock: ${waits.join("; ")}`,
-      `on rank ${blamed}, run ${awaited(waiter)} before ${culprit}`,
-      { rank: blamed, action: culprit },
-    );
-  }
-
-  function checkMemory(schedule, most) {
-    const { columns } = schedule;
-    for (let rank = 0; rank < schedule.numRanks; rank++) {
-      let held = 0;
-      for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
-        const during = held + atStart(columns.kinds[i]);
-        if (during > most) {
-          const text = textOf(columns.action(i));
-          throw new ScheduleError(
-            `memory limit: rank ${rank} holds ${held} forwards' activations when it reaches ${text}, which needs ` +
-              `${during - held} more, and the limit is ${most}`,
-            `run a backward before ${text}, or raise the limit to ${peakInFlight(schedule)[rank]}`,
-            { rank, action: text },
-          );
-        }
-        held = during + atEnd(columns.kinds[i]);
-      }
-    }
-  }
-
-  // ---- schedule_csv.py ---------------------------------------------------------------------------------------------
-
-  const LOWERED = /^(\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD))$/;
-
-  /** The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. */
-  function parseCSV(text, name = "custom") {
-    const rows = cellsOf(text).map((cells, rank) => {
-      const row = [];
-      cells.forEach((raw, column) => {
-        const cell = raw.trim();
-        if (!cell || LOWERED.test(cell)) return;
-        try {
-          row.push(parse(cell));
-        } catch (error) {
-          throw new ScheduleError(
-            `CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
-            "write one action per cell, or leave the cell blank",
-            { rank, action: cell, position: row.length },
-          );
-        }
-      });
-      return row;
-    });
-    if (!rows.some((row) => row.length)) {
-      throw new ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1");
-    }
-    return schedule(rows, name);
-  }
-
-  /** The cells of every line. A cell may be quoted; an empty line is a row without cells. */
-  function cellsOf(text) {
-    const lines = text.split(/\r\n|\r|\n/);
-    if (lines[lines.length - 1] === "") lines.pop();
-    return lines.map((line) => (line === "" ? [] : cellsOfLine(line)));
-  }
-
-  function cellsOfLine(line) {
-    const cells = [""];
-    let isQuoted = false;
-    for (let i = 0; i < line.length; i++) {
-      const c = line[i], last = cells.length - 1;
-      if (c === '"' && isQuoted && line[i + 1] === '"') cells[last] += line[++i];
-      else if (c === '"' && (isQuoted || cells[last] === "")) isQuoted = !isQuoted;
-      else if (c === "," && !isQuoted) cells.push("");
-      else cells[last] += c;
-    }
-    return cells;
-  }
-
-  /** Torch's form, as text: no header, row i is rank i. */
-  const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
-
-  // ---- engine.py, simulate.py --------------------------------------------------------------------------------------
+  // ---- simulator.py -------------------------------------------------------------------------------------------------
 
   /**
    * Run the rows as far as they go: each rank runs its row until it needs an id that hasn't ended, parks there, and is
    * put back when that id ends. Of every id: how long it takes, and how long what it waits for takes to arrive.
    */
-  function run({ numRanks, columns, graph }, durations, lags) {
-    const { bounds } = columns, { dep } = graph;
+  function run({ numRanks, columns: { bounds }, dep }, durations, lags) {
     const position = bounds.slice(0, -1), clock = new Array(numRanks).fill(0);
     const starts = new Float64Array(dep.length), ends = new Float64Array(dep.length);
     const ended = new Uint8Array(dep.length);
@@ -598,39 +268,37 @@ var pplab = (function make() {
       clock[rank] = now;
       position[rank] = i;
     }
-    return { starts, ends, reached: position };
+    if (ended.includes(0)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
+    return { starts, ends };
   }
 
   /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
-  function durationsOf({ numStages, stages, kinds, gates }, costs) {
-    const table = {};
-    for (const kind of [F, B, I, W]) table[kind] = range(numStages).map((stage) => costs.of(kind, stage));
-    const durations = stages.map((stage, i) => table[kinds[i]][stage]);
+  function durationsOf({ kinds, gates }, costs) {
+    const durations = kinds.map(costs.of);
     for (const gate of gates) {
       durations[gate] = 0;
-      durations[gate + 1] = costs.ofOverlap(stages[gate], stages[gate + 1]);
+      durations[gate + 1] = costs.ofOverlap;
     }
     return durations;
   }
 
   /** How long what each id waits for takes to arrive. */
-  function lagsOf({ columns: { ranks }, graph: { dep } }, costs) {
+  function lagsOf({ columns: { ranks }, dep }, costs) {
     return dep.map((d, i) => (d >= 0 && ranks[d] !== ranks[i] ? costs.latency : 0));
   }
 
-  /** The timeline of a schedule: when everything happens, and its figures. Throws ScheduleError if it can't run. */
+  /**
+   * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
+   * placed only what could run; the package says of any rows what is wrong with them.
+   */
   function simulate(schedule, given = costs()) {
-    const { columns, graph, numRanks } = schedule;
-    given.check(schedule.numStages);
-    if (!graph.whole) validate(schedule);
-    const lags = lagsOf(schedule, given);
-    const { starts, ends, reached } = run(schedule, durationsOf(columns, given), lags);
-    if (reached.some((i, rank) => i < columns.bounds[rank + 1])) validate(schedule);
+    const { columns, numRanks } = schedule;
+    const { starts, ends } = run(schedule, durationsOf(columns, given), lagsOf(schedule, given));
     for (const gate of columns.gates) starts[gate] = ends[gate] = starts[gate + 1]; // it stands where its pair starts
-    return timelineOf(schedule, given, { starts, ends, lags }, numRanks);
+    return timelineOf(schedule, given, { starts, ends }, numRanks);
   }
 
-  // ---- timeline.py -------------------------------------------------------------------------------------------------
+  // ---- timeline.py --------------------------------------------------------------------------------------------------
 
   function timelineOf(schedule, costs, times, numRanks) {
     const { columns } = schedule, { starts, ends } = times;
@@ -665,7 +333,7 @@ var pplab = (function make() {
     return timeline;
   }
 
-  // ---- metrics.py --------------------------------------------------------------------------------------------------
+  // ---- metrics.py ---------------------------------------------------------------------------------------------------
 
   /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
   function inFlight({ schedule: { columns }, times: { starts, ends } }, rank) {
@@ -685,7 +353,7 @@ var pplab = (function make() {
 
   /** One longest chain of spans, each of which starts late because of the one before it. First to last. */
   function criticalPath({ schedule, spans, times: { ends, spanOf } }) {
-    const { columns, graph: { dep } } = schedule;
+    const { columns, dep } = schedule;
     const firsts = new Set(columns.bounds.slice(0, -1));
     let i = -1;
     ends.forEach((end, id) => {
@@ -760,8 +428,8 @@ var pplab = (function make() {
    */
   function idle(timeline) {
     const { schedule, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
-    const { columns, graph } = schedule;
-    const { ranks } = columns, { dep } = graph, makers = madeBy(columns, graph);
+    const { columns, dep } = schedule;
+    const { ranks } = columns, makers = madeBy(schedule);
     const found = [];
     const add = (rank, start, end, part, waiting) => found.push({ rank, start, end, part, for: null, ...waiting });
     byRank.forEach((row, rank) => {
@@ -789,7 +457,7 @@ var pplab = (function make() {
     return found;
   }
 
-  // ---- builders/weave.py: what the rows of many schedules are woven from -------------------------------------------
+  // ---- builders/_weave.py: what the rows of many schedules are woven from -------------------------------------------
 
   /** `warmup` forwards, then a forward and a backward in turn, then the backwards left over. */
   function phases(forwards, backwards, warmup) {
@@ -812,16 +480,15 @@ var pplab = (function make() {
     return made.concat(waiting);
   }
 
-  // ---- builders: functions of P, M and options that return rows ----------------------------------------------------
+  // ---- builders: rows for P ranks and M microbatches ----------------------------------------------------------------
 
-  function naive(P, M) {
-    return range(P).map((rank) => range(M).flatMap((m) => [action(rank, F, m), action(rank, B, m)]));
-  }
+  // By the names of the package's registry. The page has the package's own rows of a schedule that is missing here, for
+  // the sizes in book/_ext/pplab_schedules.py, which looks for lines that begin as these do.
+  const builders = {};
 
-  function gpipe(P, M, { reverseBackward = false }) {
-    const order = range(M), back = reverseBackward ? range(M).reverse() : order;
-    return range(P).map((rank) => [...actions(rank, F, order), ...actions(rank, B, back)]);
-  }
+  builders["naive"] = (P, M) => range(P).map((rank) => range(M).flatMap((m) => [action(rank, F, m), action(rank, B, m)]));
+
+  builders["GPipe"] = (P, M) => range(P).map((rank) => [...actions(rank, F, range(M)), ...actions(rank, B, range(M))]);
 
   /** The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards. */
   function cappedRow(rank, cap, M) {
@@ -829,82 +496,50 @@ var pplab = (function make() {
     return phases(actions(rank, F, order), actions(rank, B, order), Math.min(cap, M) - 1);
   }
 
-  function oneFOneB(P, M, { inFlight = null }) {
-    const caps = inFlight === null ? range(P).map((rank) => P - rank) : inFlight;
-    if (caps.length !== P) throw new ScheduleError(`in_flight has ${caps.length} values for ${P} ranks: give one per rank`);
-    caps.forEach((cap, rank) => positiveInt(`in_flight[${rank}]`, cap));
-    return caps.map((cap, rank) => cappedRow(rank, cap, M));
-  }
+  builders["1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, P - rank, M));
 
-  const eagerOneFOneB = (P, M) => range(P).map((rank) => cappedRow(rank, 2 * (P - rank) - 1, M));
+  builders["eager-1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, 2 * (P - rank) - 1, M));
 
-  const zbH1 = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, P - rank, M), rank));
+  builders["ZB-H1"] = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, P - rank, M), rank));
 
-  const zbH2 = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, 2 * (P - rank) - 1, M), 2 * rank));
+  builders["ZB-H2"] = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, 2 * (P - rank) - 1, M), 2 * rank));
 
-  // interleaved.py: stage s on rank s mod P
+  // _interleaved.py: stage s on rank s mod P
 
-  function interleaved(P, M, options) {
-    return loopRows(P, M, options, 2);
-  }
+  builders["Interleaved1F1B"] = (P, M, { stagesPerRank = 2 }) => loopRows(P, M, stagesPerRank, 2);
 
-  function interleavedZeroBubble(P, M, options) {
-    return loopRows(P, M, options, 1).map((row, rank) => splitBackwards(row, rank));
-  }
+  builders["InterleavedZeroBubble"] = (P, M, { stagesPerRank = 2 }) =>
+    loopRows(P, M, stagesPerRank, 1).map((row, rank) => splitBackwards(row, rank));
 
-  function loopedBFS(P, M, { stagesPerRank = 2 }) {
+  builders["LoopedBFS"] = (P, M, { stagesPerRank = 2 }) => {
     const order = range(M), back = range(M).reverse();
     return range(P).map((rank) => {
       const stages = loopStages(rank, P, stagesPerRank);
       const forwards = stages.flatMap((stage) => actions(stage, F, order));
       return [...forwards, ...stages.reverse().flatMap((stage) => actions(stage, B, back))];
     });
-  }
+  };
 
-  function loopRows(P, M, { stagesPerRank = 2, groupSize = null }, warmupPerRank) {
-    const groups = groupsOf(P, M, groupSize);
-    const rows = range(P).map((rank) => {
+  function loopRows(P, M, stagesPerRank, warmupPerRank) {
+    const groups = groupsOf(P, M);
+    return range(P).map((rank) => {
       const stages = loopStages(rank, P, stagesPerRank);
       const most = (stages.length - 1) * groups[0].length + warmupPerRank * (P - 1 - rank);
       const inGroups = (stages, kind) => groups.flatMap((group) => stages.flatMap((stage) => actions(stage, kind, group)));
       return phases(inGroups(stages, F), inGroups([...stages].reverse(), B), Math.min(most, stages.length * M));
     });
-    const last = groups[groups.length - 1].length;
-    if (groupSize !== null && last < groups[0].length && stuckAt(schedule(rows.map((row) => row.map(itemOf)))).size) {
-      throw new ScheduleError(
-        `group_size = ${groupSize} leaves a last group of ${last} for ${P} ranks, and rank 0 would wait for itself: ` +
-          `take a size that divides ${M}, or leave it out`,
-      );
-    }
-    return rows;
   }
 
   const loopStages = (rank, P, stagesPerRank) =>
     range(positiveInt("stages_per_rank", stagesPerRank)).map((v) => rank + v * P);
 
   /** The microbatches in groups that go through a rank's stages together. The first is the largest: warm-ups fit. */
-  function groupsOf(P, M, groupSize) {
-    const sizes = [];
-    if (groupSize === null) {
-      const count = Math.max(1, Math.floor(M / P)), each = Math.floor(M / count), rest = M % count;
-      for (let g = 0; g < count; g++) sizes.push(each + (g < rest ? 1 : 0));
-    } else {
-      if (positiveInt("group_size", groupSize) < Math.min(P, M)) {
-        throw new ScheduleError(
-          `group_size must be at least P = ${P}, got ${groupSize}: fewer microbatches than ranks don't fill the loop, ` +
-            "and rank 0 would wait for itself",
-        );
-      }
-      for (let first = 0; first < M; first += groupSize) sizes.push(Math.min(groupSize, M - first));
-    }
-    let first = 0;
-    return sizes.map((size) => {
-      first += size;
-      return range(size).map((i) => first - size + i);
-    });
+  function groupsOf(P, M) {
+    const count = Math.max(1, Math.floor(M / P)), each = Math.floor(M / count), rest = M % count;
+    return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
   }
 
-  // v_shape.py: stages r and 2P-1-r on rank r
+  // _v_shape.py: stages r and 2P-1-r on rank r
 
   /** A stage as its rank sees it: how much of each kind it has been given, and what comes next. */
   function local(stage, firstMicrobatch = 0) {
@@ -918,10 +553,10 @@ var pplab = (function make() {
     return { next, given };
   }
 
-  function zbV(P, M) {
+  builders["ZBVZeroBubble"] = (P, M) => {
     const enough = Math.max(M, 2 * P - 1);
     return range(P).map((rank) => zbVRow(rank, P, enough).filter((a) => a.microbatch < M));
-  }
+  };
 
   function zbVRow(rank, P, M) {
     const down = local(rank), up = local(2 * P - 1 - rank), row = [];
@@ -942,24 +577,23 @@ var pplab = (function make() {
     return row;
   }
 
-  // controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
+  // _controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
 
   const INTERVAL = 6; // units that a microbatch's F, I and W take on a rank with two stages
 
-  function vHalf(P, M, options) {
+  builders["V-Half"] = (P, M, { costs: given = costs() }) => {
     const gap = P % 2 === 0 ? 3 : 0;
     const block = range(P).map((r) => [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]);
-    return fastest(block, M, options);
-  }
+    return fastest(block, M, given);
+  };
 
-  function vMin(P, M, options) {
+  builders["V-Min"] = (P, M, { costs: given = costs() }) => {
     const gap = P % 3 === 0 ? 2 : 0;
     const block = range(P).map((r) => [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]);
-    return fastest(block, M, options);
-  }
+    return fastest(block, M, given);
+  };
 
-  function fastest(block, M, { costs: given = costs() }) {
-    given.check(2 * block.length);
+  function fastest(block, M, given) {
     let best = null, least = 0;
     for (const rows of candidates(block, M)) {
       const { makespan } = simulate(schedule(rows.map((row) => row.map(itemOf))), given);
@@ -1061,9 +695,9 @@ var pplab = (function make() {
     return Math.max(...plan.map(({ action }) => (held += change(action))));
   }
 
-  // dualpipe.py
+  // _dualpipe.py
 
-  function dualPipe(P, M) {
+  builders["DualPipe"] = (P, M) => {
     if (P % 2) {
       throw new ScheduleError(
         `DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`,
@@ -1080,14 +714,14 @@ var pplab = (function make() {
       const [near, far] = rank > mirror ? streams.reverse() : streams;
       return dualRow(near, far, Math.min(rank, mirror), P / 2, M / 2, Math.abs(rank - mirror) === 1);
     });
-  }
+  };
 
-  function dualPipeV(P, M) {
+  builders["DualPipeV"] = (P, M) => {
     if (M < 2 * P) {
       throw new ScheduleError(`DualPipeV on ${P} ranks needs at least 2P = ${2 * P} microbatches, got ${M}`);
     }
     return range(P).map((rank) => dualRow(local(rank), local(2 * P - 1 - rank), rank, P, M, rank === P - 1));
-  }
+  };
 
   /**
    * The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
@@ -1125,19 +759,18 @@ var pplab = (function make() {
     return row.concat(waiting); // 8
   }
 
-  // search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
+  // _search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
 
   // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
   // ranks one array of P times 3M of them.
   const FORWARD = 0, INPUT = 1, WEIGHT = 2, NOTHING = -1, KINDS = [F, I, W];
 
-  const zb1P = (P, M, options) => searched(P, M, options, P);
+  builders["ZB-1P"] = (P, M, { costs: given = costs() }) => searched(P, M, given, P);
 
-  const zb2P = (P, M, options) => searched(P, M, options, 2 * P);
+  builders["ZB-2P"] = (P, M, { costs: given = costs() }) => searched(P, M, given, 2 * P);
 
-  function searched(P, M, { costs: given = costs(), limit: most = null }, mostByDefault) {
-    const limit = positiveInt("limit", most === null ? mostByDefault : most);
-    given.check(P);
+  /** The best rows that are found in which no rank holds more than `limit`, which is P at least. */
+  function searched(P, M, given, limit) {
     const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
     let best = null, least = [Infinity, Infinity];
     const offer = (kinds) => {
@@ -1145,8 +778,8 @@ var pplab = (function make() {
       if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
       [best, least] = [kinds.slice(), found];
     };
-    if (limit >= P) offer(kindsOf(zbH1(P, M)));
-    if (limit >= 2 * P - 1) offer(kindsOf(zbH2(P, M)));
+    offer(kindsOf(builders["ZB-H1"](P, M)));
+    if (limit >= 2 * P - 1) offer(kindsOf(builders["ZB-H2"](P, M)));
     for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
     return range(P).map((rank) => {
       const done = [0, 0, 0];
@@ -1184,7 +817,7 @@ var pplab = (function make() {
 
   /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
   function growthOf(P, M, costs, limit) {
-    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const durations = KINDS.map(costs.of);
     const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
     const done = KINDS.map(() => new Int32Array(P));
     const [forwards, inputs, weights] = done;
@@ -1206,7 +839,7 @@ var pplab = (function make() {
       if (!due) return NOTHING;
       const wait = Math.min(forward, backward) - now;
       if (wait === Infinity) return isEager || isFull || inputs[rank] === M ? WEIGHT : NOTHING;
-      return wait >= leastGap * durations[WEIGHT][rank] ? WEIGHT : NOTHING;
+      return wait >= leastGap * durations[WEIGHT] ? WEIGHT : NOTHING;
     }
 
     return (policies) => {
@@ -1231,7 +864,7 @@ var pplab = (function make() {
         }
         row[rank * 3 * M + length[rank]++] = kind;
         done[kind][rank] += 1;
-        const end = (free[rank] = now + durations[kind][rank]);
+        const end = (free[rank] = now + durations[kind]);
         events.push(end, rank);
         if (kind === WEIGHT) continue;
         last[rank] = kind;
@@ -1279,7 +912,7 @@ var pplab = (function make() {
 
   /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
   function measureOf(P, M, costs) {
-    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
+    const durations = KINDS.map(costs.of);
     const ends = [0, 1].map(() => new Float64Array(P * M)), ended = [0, 1].map(() => new Int32Array(P));
     const position = new Int32Array(P), clock = new Float64Array(P), first = new Float64Array(P), busy = new Float64Array(P);
     return (kinds) => {
@@ -1299,7 +932,7 @@ var pplab = (function make() {
               }
             }
             if (i === 0) first[rank] = now;
-            const end = now + durations[kind][rank];
+            const end = now + durations[kind];
             busy[rank] += end - now;
             now = end;
             if (kind !== WEIGHT) ends[kind][rank * M + ended[kind][rank]++] = end;
@@ -1320,128 +953,53 @@ var pplab = (function make() {
     };
   }
 
-  // ---- builders/__init__.py: the registry --------------------------------------------------------------------------
+  // ---- by name ------------------------------------------------------------------------------------------------------
 
-  const ANY = "any number of ranks and microbatches";
-  const ZB = "Qi et al. 2023, arXiv:2401.10241";
-  const CONTROLLABLE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism";
-  const LOOP_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on";
-
-  const SEARCH_RULES = `${ANY}; one stage per rank; seconds for some thousand actions`;
-
-  const builders = [
-    { name: "naive", rows: naive, rules: ANY, source: "what splitting a model over devices does by itself" },
-    { name: "GPipe", rows: gpipe, rules: ANY, source: "Huang et al. 2019, arXiv:1811.06965; torch's ScheduleGPipe" },
-    {
-      name: "1F1B",
-      rows: oneFOneB,
-      rules: ANY,
-      source: "PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
-    },
-    { name: "eager-1F1B", rows: eagerOneFOneB, rules: ANY, source: "Zhuang et al. 2023, arXiv:2211.05322" },
-    {
-      name: "Interleaved1F1B",
-      rows: interleaved,
-      rules: LOOP_RULES,
-      placement: "loop",
-      source: "Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
-      aliases: ["interleaved"],
-    },
-    {
-      name: "LoopedBFS",
-      rows: loopedBFS,
-      rules: "any number of ranks, microbatches and stages per rank",
-      placement: "loop",
-      source: "Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
-    },
-    { name: "ZB-H1", rows: zbH1, rules: ANY, source: ZB },
-    { name: "ZB-H2", rows: zbH2, rules: `${ANY}; pays off from M = 2P-1 on`, source: ZB },
-    { name: "ZB-1P", rows: zb1P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
-    { name: "ZB-2P", rows: zb2P, rules: SEARCH_RULES, source: `${ZB}, section 3`, searched: true },
-    {
-      name: "InterleavedZeroBubble",
-      rows: interleavedZeroBubble,
-      rules: LOOP_RULES,
-      placement: "loop",
-      source: "torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
-    },
-    {
-      name: "ZBVZeroBubble",
-      rows: zbV,
-      rules: `${ANY}; pays off from M = 2P-1 on`,
-      placement: "V",
-      source: `${ZB}; torch's ScheduleZBVZeroBubble`,
-      aliases: ["ZB-V", "ZBV"],
-    },
-    {
-      name: "V-Half",
-      rows: vHalf,
-      rules: `${ANY}; no gap in the steady state where W + 2I >= 2F and W + 2F >= 2I`,
-      placement: "V",
-      source: CONTROLLABLE,
-    },
-    {
-      name: "V-Min",
-      rows: vMin,
-      rules: `${ANY}; made for F = I = W, much slower when they differ`,
-      placement: "V",
-      source: CONTROLLABLE,
-    },
-    {
-      name: "DualPipe",
-      rows: dualPipe,
-      rules: "an even number of ranks P; an even number of microbatches, at least 2P: each end gets half of them",
-      placement: "bidirectional",
-      source: "DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
-    },
-    {
-      name: "DualPipeV",
-      rows: dualPipeV,
-      rules: "at least 2P microbatches: fewer don't fill the V",
-      placement: "V",
-      source: "Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
-    },
-  ];
-
-  const schedules = builders.map(
-    ({ name, rules, source, placement = "one stage per rank", aliases = [], searched = false }) => ({
-      name,
-      aliases,
-      rules,
-      source,
-      placement,
-      stagesPerRank: placement === "loop",
-      searched,
-    }),
-  );
+  /** What the package says of a schedule: {name, aliases, rules, source, options, placement}. Undefined: it has none. */
+  const find = (name) =>
+    schedules.find((each) => [each.name, ...each.aliases].some((known) => known.toLowerCase() === name.toLowerCase()));
 
   /**
    * Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
    * while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected.
    */
-  function build(name, { numRanks, numMicrobatches, ...options }) {
-    const wanted = String(name).toLowerCase();
-    const found = builders.find((b) => [b.name, ...(b.aliases || [])].some((alias) => alias.toLowerCase() === wanted));
-    if (!found) {
-      const known = builders.map((b) => b.name).join(", ");
-      throw new ScheduleError(`${repr(String(name))} is not in the page yet: it knows ${known}`);
+  function build(name, { numRanks: P, numMicrobatches: M, ...options }) {
+    const found = find(name);
+    if (!found) throw new ScheduleError(`unknown schedule ${repr(name)}: known: ${schedules.map((each) => each.name).join(", ")}`);
+    positiveInt("num_ranks", P);
+    positiveInt("num_microbatches", M);
+    const make = builders[found.name];
+    const rows = make ? make(P, M, options).map((row) => row.map(itemOf)) : packageRows(found, P, M, options);
+    return schedule(rows, found.name);
+  }
+
+  /** The package's own rows of a schedule that has none here, which the page has for some sizes. */
+  function packageRows({ name, options, rows }, P, M, { stagesPerRank }) {
+    if (options.includes("costs")) {
+      throw new ScheduleError(`${name} is not in the page yet: its order depends on the costs. Build it with the package`);
     }
-    positiveInt("num_ranks", numRanks);
-    positiveInt("num_microbatches", numMicrobatches);
-    const rows = found.rows(numRanks, numMicrobatches, options);
-    return schedule(rows.map((row) => row.map(itemOf)), found.name);
+    const found = rows[options.includes("stages_per_rank") ? [P, M, stagesPerRank] : [P, M]];
+    if (!found) {
+      const sizes = Object.keys(rows).map((size) => size.replaceAll(",", " x "));
+      throw new ScheduleError(
+        `the page has ${name} for some sizes only, not for ${P} ranks and ${M} microbatches: it has ${sizes.join(", ")}. ` +
+          "Build others with the package",
+      );
+    }
+    if (typeof found === "string") throw new ScheduleError(found); // why the package refuses them
+    return found.map((row) => row.split(" "));
   }
 
   return {
     make, // its source is what a worker starts from: pages opened from a file can load no script there
     ScheduleError,
     schedules,
+    builders,
+    find,
     costs,
     build,
     schedule,
-    validate,
     parse,
-    parseCSV,
     toCSV,
     simulate,
     inFlight,
@@ -1454,4 +1012,4 @@ var pplab = (function make() {
     numMessages,
     copies,
   };
-})();
+})(pplabSchedules);

@@ -6,7 +6,7 @@
   "use strict";
 
   const { short, percent, escaped, listed } = pplabChart;
-  const { DEFAULTS, OVERLAP, PER, decode, encode, number, builderOf, scheduleOf, timelineOf } = pplabSettings;
+  const { DEFAULTS, OVERLAP, PER, decode, encode, number, takes, scheduleOf, timelineOf } = pplabSettings;
 
   // ---- controls ----------------------------------------------------------------------------------------------------
 
@@ -78,11 +78,13 @@
       const rows = t.byRank.map((row, rank) =>
         `<tr><th scope="row">rank ${rank}</th><td>${short(t.busy[rank])}</td><td>${short(t.makespan - t.busy[rank])}</td>` +
         `<td>${t.peakInFlight[rank]}</td><td class="pplab-row">${row.map((s) => escaped(s.item.text)).join(" ")}</td></tr>`);
+      const { rules, source } = pplab.find(t.schedule.name);
       const path = pplab.criticalPath(t).map((s) => escaped(s.item.text)).join(" ");
       return (
         `<table class="pplab-rows"><caption>${escaped(t.schedule.name)}</caption><thead><tr><td></td><th scope="col">busy</th>` +
         `<th scope="col">idle</th><th scope="col">peak in flight</th><th scope="col">actions in order</th></tr></thead>` +
-        `<tbody>${rows.join("")}</tbody></table><p>Critical path: ${path}</p><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
+        `<tbody>${rows.join("")}</tbody></table><p>Critical path: ${path}</p>` +
+        `<p>It takes ${escaped(rules)}. Source: ${escaped(source)}.</p><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
         `${encodeURIComponent(pplab.toCSV(t.schedule))}">${escaped(t.schedule.name)}.csv</a>, as torch and ` +
         `<code>pplab.Schedule.from_csv</code> read it</p>`
       );
@@ -208,7 +210,7 @@
     }
 
     const names = () => [state.schedule, state.compare].filter(Boolean);
-    const takesStages = () => names().some((name) => builderOf(name)?.stagesPerRank);
+    const takesStages = () => names().some((name) => takes(name, "stages_per_rank"));
 
     /** Build, simulate and draw what the state says; the last good chart stays, dimmed, while there is none. */
     function update() {

@@ -214,8 +214,8 @@ pplab.play = (() => {
       const made = madeFor(state, need);
       begin = Math.max(begin, made.end + (made.rank === rank ? 0 : level.costs.latency));
     }
-    const { stage, kind } = item.parts[0];
-    const end = begin + level.costs.of(kind, stage);
+    const [{ kind }] = item.parts;
+    const end = begin + level.costs.of(kind);
     const span = { id: state.spans.length, rank, position: row.length, item, start: begin, end };
     return { state: { level, moves: [...state.moves, [rank, item.text]], spans: [...state.spans, span] }, refused: null };
   }
@@ -315,7 +315,6 @@ pplab.play = (() => {
     levels,
     level,
     start,
-    refusal,
     place,
     undo,
     replay,

@@ -27,7 +27,7 @@ var pplabSettings = (() => {
       const kind = typeof DEFAULTS[name];
       state[name] = kind === "number" ? number(value) : kind === "boolean" ? value !== "false" : value;
     }
-    for (const name of ["schedule", "compare"]) state[name] = builderOf(state[name])?.name || state[name];
+    for (const name of ["schedule", "compare"]) state[name] = pplab.find(state[name])?.name || state[name];
     return state;
   }
 
@@ -50,17 +50,16 @@ var pplabSettings = (() => {
     return state.per === "stage" ? whole : whole.finer(stages);
   }
 
-  const builderOf = (name) =>
-    pplab.schedules.find((b) => [b.name, ...b.aliases].some((alias) => alias.toLowerCase() === name.toLowerCase()));
+  /** Whether the schedule `name` has that option in the package. */
+  const takes = (name, option) => Boolean(pplab.find(name)?.options.includes(option));
 
   function optionsOf(state, name) {
     const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
-    const actions = ranks * microbatches * (builderOf(name)?.stagesPerRank ? stagesPerRank : 2) * 2;
+    const actions = ranks * microbatches * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     if (actions > MOST_ACTIONS) {
       throw new pplab.ScheduleError(
         `${ranks} ranks and ${microbatches} microbatches are some ${actions} actions, and the page draws at most ` +
-          `${MOST_ACTIONS}`,
-        "take fewer, or simulate with the package",
+          `${MOST_ACTIONS}; take fewer, or simulate with the package`,
       );
     }
     return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
@@ -70,7 +69,7 @@ var pplabSettings = (() => {
   function timelineOf(state, schedule) {
     const costs = costsOf(state, schedule.numStages / schedule.numRanks);
     if (!["forward", "backward-input", "backward-weight"].some((name) => state[name] > 0)) {
-      throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time", "give one of them a duration");
+      throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time; give one of them a duration");
     }
     return pplab.simulate(schedule, costs);
   }
@@ -78,9 +77,9 @@ var pplabSettings = (() => {
   /** The schedule `name` in the state's sizes; null while it is searched: `done` is called when there is one. */
   function scheduleOf(state, name, done) {
     const options = optionsOf(state, name);
-    const isSearched = builderOf(name)?.searched && options.numRanks >= 1 && options.numMicrobatches >= 1;
+    const isSearched = takes(name, "limit") && options.numRanks >= 1 && options.numMicrobatches >= 1; // within a limit
     if (isSearched) return search(name, options, costsOf(state, 1), done);
-    const stages = builderOf(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
+    const stages = pplab.find(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
     return pplab.build(name, { ...options, costs: costsOf(state, stages) });
   }
 
@@ -99,7 +98,7 @@ var pplabSettings = (() => {
       const here = () => setTimeout(() => finish(attempt(() => pplab.build(name, { ...options, costs: pplab.costs(costs) }))));
       try {
         worker = worker || new Worker(URL.createObjectURL(new Blob([
-          `const pplab = (${pplab.make})();
+          `const pplab = (${pplab.make})(${JSON.stringify(pplab.schedules)});
           onmessage = ({ data: [name, options, costs] }) => {
             try {
               const { rows } = pplab.build(name, { ...options, costs: pplab.costs(costs) });
@@ -112,7 +111,7 @@ var pplabSettings = (() => {
         return;
       }
       worker.onmessage = ({ data }) =>
-        finish(data.rows ? attempt(() => pplab.schedule(data.rows, builderOf(name).name)) : { error: new pplab.ScheduleError(data.message) });
+        finish(data.rows ? attempt(() => pplab.schedule(data.rows, pplab.find(name).name)) : { error: new pplab.ScheduleError(data.message) });
       worker.onerror = (event) => {
         event.preventDefault();
         worker = null;
@@ -152,5 +151,5 @@ var pplabSettings = (() => {
     };
   })();
 
-  return { DEFAULTS, OVERLAP, PER, decode, encode, number, builderOf, scheduleOf, timelineOf };
+  return { DEFAULTS, OVERLAP, PER, decode, encode, number, takes, scheduleOf, timelineOf };
 })();

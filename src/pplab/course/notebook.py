@@ -149,7 +149,8 @@ def explored(
     found = []
     for name in filter(None, (schedule, compare)):
         builder = builders.find(name)
-        options = {"stages_per_rank": stages_per_rank, "costs": costs}
+        per_stage = costs if per == "stage" else costs.finer(2 if builder.placement == "V" else 1)
+        options = {"stages_per_rank": stages_per_rank, "costs": per_stage}
         built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
         finer = 1 if per == "stage" else built.num_stages // built.num_ranks
         found.append(simulate(built, costs.finer(finer)))

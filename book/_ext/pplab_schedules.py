@@ -1,0 +1,53 @@
+"""What the page's explorer knows of the package's schedules, derived from the registry when the page is built.
+
+The page makes the rows of a schedule by itself, for any sizes, where core.js has a function for it. Of a schedule that
+core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+from pplab import validate
+from pplab.builders import ALL, Builder
+
+CORE = Path(__file__).parents[1] / "_static/explorer/core.js"
+TOLD = ("name", "aliases", "rules", "source", "options", "placement")
+SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
+
+
+def script() -> str:
+    """What core.js needs before it: the schedules, as a global."""
+    text = json.dumps(schedules(), separators=(",", ":"))
+    return "var pplabSchedules = " + text.replace("</", "<\\/") + ";"
+
+
+def schedules() -> list[dict]:
+    """What the page is told of each schedule, in the order of the registry; `rows` only where it makes none itself."""
+    made = in_javascript()
+    rows = [{} if builder.name in made else {"rows": package_rows(builder)} for builder in ALL]
+    return [{name: getattr(builder, name) for name in TOLD} | more for builder, more in zip(ALL, rows, strict=True)]
+
+
+def in_javascript() -> set[str]:
+    """The schedules whose rows core.js makes."""
+    return set(re.findall(r'^  builders\["(.+?)"\] = ', CORE.read_text(), re.M))
+
+
+def package_rows(builder: Builder) -> dict[str, list[str] | str]:
+    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses. Empty if costs decide."""
+    if "costs" in builder.options:
+        return {}
+    options = [name for name in SIZES if name in {"num_ranks", "num_microbatches", *builder.options}]
+    found: dict[str, list[str] | str] = {}
+    for sizes in product(*(SIZES[name] for name in options)):
+        try:
+            schedule = builder(**dict(zip(options, sizes, strict=True)))
+            validate(schedule)
+            found[",".join(map(str, sizes))] = [" ".join(map(str, row)) for row in schedule.rows]
+        except ValueError as error:
+            found[",".join(map(str, sizes))] = str(error)
+    return found
