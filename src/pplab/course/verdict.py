@@ -10,9 +10,8 @@ from numbers import Real
 
 from ..costs import Costs
 from ..schedule import Schedule, plural
-from ..simulator import simulate
+from ..simulator import simulate, validate
 from ..timeline import Timeline
-from ..validity import validate
 
 
 class Verdict:

@@ -18,7 +18,7 @@ from ..lab.checkpoint import Checkpoint, Resumed, check_place
 from ..lab.replicas import replicate
 from ..lab.torch_engine import train_torch
 from ..schedule import Schedule
-from ..validity import validate
+from ..simulator import validate
 from .job import Job, train
 from .reduction import REDUCTIONS
 from .shared import PacedLink

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from ..actions import B, F, I, Kind, Overlap, W
-from ..costs import Costs, Memory
+from ..costs import Costs
+from ..footprint import Memory
 from ..lab.profiles import Profile
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
@@ -370,13 +371,9 @@ def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Time
     zero = min(trace.start for trace in traces)
     starts, ends = [], []
     for trace in traces:
-        for item, start, end in trace.actions:
-            start, end = (start - zero) / 1e6, (end - zero) / 1e6
-            if len(item) == 2:
-                starts.append(start)
-                ends.append(start)
-            starts.append(start)
-            ends.append(end)
+        for _, start, end in trace.actions:
+            starts.append((start - zero) / 1e6)
+            ends.append((end - zero) / 1e6)
     others = tuple(
         Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6)
         for rank, trace in enumerate(traces)
