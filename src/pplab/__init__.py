@@ -8,15 +8,15 @@ from importlib import import_module as _import_module
 
 from .actions import Action, Kind, Overlap, parse
 from .builders import build, register
-from .costs import Costs, Link, Memory
+from .costs import Costs, Link
 from .errors import ScheduleError
+from .footprint import Memory, held, in_flight
 from .lowering import lower
-from .metrics import critical_path, held, idle_intervals, in_flight, num_messages, table
+from .metrics import critical_path, num_messages, table
 from .plot import compare, gantt, memory
 from .schedule import Schedule
-from .simulator import simulate
-from .timeline import Span, Timeline
-from .validity import validate
+from .simulator import simulate, validate
+from .timeline import Span, Timeline, idle_intervals
 
 __version__ = "0.1.0"
 

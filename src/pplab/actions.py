@@ -33,7 +33,6 @@ SEND_F, RECV_F, SEND_B, RECV_B = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.REC
 
 COMPUTE = frozenset((F, B, I, W))
 INPUT_GRADIENT = (B, I)  # the kinds that produce the gradient which the previous stage waits for
-WEIGHT_GRADIENT = (B, W)  # the kinds after which a stage's activations are no longer needed
 
 
 class Action(NamedTuple):

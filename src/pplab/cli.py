@@ -12,14 +12,14 @@ from pathlib import Path
 
 from . import builders
 from .actions import Kind
-from .costs import Costs, Link, Memory
+from .costs import Costs, Link
 from .errors import positive_int
+from .footprint import Memory
 from .lab.attribution import Where, calibrate, calibrating, where
 from .metrics import summary
 from .schedule import Schedule
-from .simulator import simulate
+from .simulator import simulate, validate
 from .timeline import Timeline
-from .validity import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""How long things take and how much they hold: what a simulation gives to a schedule's actions."""
+"""How long actions and messages take: what a simulation gives to a schedule."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _per_stage(name, value))
+                object.__setattr__(self, name, per_stage(name, value))
         works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
         if not any(any(each) if isinstance(each, tuple) else each for each in works):
             raise ValueError(
@@ -81,14 +81,15 @@ class Costs:
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`."""
         if kind == F:
-            return _at(self.forward, stage)
+            return of_stage(self.forward, stage)
         if kind == W:
-            return _at(self.backward_weight, stage)
+            return of_stage(self.backward_weight, stage)
         if kind == I:
-            return _at(self.backward_input, stage) + _at(self.recompute, stage)
+            return of_stage(self.backward_input, stage) + of_stage(self.recompute, stage)
         if self.backward is not None:
-            return _at(self.backward, stage) + _at(self.recompute, stage)
-        return _at(self.backward_input, stage) + _at(self.backward_weight, stage) + _at(self.recompute, stage)
+            return of_stage(self.backward, stage) + of_stage(self.recompute, stage)
+        halves = of_stage(self.backward_input, stage) + of_stage(self.backward_weight, stage)
+        return halves + of_stage(self.recompute, stage)
 
     def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
         """How long a forward takes that is overlapped with a full backward."""
@@ -112,7 +113,7 @@ class Costs:
 
     def occupancy(self, kind: Kind, stage: int, bandwidth: float) -> float:
         """How long the message that `kind` on `stage` produces keeps a link of that bandwidth busy."""
-        return _at(self.message, stage if kind == F else stage - 1) / bandwidth
+        return of_stage(self.message, stage if kind == F else stage - 1) / bandwidth
 
     @property
     def has_queues(self) -> bool:
@@ -140,7 +141,7 @@ class Costs:
     def check(self, num_stages: int, num_ranks: int) -> None:
         """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks."""
         for name in _PER_STAGE:
-            _check_length(name, getattr(self, name), num_stages)
+            check_length(name, getattr(self, name), num_stages)
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
                 raise ValueError(
@@ -153,55 +154,8 @@ _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recom
 _PER_STAGE = (*_DURATIONS, "message")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one value per stage.
-
-    - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
-    - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
-    - `recomputed`: what comes on top while B or I runs, when activations are computed again.
-    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees what it doesn't need.
-    - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
-    """
-
-    activation: PerStage = 1
-    weight_input: PerStage | None = None
-    recomputed: PerStage = 0
-    parameters: PerStage = 0
-    while_input_gradient: PerStage = 0
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        for name in _HELD:
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _per_stage(name, value))
-
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError unless every list of per-stage values has `num_stages` values."""
-        for name in _HELD:
-            _check_length(name, getattr(self, name), num_stages)
-
-    def changes(self, stage: int) -> dict[Kind, tuple[float, float]]:
-        """By how much a stage's holding changes when an action of that kind starts, and when it ends."""
-        whole, again = _at(self.activation, stage), _at(self.recomputed, stage)
-        kept = whole if self.weight_input is None else _at(self.weight_input, stage)
-        during = again + _at(self.while_input_gradient, stage)
-        return {F: (whole, 0), B: (again, -again - whole), I: (during, -during - whole + kept), W: (0, -kept)}
-
-    def kept_share(self, stage: int) -> float:
-        """How much of a stage's activations stays after I, as a share."""
-        whole = _at(self.activation, stage)
-        return 1 if self.weight_input is None or not whole else _at(self.weight_input, stage) / whole
-
-    def constant(self, stages: Sequence[int]) -> float:
-        """What a rank with these stages holds all the time."""
-        return sum(_at(self.parameters, stage) for stage in stages)
-
-
-_HELD = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
-
-
-def _per_stage(name: str, value: PerStage) -> PerStage:
+def per_stage(name: str, value: PerStage) -> PerStage:
+    """The value, checked: a number of at least 0, or a tuple of them."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_number(name, x) for x in value)
     return _number(name, value)
@@ -213,14 +167,16 @@ def _number(name: str, value: object) -> float:
     return value
 
 
-def _check_length(name: str, value: PerStage | None, num_stages: int) -> None:
+def check_length(name: str, value: PerStage | None, num_stages: int) -> None:
+    """Raise ValueError unless a list of values has one for every stage."""
     if isinstance(value, tuple) and len(value) != num_stages:
         raise ValueError(
             f"{name} has {len(value)} values for {num_stages} stages: give one per stage, or a single number"
         )
 
 
-def _at(value: PerStage, stage: int) -> float:
+def of_stage(value: PerStage, stage: int) -> float:
+    """The value of one stage."""
     return value[stage] if isinstance(value, tuple) else value
 
 

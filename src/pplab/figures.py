@@ -1,8 +1,8 @@
-"""A figure in the forms in which a notebook keeps it, so that it is seen wherever the notebook is opened.
+"""Figures and schedules in the forms in which a notebook keeps them, to be seen wherever the notebook is opened.
 
-The book's page takes SVG in its own colours. It is kept under a type of its own: as HTML, JupyterLab would show what is
-left of it in a notebook that nobody has trusted yet, the chart's words without the chart; as SVG, nbconvert would need
-Inkscape for a PDF. Everybody else takes the picture, which is on white, and who can't see it the sentence.
+Of a figure, the book's page takes SVG in its own colours. It is kept under a type of its own: as HTML, JupyterLab would
+show what is left of it in a notebook that nobody has trusted yet, the chart's words without the chart; as SVG,
+nbconvert would need Inkscape for a PDF. Everybody else takes the picture, which is on white, and who can't see it the sentence.
 """
 
 from __future__ import annotations
@@ -14,15 +14,31 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from . import palette
+from .actions import Action, Overlap, parts
+from .plot import gantt, ink, shade
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
+
+    from .schedule import Schedule
+    from .timeline import Timeline
 
 PAGE = "application/vnd.pplab.page+html"
 Bundle = tuple[dict[str, str], dict[str, dict[str, object]]]  # data and metadata, by MIME type
 
 _SHARPNESS = 1.5  # of a picture's pixels per pixel of the screen
 _COLOURS = 64  # charts have few, and a small palette makes a small file
+
+
+def timeline_bundle(timeline: Timeline) -> Bundle:
+    """A timeline's Gantt chart."""
+    from matplotlib import pyplot as plt
+
+    figure = gantt(timeline).figure
+    plt.close(figure)  # or the notebook shows it once more
+    return figure_bundle(figure)
 
 
 def figure_bundle(figure: Figure, include: object = None, exclude: object = None) -> Bundle:
@@ -86,3 +102,32 @@ def alternative_text(figure: Figure) -> str:
             label = ": ".join(filter(None, (ax.get_title() or ax.get_title(loc="left"), axes)))
         said.append(label)
     return ". ".join(filter(None, said))
+
+
+_MOST_CELLS = 64  # of a row
+_TABLE = "border-collapse:separate;border-spacing:2px;margin:0;font:12px/1.7 sans-serif;width:auto"
+_CAPTION = "text-align:left;caption-side:top;white-space:nowrap"
+_HEAD = "text-align:right;padding:0 .6em 0 0;font-weight:normal;white-space:nowrap"
+_CELL = "padding:0 .35em;text-align:center;border:0;border-radius:3px;white-space:nowrap"
+
+
+def schedule_html(schedule: Schedule) -> str:
+    """A schedule as a grid of coloured cells. It shows order, not time: a simulation shows when things happen."""
+    lines = []
+    for rank, row in enumerate(schedule.rows):
+        stages = schedule.stages_of(rank)
+        cells = "".join(_cell(item, stages) for item in row[:_MOST_CELLS])
+        more = f"<td>… {len(row) - _MOST_CELLS} more</td>" if len(row) > _MOST_CELLS else ""
+        lines.append(f'<tr><th scope="row" style="{_HEAD}">rank {rank}</th>{cells}{more}</tr>')
+    return (
+        f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption style="{_CAPTION}">'
+        f"{html.escape(repr(schedule)[10:-1])}</caption><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _cell(item: Action | Overlap, stages: Sequence[int]) -> str:
+    """One table cell: colour is the kind, a lighter shade a later stage of the rank."""
+    fills = [shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(item)]
+    fill = fills[0] if len(fills) == 1 else f"linear-gradient(135deg,{fills[0]} 50%,{fills[1]} 50%)"
+    text = "&amp;".join(str(a) for a in parts(item))
+    return f'<td style="{_CELL};background:{fill};color:{ink(fills[0])}">{text}</td>'

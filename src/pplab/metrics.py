@@ -1,107 +1,28 @@
-"""What a timeline means: what each idle interval waits for, the critical path, what is held, and a table."""
+"""What a timeline means: the critical path, how many messages cross, and a table of schedules."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from .actions import Action, Overlap, parts
-from .costs import Memory
-from .deps import made_by, outgoing
+from .actions import parts
+from .deps import outgoing
 from .schedule import Schedule
 from .timeline import Span, Timeline
 
 
-@dataclass(frozen=True)
-class Idle:
-    """A stretch of time in which a rank does nothing."""
-
-    rank: int
-    start: float
-    end: float
-    phase: str  # "fill" before the rank's first action, "drain" after its last, "inner" between
-    waits_for: Action | None = None  # what it needs from another rank; None when draining or ready
-    on_rank: int | None = None
-    until: float | None = None  # when that ends; what it makes arrives later
-
-    def __str__(self) -> str:
-        when = f"rank {self.rank} is idle from {self.start:g} to {self.end:g}"
-        if self.phase == "drain":
-            return f"{when}: it has nothing left to do"
-        if self.waits_for is None:
-            return f"{when}: it could go on"
-        if self.until >= self.end:
-            return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
-        return f"{when}: it waits for what {self.waits_for} on rank {self.on_rank} has made by {self.until:g}"
-
-
-def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
-    """Every idle interval of every rank, with what it waits for."""
-    schedule, starts, ends = timeline.schedule, timeline.starts, timeline.ends
-    columns, gates = schedule.columns, set(schedule.columns.gates)
-    dep, makers, ranks = schedule.graph.dep, made_by(columns, schedule.graph), columns.ranks()
-    found = []
-    for rank in range(schedule.num_ranks):
-        now, phase = 0, "fill"
-        for i in range(*columns.bounds[rank : rank + 2]):
-            if i in gates:
-                continue
-            if starts[i] > now:
-                users = (i - 1, i) if i - 1 in gates else (i,)
-                last = max(
-                    (u for u in users if dep[u] >= 0 and ranks[dep[u]] != rank), key=lambda u: ends[dep[u]], default=-1
-                )
-                awaited = (columns.action(makers[last]), ranks[dep[last]], ends[dep[last]]) if last >= 0 else ()
-                found.append(Idle(rank, now, starts[i], phase, *awaited))
-            now, phase = ends[i], "inner"
-        if now < timeline.makespan:
-            found.append(Idle(rank, now, timeline.makespan, "drain"))
-    return tuple(found)
-
-
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     """One longest chain of actions, each of which starts late because of the one before it. First to last."""
-    columns, dep, starts, ends = timeline.schedule.columns, timeline.schedule.graph.dep, timeline.starts, timeline.ends
-    firsts, gates, ranks = set(columns.bounds[:-1]), set(columns.gates), columns.ranks()
-    i = max((i for i in range(len(ends)) if i not in gates), key=ends.__getitem__)
+    graph, spans, ends = timeline.schedule.graph, timeline.spans, timeline.ends
+    firsts = set(graph.columns.bounds)
+    i = max(range(len(ends)), key=ends.__getitem__)
     path = []
     while i >= 0:
-        first = i - 1 if i - 1 in gates else i
-        item = columns.action(i) if first == i else Overlap(columns.action(first), columns.action(i))
-        path.append(Span(ranks[i], item, starts[i], ends[i]))
-        # an overlap's needs are those of both its halves
-        awaited = max((d for d in dep[first : i + 1] if d >= 0), key=ends.__getitem__, default=-1)
-        i = -1 if first in firsts else first - 1
-        if awaited >= 0 and (i < 0 or path[-1].start > ends[i]):
-            i = awaited
+        path.append(spans[i])
+        last = max((graph.id_of(maker) for _, maker in graph.awaited(i)), key=ends.__getitem__, default=-1)
+        before = -1 if i in firsts else i - 1
+        i = last if last >= 0 and (before < 0 or path[-1].start > ends[before]) else before
     return tuple(reversed(path))
-
-
-def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
-    """Per rank, how many forwards' activations are held over time: times and the count from each on.
-
-    Held from the start of F until the end of B, or of W when the backward is split.
-    """
-    return held(timeline, Memory())
-
-
-def held(timeline: Timeline, memory: Memory) -> tuple[tuple[list[float], list[float]], ...]:
-    """Per rank, what is held over time, in the unit of `memory`: times and what is held from each on."""
-    schedule = timeline.schedule
-    memory.check(schedule.num_stages)
-    curves = []
-    for rank in range(schedule.num_ranks):
-        times, amounts = [0], [memory.constant(schedule.stages_of(rank))]
-        for i, both in enumerate(schedule.held(rank, memory), schedule.columns.bounds[rank]):
-            for time, amount in zip((timeline.starts[i], timeline.ends[i]), both, strict=True):
-                if time == times[-1]:
-                    amounts[-1] = amount
-                elif amount != amounts[-1]:
-                    times.append(time)
-                    amounts.append(amount)
-        curves.append((times, amounts))
-    return tuple(curves)
 
 
 def num_messages(schedule: Schedule) -> int:

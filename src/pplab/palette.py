@@ -28,21 +28,3 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went
 }
 # What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
 CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
-
-
-def shade(colour: str, step: int, steps: int) -> str:
-    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
-    share = 0.33 * step / max(steps - 1, 1)
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
-
-
-def ink(fill: str) -> str:
-    """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
-    linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in _channels(fill)]
-    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "#ffffff" if luminance < 0.179 else "#111111"
-
-
-def _channels(colour: str) -> list[float]:
-    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

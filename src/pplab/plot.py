@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import Kind, parts
-from .costs import Memory
-from .metrics import critical_path, held, idle_intervals
-from .timeline import Span, Timeline
+from .footprint import Memory, held
+from .timeline import Span, Timeline, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +47,8 @@ def _chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
     if path:
+        from .metrics import critical_path
+
         _draw_path(ax, critical_path(timeline))
     ax.set_label(describe(timeline))
 
@@ -145,7 +146,7 @@ def _title(timeline: Timeline) -> str:
 
 def fill_of(timeline: Timeline, span: Span) -> list[str]:
     stages = timeline.schedule.stages_of(span.rank)
-    return [palette.shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action)]
+    return [shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action)]
 
 
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
@@ -171,7 +172,7 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
                     ha="center",
                     va="center_baseline",
                     fontsize=LABEL_SIZE,
-                    color=palette.ink(fill),
+                    color=ink(fill),
                     clip_on=True,
                 )
     for (fill, bottom, height), places in bars.items():
@@ -242,3 +243,21 @@ def _legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
         handlelength=1.2,
         columnspacing=1.2,
     )
+
+
+def shade(colour: str, step: int, steps: int) -> str:
+    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
+    share = 0.33 * step / max(steps - 1, 1)
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
+
+
+def ink(fill: str) -> str:
+    """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
+    linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in _channels(fill)]
+    luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#ffffff" if luminance < 0.179 else "#111111"
+
+
+def _channels(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import html
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 
-from . import palette, schedule_csv
-from .actions import Action, Overlap, parse, parts
-from .costs import Memory
-from .deps import Columns, Graph, build_graph
+from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W, parse
+from .footprint import Memory
 
-_MOST_CELLS = 64  # of a row, in the HTML form
+Row = Sequence[Action | Overlap]
+NOBODY, SEVERAL = -1, -2  # in place of the id that waits for a message
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,32 +44,8 @@ class Schedule:
 
     @cached_property
     def graph(self) -> Graph:
-        """What every action waits for, in integers (computed once)."""
-        return build_graph(self.columns)
-
-    @property
-    def copies(self) -> int:
-        """Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is bidirectional."""
-        return max(len(place) if isinstance(place, tuple) else 1 for place in self.placement)
-
-    @cached_property
-    def replicas(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism.
-
-        >>> Schedule([["0F0", "0B0"], ["0F1", "0B1"]]).replicas
-        ((0,), (1,))
-        """
-        if self.copies == 1:
-            return (tuple(range(self.num_ranks)),)
-        found: list[tuple[list[int], set[int]]] = []  # ranks, and the microbatches that they work on
-        for rank in range(self.num_ranks):
-            first, end = self.columns.bounds[rank : rank + 2]
-            ranks, microbatches = [rank], set(self.columns.microbatches[first:end])
-            for other in [other for other in found if not other[1].isdisjoint(microbatches)]:
-                found.remove(other)
-                ranks, microbatches = other[0] + ranks, other[1] | microbatches
-            found.append((ranks, microbatches))
-        return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in found))
+        """What every item waits for, in integers (computed once)."""
+        return Graph.of(self.columns)
 
     @property
     def num_ranks(self) -> int:
@@ -98,15 +75,37 @@ class Schedule:
         places = (tuple(holders[stage]) for stage in range(self.num_stages))
         return tuple(place[0] if len(place) == 1 else place for place in places)
 
-    def home(self) -> dict[tuple[int, int], int]:
-        """The rank of every (stage, microbatch)."""
-        columns = self.columns
-        return dict(zip(zip(columns.stages, columns.microbatches, strict=True), columns.ranks(), strict=True))
+    @property
+    def copies(self) -> int:
+        """Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is bidirectional."""
+        return max(len(place) if isinstance(place, tuple) else 1 for place in self.placement)
+
+    @cached_property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism.
+
+        >>> Schedule([["0F0", "0B0"], ["0F1", "0B1"]]).replicas
+        ((0,), (1,))
+        """
+        if self.copies == 1:
+            return (tuple(range(self.num_ranks)),)
+        found: list[tuple[list[int], set[int]]] = []  # ranks, and the microbatches that they work on
+        for rank in range(self.num_ranks):
+            ranks, microbatches = [rank], set(self.columns.of_rank(rank, self.columns.microbatches))
+            for other in [other for other in found if not other[1].isdisjoint(microbatches)]:
+                found.remove(other)
+                ranks, microbatches = other[0] + ranks, other[1] | microbatches
+            found.append((ranks, microbatches))
+        return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in found))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, lowest first."""
-        first, end = self.columns.bounds[rank : rank + 2]
-        return tuple(sorted(set(self.columns.stages[first:end])))
+        return tuple(sorted(set(self.columns.of_rank(rank, self.columns.stages))))
+
+    def home(self) -> dict[tuple[int, int], int]:
+        """The rank of every (stage, microbatch)."""
+        columns = self.columns
+        return dict(zip(zip(columns.stages, columns.microbatches, strict=True), columns.ranks, strict=True))
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
@@ -122,18 +121,7 @@ class Schedule:
         if not isinstance(memory, Memory):
             memory = Memory(activation=tuple(memory))
         memory.check(self.num_stages)
-        return tuple(max(held for held, _ in self.held(rank, memory)) for rank in range(self.num_ranks))
-
-    def held(self, rank: int, memory: Memory) -> Iterator[tuple[float, float]]:
-        """What a rank holds while each of its ids runs, and after it: (during, after). That depends on order alone."""
-        changes = [memory.changes(stage) for stage in range(self.num_stages)]
-        now = memory.constant(self.stages_of(rank))
-        first, end = self.columns.bounds[rank : rank + 2]
-        for kind, stage in zip(self.columns.kinds[first:end], self.columns.stages[first:end], strict=True):
-            at_start, at_end = changes[stage][kind]
-            during = now + at_start
-            now = during + at_end
-            yield during, now
+        return tuple(max(during for during, _ in memory.levels(row)) for row in self.rows)
 
     @classmethod
     def from_csv(cls, source: str | Path, name: str = "custom") -> Schedule:
@@ -142,10 +130,14 @@ class Schedule:
         What a lowered file adds (sends, receives, sharding) is left out: `pplab.lower` derives communication from the
         computation. Raises ScheduleError with row, column and what was expected for a cell that isn't an action.
         """
+        from . import schedule_csv
+
         return cls(schedule_csv.read(source), name)
 
     def to_csv(self) -> str:
         """PyTorch's CSV form, as text: no header, row i is rank i."""
+        from . import schedule_csv
+
         return schedule_csv.write(self.rows)
 
     def __repr__(self) -> str:
@@ -160,8 +152,7 @@ class Schedule:
     def __str__(self) -> str:
         """A text grid: one line per rank, actions in order, aligned by their place in the row."""
         cells = [[str(item) for item in row] for row in self.rows]
-        columns = max(map(len, cells))
-        widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(columns)]
+        widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))]
         label = len(str(len(cells) - 1))
         lines = [
             f"rank {rank:>{label}}  " + " ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip()
@@ -170,31 +161,144 @@ class Schedule:
         return "\n".join([repr(self)[10:-1], *lines])
 
     def _repr_html_(self) -> str:
-        """The grid as coloured cells. It shows order, not time: simulate the schedule to see when things happen."""
-        lines = []
-        for rank, row in enumerate(self.rows):
-            stages = self.stages_of(rank)
-            cells = "".join(_cell(item, stages) for item in row[:_MOST_CELLS])
-            more = f"<td>… {len(row) - _MOST_CELLS} more</td>" if len(row) > _MOST_CELLS else ""
-            lines.append(f'<tr><th scope="row" style="{_HEAD}">rank {rank}</th>{cells}{more}</tr>')
-        return (
-            f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption style="{_CAPTION}">'
-            f"{html.escape(repr(self)[10:-1])}</caption><tbody>{''.join(lines)}</tbody></table></div>"
-        )
+        """The grid as coloured cells. It shows order, not time."""
+        from .figures import schedule_html
+
+        return schedule_html(self)
 
 
-_TABLE = "border-collapse:separate;border-spacing:2px;margin:0;font:12px/1.7 sans-serif;width:auto"
-_CAPTION = "text-align:left;caption-side:top;white-space:nowrap"
-_HEAD = "text-align:right;padding:0 .6em 0 0;font-weight:normal;white-space:nowrap"
-_CELL = "padding:0 .35em;text-align:center;border:0;border-radius:3px;white-space:nowrap"
+@dataclass(frozen=True)
+class Columns:
+    """The actions of all rows as flat lists, which a pass over millions of actions reads.
+
+    Items have ids, counted along rank 0's row, then rank 1's, and so on: an overlap has one, like any action. The lists
+    have an entry per id, the item's action (an overlap's forward), and behind those one per overlap, its backward.
+    """
+
+    bounds: tuple[int, ...]  # rank r's ids are range(bounds[r], bounds[r + 1])
+    stages: list[int]  # of every entry
+    kinds: list[Kind]
+    microbatches: list[int]
+    ranks: list[int]
+    overlaps: list[int]  # their ids; the backward of the k-th is entry bounds[-1] + k
+    num_stages: int
+    num_microbatches: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Columns:
+        """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of at least 0."""
+        items, overlaps = list(chain.from_iterable(rows)), []
+        stages = [*map(itemgetter(0), items)]
+        if Action in set(map(type, stages)):  # an overlap's forward stands where a stage should
+            overlaps = [i for i, item in enumerate(items) if type(item) is Overlap]
+            backwards = [items[i].backward for i in overlaps]
+            items = [item.forward if type(item) is Overlap else item for item in items] + backwards
+            stages = [*map(itemgetter(0), items)]
+        kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
+        ranks = list(chain.from_iterable([rank] * len(row) for rank, row in enumerate(rows)))
+        ranks += [ranks[i] for i in overlaps]
+        counts = _count("stage", stages), _count("microbatch", microbatches)
+        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, ranks, overlaps, *counts)
+
+    def of_rank(self, rank: int, column: list) -> list:
+        """What a rank's entries have in a column."""
+        first, end = self.bounds[rank : rank + 2]
+        behind = slice(*(self.bounds[-1] + bisect_left(self.overlaps, i) for i in (first, end)))
+        return column[first:end] + column[behind]
 
 
-def _cell(item: Action | Overlap, stages: Sequence[int]) -> str:
-    """One table cell: colour is the kind, a lighter shade a later stage of the rank."""
-    fills = [palette.shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(item)]
-    fill = fills[0] if len(fills) == 1 else f"linear-gradient(135deg,{fills[0]} 50%,{fills[1]} 50%)"
-    text = "&amp;".join(str(a) for a in parts(item))
-    return f'<td style="{_CELL};background:{fill};color:{palette.ink(fills[0])}">{text}</td>'
+def _count(name: str, column: list[int]) -> int:
+    """One more than the largest of a column, all of whose values must be whole and at least 0."""
+    values = set(column)
+    if set(map(type, column)) - {int} or min(values, default=0) < 0:
+        wrong = next(x for x in column if type(x) is not int or x < 0)
+        raise ValueError(f"an action's {name} must be a whole number of at least 0, got {wrong!r}")
+    return max(values, default=-1) + 1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Who waits for whom: `deps.needs` in integers, for millions of items, found by where they stand in a list.
+
+    A microbatch makes 2S hops, down through S stages and back up. The list has a block of M slots for each hop, and in
+    it a slot for each microbatch. So what waits for a message stands one block, M slots, behind what makes it:
+
+        block     0      1      2    ...     S         S+1     ...  2S-1    2S    2S+1
+               (empty)   F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B1 --> B0  (empty)
+
+    An I stands where the B would. A W waits for no message, only for its turn: the blocks of W lie behind all these,
+    each between two empty ones.
+    """
+
+    columns: Columns
+    waits: list[int]  # of every id: for how many messages it waits, two at most
+    users: list[int]  # of every id: the id that waits for its message, NOBODY, or SEVERAL
+    several: dict[int, tuple[int, ...]]  # of what makes two messages, or one for an overlap: whom they are for
+    slots: list[int]  # of every entry
+    entries: list[int]  # of every slot, or -1
+    whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
+
+    @classmethod
+    def of(cls, columns: Columns) -> Graph:
+        """Find who waits for whom. Linear; never raises: see `whole`."""
+        S, M, n = columns.num_stages, columns.num_microbatches, columns.bounds[-1]
+        end = (2 * S + 1) * M  # of the hops
+        first = dict.fromkeys(Kind, [(4 * S + 1) * M] * S)  # of a kind's blocks, by stage; communication has none
+        first[F] = [*range(M, (S + 1) * M, M)]
+        first[B] = first[I] = [*range(2 * S * M, S * M, -M)]
+        first[W] = [*range(end + M, (4 * S + 2) * M, 2 * M)]
+        each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
+        slots = [first[kind][stage] + m for kind, stage, m in each]
+        entries = [-1] * ((4 * S + 3) * M)
+        for entry, slot in enumerate(slots):
+            entries[slot] = entry
+        each_once = entries.count(-1) == len(entries) - len(slots) and -1 not in entries[M:end]
+        whole = each_once and _is_paired(columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W)))
+        waits = [2 * M <= slot < end for slot in slots]
+        users = [entries[slot + M] for slot in slots]
+        graph = cls(columns, waits, users, {}, slots, entries, whole)
+        for backward, i in enumerate(columns.overlaps, n):
+            waits[i] += waits[backward]
+            graph.several[i] = tuple(graph.id_of(users[half]) for half in (i, backward) if users[half] >= 0)
+            for _, maker in graph.awaited(i):
+                graph.several.setdefault(graph.id_of(maker), (i,))
+        for i in graph.several:
+            users[i] = SEVERAL
+        del users[n:], waits[n:]
+        return graph
+
+    def awaited(self, i: int) -> list[tuple[int, int]]:
+        """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""
+        k = bisect_left(self.columns.overlaps, i)
+        halves = [i, self.columns.bounds[-1] + k] if i in self.columns.overlaps[k : k + 1] else [i]
+        makers = [self.entries[self.slots[entry] - self.columns.num_microbatches] for entry in halves]
+        return [(entry, maker) for entry, maker in zip(halves, makers, strict=True) if maker >= 0]
+
+    def id_of(self, entry: int) -> int:
+        """The id of an entry's item."""
+        return entry if entry < self.columns.bounds[-1] else self.columns.overlaps[entry - self.columns.bounds[-1]]
+
+    def action(self, entry: int) -> Action:
+        """The action of an entry."""
+        return Action(self.columns.stages[entry], self.columns.kinds[entry], self.columns.microbatches[entry])
+
+
+def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
+    """Whether a stage's work on a microbatch is on one rank, with a W after every I and none after a B.
+
+    For actions of which none is doubled, and no F or backward is missing. `blocks`: entries of every stage's F, of its
+    B or I, and of its W.
+    """
+    kinds, ranks, found = columns.kinds, columns.ranks, set(columns.kinds)
+    places = sum(len(set(columns.of_rank(rank, columns.stages))) for rank in range(len(columns.bounds) - 1))
+    if places == columns.num_stages and found == {F, B}:
+        return True
+    for of_stage in zip(*blocks, strict=True):
+        for f, b, w in zip(*of_stage, strict=True):
+            follows = w > b and ranks[w] == ranks[b]
+            if ranks[f] != ranks[b] or (w >= 0 and not follows) or follows != (kinds[b] is I):
+                return False
+    return found <= COMPUTE
 
 
 def plural(count: int, noun: str) -> str:
@@ -205,8 +309,7 @@ def plural(count: int, noun: str) -> str:
 def _checked_row(rank: int, row: Sequence[Action | Overlap | str]) -> tuple[Action | Overlap, ...]:
     """The row with every item an action or an overlap; text is parsed."""
     row = tuple(row)
-    types = set(map(type, row))
-    if not types <= {Action, Overlap}:
+    if not set(map(type, row)) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [item for item in row if type(item) not in (Action, Overlap)]:
             raise ValueError(f"rank {rank}: {strange[0]!r} is not an action: expected pplab.Action or text such as 0F3")

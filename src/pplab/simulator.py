@@ -1,28 +1,75 @@
 """When everything happens: run a schedule's rows against the clock.
 
-A rank runs its row in order. An action starts when the rank is free and what it waits for has arrived: the end of the
-action it depends on, plus, when that ran on another rank, the time on the way. Sending costs the sender nothing.
+One loop, `run`, tells whether a schedule can run at all, when its actions start and end, and where it gets stuck.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import inf
 
-from . import engine
 from .actions import COMPUTE
 from .costs import Costs
-from .deps import Columns, made_by
-from .schedule import Schedule
+from .errors import positive_int
+from .footprint import Memory
+from .schedule import NOBODY, Columns, Graph, Schedule
 from .timeline import Timeline
-from .validity import validate
+
+Times = list[float | None]
+Send = Callable[[int, int, int, int, float], float]
+
+
+def run(
+    graph: Graph, durations: Sequence[float], latency: Sequence[Sequence[float]], send: Send | None = None
+) -> tuple[Times, Times, list[int]]:
+    """When every item starts and ends, None where it never comes to it, and at which id each rank has stopped.
+
+    Every rank runs its row until an item waits for a message that isn't there yet. Who sends it wakes the rank up.
+    An item takes `durations[id]`, a message `latency[source][target]`, and on narrow links first what `send` says.
+    """
+    bounds, ranks, users, several = graph.columns.bounds, graph.columns.ranks, graph.users, graph.several
+    starts, ends = [None] * len(users), [None] * len(users)
+    missing, arrived = graph.waits.copy(), [0] * len(users)  # of every id: messages to come, and when the last one came
+    clock, at = [0] * (len(bounds) - 1), list(bounds[:-1])  # of every rank: its time, and the id at which it stands
+    awake = list(range(len(clock)))
+    while awake:
+        rank = awake.pop()
+        now, lag = clock[rank], latency[rank]
+        for i in range(at[rank], bounds[rank + 1]):
+            if missing[i]:
+                at[rank] = i
+                break
+            if arrived[i] > now:
+                now = arrived[i]
+            starts[i] = now
+            ends[i] = now = now + durations[i]
+            user = users[i]
+            if user >= 0 and send is None:  # nearly always: one message, and its receiver waits for no other
+                target = ranks[user]
+                arrived[user], missing[user] = now + lag[target], 0
+                if at[target] == user:
+                    awake.append(target)
+            elif user != NOBODY:
+                for half, other in enumerate(several.get(i, (user,))):  # an overlap sends two and waits for two
+                    target = ranks[other]
+                    left = now if send is None else send(rank, target, i, half, now)
+                    arrived[other] = max(arrived[other], left + lag[target])
+                    missing[other] -= 1
+                    if at[target] == other:
+                        awake.append(target)
+        else:
+            at[rank] = bounds[rank + 1]
+        clock[rank] = now
+    return starts, ends, at
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Predict the timeline of `schedule` under `costs` (all ones when left out).
 
-    One pass over the actions, linear in their number. Raises ScheduleError for a schedule that can't run, ValueError
-    for costs that don't fit it.
+    Linear in the number of actions. Sending costs the sender nothing. Raises ScheduleError for a schedule that can't
+    run, ValueError for costs that don't fit it.
 
     >>> from pplab import build
     >>> simulate(build("1F1B", num_ranks=4, num_microbatches=8)).makespan
@@ -32,71 +79,97 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     costs.check(schedule.num_stages, schedule.num_ranks)
     if not schedule.graph.whole:
         validate(schedule)
-    durations, lags = durations_of(schedule.columns, costs), lags_of(schedule, costs)
-    if costs.has_queues:
-        starts, ends = engine.run_with_queues(schedule, durations, lags, *_queued(schedule, costs))
-    else:
-        starts, ends = engine.run(schedule, durations, lags)
-    if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
+    latency = latencies_of(schedule.num_ranks, costs)
+    send = queueing(schedule.columns, costs) if costs.has_queues else None
+    starts, ends, at = run(schedule.graph, durations_of(schedule.columns, costs), latency, send)
+    if at != [*schedule.columns.bounds[1:]]:
         validate(schedule)
-    for gate in schedule.columns.gates:  # it has done its part: let it stand where its pair starts
-        starts[gate] = ends[gate] = starts[gate + 1]
     return Timeline(schedule, starts, ends, unit=costs.unit)
 
 
+def validate(
+    schedule: Schedule,
+    *,
+    max_in_flight: int | None = None,
+    memory: Memory | None = None,
+    limit: float | Sequence[float] | None = None,
+) -> None:
+    """Raise ScheduleError unless every rank can run its row to the end: every action is there once, in an order that
+    never waits in a circle, within a memory limit.
+
+    The error is of the first fault, with the rank, the action, the cause and what to change. `max_in_flight`: the most
+    forwards whose activations one rank may hold at once (see `Schedule.peak_in_flight`). `limit`: the most that one
+    rank may hold, or one value per rank, in the unit of `memory`. Linear in the number of actions.
+    """
+    if schedule.copies > 1 or not all(schedule.rows):
+        from .faults import check_placement
+
+        check_placement(schedule)
+    if not schedule.graph.whole or stuck_at(schedule):
+        from .faults import explain
+
+        explain(schedule)
+    if max_in_flight is not None:
+        _limit(schedule, Memory(), positive_int("max_in_flight", max_in_flight), "forwards' activations")
+    if limit is not None:
+        _limit(schedule, memory or Memory(), limit, memory.unit if memory else "forwards' activations")
+
+
+def stuck_at(schedule: Schedule) -> dict[int, int]:
+    """Of every rank that can't finish its row: the id of the item at which it is stuck. For a `whole` graph."""
+    bounds, P = schedule.columns.bounds, schedule.num_ranks
+    *_, at = run(schedule.graph, [0] * bounds[-1], [[0] * P] * P)
+    return {rank: i for rank, i in enumerate(at) if i < bounds[rank + 1]}
+
+
+def _limit(schedule: Schedule, memory: Memory, limit: float | Sequence[float], unit: str) -> None:
+    limits = list(limit) if isinstance(limit, Sequence) else [limit] * schedule.num_ranks
+    if len(limits) != schedule.num_ranks:
+        raise ValueError(
+            f"limit has {len(limits)} values for {schedule.num_ranks} ranks: give one per rank, or a number"
+        )
+    for rank, (peak, most) in enumerate(zip(schedule.peak_held(memory), limits, strict=True)):
+        if peak > most:
+            from .faults import over_limit
+
+            raise over_limit(schedule, rank, memory, most, unit)
+
+
 def durations_of(columns: Columns, costs: Costs) -> list[float]:
-    """How long every id takes. Of an overlap, the gate takes none and the pair takes it all."""
+    """How long every id takes."""
     stages = range(columns.num_stages)
     table = {kind: [costs.of(kind, stage) for stage in stages] for kind in COMPUTE}
     durations = [table[kind][stage] for kind, stage in zip(columns.kinds, columns.stages, strict=True)]
-    for gate in columns.gates:
-        durations[gate], durations[gate + 1] = 0, costs.of_overlap(columns.stages[gate], columns.stages[gate + 1])
-    return durations
+    of_overlap = cache(costs.of_overlap)
+    for backward, i in enumerate(columns.overlaps, columns.bounds[-1]):
+        durations[i] = of_overlap(columns.stages[i], columns.stages[backward])
+    return durations[: columns.bounds[-1]]
 
 
-def lags_of(schedule: Schedule, costs: Costs) -> list[float]:
-    """How long what each id waits for takes to arrive, queues aside."""
-    columns = schedule.columns
-    if not costs.has_latency and not costs.has_queues:
-        return [0] * len(columns.kinds)
-    dep, ranks = schedule.graph.dep, columns.ranks()
-    latency = [[costs.latency] * schedule.num_ranks for _ in schedule.rows]  # from, to
+def latencies_of(num_ranks: int, costs: Costs) -> list[list[float]]:
+    """How long a message is on its way from rank to rank, `latency[source][target]`, queues aside."""
+    latency = [[costs.latency] * num_ranks for _ in range(num_ranks)]
     for (source, target), link in costs.links.items():
         latency[source][target] = link.latency
-    for rank, row in enumerate(latency):
-        row[rank] = 0
-    lags = [latency[ranks[d]][rank] if d >= 0 else 0 for d, rank in zip(dep, ranks, strict=True)]
-    return lags
+    for rank in range(num_ranks):
+        latency[rank][rank] = 0
+    return latency
 
 
-def messages(schedule: Schedule) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Of every id, which message it waits for, or -1; and which messages leave at its end, with the rank they go to.
+def queueing(columns: Columns, costs: Costs) -> Send:
+    """What tells `run` when a message has passed its link: those of one link pass one after the other.
 
-    A message is named by the id that made it, and what the forward half of an overlap makes by the gate's: it leaves
-    first when the pair ends. What stays on a rank is a message to itself.
+    A link's messages leave in the order of its source's row, so that no other clock decides.
     """
-    columns, ranks = schedule.columns, schedule.columns.ranks()
-    dep = made_by(columns, schedule.graph)
-    sends: list[list[tuple[int, int]]] = [[] for _ in dep]
-    for i, (d, maker) in enumerate(zip(schedule.graph.dep, dep, strict=True)):
-        if d >= 0:
-            sends[d].append((maker, ranks[i]))
-    for gate in columns.gates:
-        sends[gate + 1].sort()
-    return dep, sends
+    backwards = {i: backward for backward, i in enumerate(columns.overlaps, columns.bounds[-1])}
+    free: dict[tuple[int, int], float] = defaultdict(int)  # when a link is free again
 
+    def send(source: int, target: int, i: int, half: int, now: float) -> float:
+        if source == target or (link := costs.link(source, target)).bandwidth == inf:
+            return now
+        entry = backwards[i] if half else i
+        takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link.bandwidth)
+        free[source, target] = passed = max(now, free[source, target]) + takes
+        return passed
 
-def _queued(schedule: Schedule, costs: Costs) -> tuple[list[int], list[list[engine.Send]]]:
-    """`messages` with the links that they pass."""
-    columns, ranks = schedule.columns, schedule.columns.ranks()
-    dep, leaving = messages(schedule)
-    free: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0])
-
-    def send(message: int, target: int) -> engine.Send:
-        rank = ranks[message]
-        if rank == target or (link := costs.link(rank, target)).bandwidth == inf:
-            return engine.Send(message, [0], 0)
-        occupancy = costs.occupancy(columns.kinds[message], columns.stages[message], link.bandwidth)
-        return engine.Send(message, free[rank, target], occupancy)
-
-    return dep, [[send(*each) for each in of_id] for of_id in leaving]
+    return send

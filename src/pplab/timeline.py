@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import pairwise
-from operator import add
+from operator import add, sub
 from pathlib import Path
 from typing import NamedTuple
 
-from .actions import Action, Overlap, parse, parts
-from .deps import incoming, outgoing
+from .actions import Action, Overlap, parse
 from .schedule import Schedule
 
 
@@ -29,8 +27,9 @@ class Span(NamedTuple):
 class Timeline:
     """The start and end of every action of a schedule, and what else the ranks did.
 
-    `starts` and `ends` are in the order of `schedule.columns` (in `unit`, from 0). `others` are spans beside the
-    schedule: waiting for a message (its receive action), the optimizer's step.
+    `starts` and `ends` have one value for each item of rank 0's row, in order, then of rank 1's, and so on (in `unit`,
+    from 0): an overlap has one of each, like any action. `others` are spans beside the schedule: waiting for a message
+    (its receive action), the optimizer's step.
     """
 
     schedule: Schedule
@@ -48,8 +47,8 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """Per rank, the time spent in actions."""
-        ranks = range(self.schedule.num_ranks)
-        return tuple(total(end - start for start, end in self._row(rank)) for rank in ranks)
+        lasted = list(map(sub, self.ends, self.starts))
+        return tuple(total(lasted[first:end]) for first, end in pairwise(self.schedule.columns.bounds))
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -90,15 +89,8 @@ class Timeline:
 
     def spans_of(self, rank: int) -> list[Span]:
         """A rank's actions with start and end, in order."""
-        row = self.schedule.rows[rank]
-        return [Span(rank, item, start, end) for item, (start, end) in zip(row, self._row(rank), strict=True)]
-
-    def _row(self, rank: int) -> Iterator[tuple[float, float]]:
-        """(start, end) of every item of a rank's row. An overlap's gate is no item of its own."""
-        ids = range(*self.schedule.columns.bounds[rank : rank + 2])
-        if gates := set(self.schedule.columns.gates):
-            ids = [i for i in ids if i not in gates]
-        return ((self.starts[i], self.ends[i]) for i in ids)
+        row, (first, end) = self.schedule.rows[rank], self.schedule.columns.bounds[rank : rank + 2]
+        return [Span(rank, *each) for each in zip(row, self.starts[first:end], self.ends[first:end], strict=True)]
 
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""
@@ -116,14 +108,7 @@ class Timeline:
     def from_dict(cls, data: dict) -> Timeline:
         """The timeline that `to_dict` wrote."""
         schedule = Schedule(data["rows"], data["schedule"])
-        times = [(start, end) for _, _, start, end in data["spans"]]
-        starts, ends = [], []
-        items = iter(times)
-        for row in schedule.rows:
-            for item in row:
-                start, end = next(items)
-                starts += [start] * (1 + isinstance(item, Overlap))
-                ends += [start, end] if isinstance(item, Overlap) else [end]
+        starts, ends = [start for _, _, start, _ in data["spans"]], [end for *_, end in data["spans"]]
         others = tuple(
             Span(rank, _action_or_label(text), start, end) for rank, text, start, end in data.get("others", ())
         )
@@ -134,21 +119,59 @@ class Timeline:
 
         A simulation without a unit shows one of its units as one millisecond.
         """
-        Path(path).write_text(json.dumps({"traceEvents": chrome_events(self), "displayTimeUnit": "ms"}))
+        from .perfetto import events_of, write
+
+        write(path, events_of(self))
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
         """Its Gantt chart."""
-        from matplotlib import pyplot as plt
+        from .figures import timeline_bundle
 
-        from .figures import figure_bundle
-        from .plot import gantt
+        return timeline_bundle(self)
 
-        figure = gantt(self).figure
-        plt.close(figure)  # or the notebook shows it once more
-        return figure_bundle(figure)
+
+@dataclass(frozen=True)
+class Idle:
+    """A stretch of time in which a rank does nothing."""
+
+    rank: int
+    start: float
+    end: float
+    phase: str  # "fill" before the rank's first action, "drain" after its last, "inner" between
+    waits_for: Action | None = None  # what it needs from another rank; None when draining or ready
+    on_rank: int | None = None
+    until: float | None = None  # when that ends; what it makes arrives later
+
+    def __str__(self) -> str:
+        when = f"rank {self.rank} is idle from {self.start:g} to {self.end:g}"
+        if self.phase == "drain":
+            return f"{when}: it has nothing left to do"
+        if self.waits_for is None:
+            return f"{when}: it could go on"
+        if self.until >= self.end:
+            return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
+        return f"{when}: it waits for what {self.waits_for} on rank {self.on_rank} has made by {self.until:g}"
+
+
+def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
+    """Every idle interval of every rank, with what it waits for."""
+    columns, graph, ends = timeline.schedule.columns, timeline.schedule.graph, timeline.ends
+    found = []
+    for rank, (first, end) in enumerate(pairwise(columns.bounds)):
+        now, phase = 0, "fill"
+        for i in range(first, end):
+            if timeline.starts[i] > now:
+                made = {m: ends[graph.id_of(m)] for _, m in graph.awaited(i) if columns.ranks[m] != rank}
+                last = max(made, key=made.__getitem__, default=None)
+                awaited = () if last is None else (graph.action(last), columns.ranks[last], made[last])
+                found.append(Idle(rank, now, timeline.starts[i], phase, *awaited))
+            now, phase = ends[i], "inner"
+        if now < timeline.makespan:
+            found.append(Idle(rank, now, timeline.makespan, "drain"))
+    return tuple(found)
 
 
 def total(values: Iterable[float]) -> float:
@@ -161,34 +184,3 @@ def _action_or_label(text: str) -> Action | Overlap | str:
         return parse(text)
     except ValueError:
         return text
-
-
-MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
-
-
-def chrome_events(timeline: Timeline) -> list[dict]:
-    """The timeline in Chrome's trace event format, times in microseconds."""
-    scale = MICROSECONDS.get(timeline.unit, 1e3)
-    num_stages = timeline.schedule.num_stages
-    events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
-    events += [
-        {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
-        for rank in range(timeline.schedule.num_ranks)
-    ]
-    for category, spans in (("schedule", timeline.spans), ("other", timeline.others)):
-        for rank, action, start, end in spans:
-            slot = {"pid": 0, "tid": rank, "ts": start * scale, "dur": (end - start) * scale}
-            events.append({"ph": "X", "name": str(action), "cat": category, **slot})
-
-    users = {incoming(a, num_stages): span for span in timeline.spans for a in parts(span.action)}
-    for span in timeline.spans:
-        for action in parts(span.action):
-            message = outgoing(action, num_stages)
-            user = message and users[message.receive]
-            if user and user.rank != span.rank:
-                flow = {"pid": 0, "cat": "message", "name": str(message.receive), "id": str(message.send)}
-                # An arrow binds to the slice around its time: just before the producer's end, at the user's start.
-                leave = span.end - 1e-3 * (span.end - span.start)
-                events.append({"ph": "s", "tid": span.rank, "ts": leave * scale, **flow})
-                events.append({"ph": "f", "bp": "e", "tid": user.rank, "ts": user.start * scale, **flow})
-    return events

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from pplab.runtime.checks import check_job, check_transport
 
 import pplab as pp
 from pplab import models
-from pplab.runtime.checks import check_job, check_transport
 from pplab.runtime.devices import choose_transport
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

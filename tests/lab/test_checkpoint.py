@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pplab.runtime.checks import check_job
 from torch import nn
 
 import modules
@@ -21,7 +22,6 @@ import pplab as pp
 from pplab import models
 from pplab.lab import checkpoint
 from pplab.runtime import Checkpoint, CheckpointError, Pool, RankError
-from pplab.runtime.checks import check_job
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 import torch
+from pplab.runtime.checks import check_job
 from torch import nn
 
 import modules
 import pplab as pp
 from pplab import lab, models
 from pplab.runtime import Pool, RankError
-from pplab.runtime.checks import check_job
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from pplab.runtime.checks import check_job, check_transport
 from torch import nn
 
 import modules
@@ -14,7 +15,6 @@ import pplab as pp
 from pplab.lab.queues import parse_lowered
 from pplab.lab.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
 from pplab.runtime import Pool, RankError
-from pplab.runtime.checks import check_job, check_transport
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from pplab.runtime.trace import Meter
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,7 +15,6 @@ import modules
 from pplab import models
 from pplab.runtime.deferred import Deferred
 from pplab.runtime.stage import Stage, autocast
-from pplab.runtime.trace import Meter
 
 pytestmark = pytest.mark.slow
 

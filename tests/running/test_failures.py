@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pplab.runtime.job import Job, train
 from torch import nn
 
 import modules
 import pplab as pp
 from pplab.runtime import Pool, RankError
-from pplab.runtime.job import Job, train
 
 pytestmark = pytest.mark.slow
 

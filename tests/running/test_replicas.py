@@ -11,6 +11,7 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+from pplab.runtime.job import RankReport, WholeReport
 from torch import nn
 
 import modules
@@ -19,7 +20,6 @@ from conftest import built, random_schedule, slow_simulate
 from pplab import lab, models
 from pplab.actions import parts
 from pplab.runtime import Pool, RankError
-from pplab.runtime.job import RankReport, WholeReport
 from pplab.runtime.report import report_gradients
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)

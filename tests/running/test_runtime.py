@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pplab.runtime.checks import check_job
+from pplab.runtime.job import RankContext, RankReport
+from pplab.runtime.trace import HostClock, Recorder, StepTrace
 from torch import nn
 
 import modules
@@ -17,11 +20,8 @@ import pplab as pp
 from conftest import built, random_schedule
 from pplab import models
 from pplab.runtime import Modules, Pool, RankError, devices
-from pplab.runtime.checks import check_job
 from pplab.runtime.executor import Executor
-from pplab.runtime.job import RankContext, RankReport
 from pplab.runtime.report import make_run
-from pplab.runtime.trace import HostClock, Recorder, StepTrace
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from ..actions import Action, B, F, Kind, actions_of
 from ..errors import positive_int
 from ..schedule import Schedule
-from ..validity import stuck_at
+from ..simulator import stuck_at
 from ._weave import phases, split_backwards
 from .registry import Rows, register
 

@@ -14,8 +14,9 @@ from math import inf
 from typing import NamedTuple
 
 from ..actions import Action, F, I, Kind, W
-from ..costs import Costs, Memory
+from ..costs import Costs
 from ..errors import positive_int
+from ..footprint import Memory
 from ..schedule import Schedule
 from ..simulator import simulate
 from ._zero_bubble import zb_h1, zb_h2

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..costs import Costs
 from ..schedule import Schedule, plural
-from ..simulator import simulate
+from ..simulator import simulate, validate
 from ..timeline import Timeline
-from ..validity import validate
 from .verdict import Verdict, Wrong, checker, readers_code, right, told
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ Every machine idles before an action or after the last one, so each measured gap
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,9 +30,10 @@ from ..actions import Action, B, F, I, Kind, Overlap, W
 from ..costs import Costs, Link, PerStage
 from ..formulas import message_time
 from ..palette import NAME
+from ..perfetto import MICROSECONDS, events_of, write
 from ..schedule import Schedule
 from ..simulator import simulate
-from ..timeline import MICROSECONDS, Timeline, chrome_events, total
+from ..timeline import Timeline, total
 from .link_fit import fit, observe
 
 IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
@@ -92,7 +92,7 @@ class Where:
         """Write the timeline as Chrome trace JSON with more tracks per rank: one of the gaps, named by their largest
         part, and for every part a counter of how much of it there has been so far."""
         scale = MICROSECONDS.get(self.timeline.unit, 1e3)
-        events = chrome_events(self.timeline)
+        events = events_of(self.timeline)
         for rank, gaps in enumerate(self.gaps):
             track = {"pid": 1, "tid": rank}
             events.append({"ph": "M", **track, "name": "thread_name", "args": {"name": f"rank {rank}: why idle"}})
@@ -108,7 +108,7 @@ class Where:
                     counted = {"ts": end * scale, "args": {part: so_far[part]}}
                     events.append({"ph": "C", "pid": 1, "name": name, **counted})
         events.append({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "where the time went"}})
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        write(path, events)
 
     def __str__(self) -> str:
         unit = self.timeline.unit

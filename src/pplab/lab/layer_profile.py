@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ..actions import Action, B, F
-from ..costs import Costs, Memory
+from ..costs import Costs
 from ..errors import positive_int
+from ..footprint import Memory
 from ..models import LayeredModel
 from ..runtime import Pool
 from ..schedule import Schedule

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..builders import build
-from ..costs import Costs, Link, Memory
+from ..costs import Costs, Link
 from ..errors import positive_int
+from ..footprint import Memory
 from ..formulas import ring_all_reduce_time
 from ..schedule import Schedule
 from ..simulator import simulate

@@ -15,7 +15,7 @@ from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from ..costs import Costs, Link, PerStage
-from ..deps import incoming, made_by
+from ..deps import incoming
 from ..timeline import Timeline, total
 
 _STARTS, _ROUNDS = 16, 8  # bandwidths from which a fit is tried, and how often each is made better
@@ -28,7 +28,7 @@ _EXPLAINS = 0.75  # of the squared deviations: what a queue must explain to be b
 class Message(NamedTuple):
     """A message on a link. Its receiver was ready for it from `begun` on, and had it at `there`."""
 
-    maker: int  # the id that made it
+    sent: tuple[int, int]  # the id that made it, and its entry: of an overlap, the forward's leaves first
     size: float  # in the unit of `Costs.message`
     made: float
     begun: float
@@ -38,9 +38,8 @@ class Message(NamedTuple):
 def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, int], list[Message]], list[float]]:
     """Every link's messages in the order of sending, and each rank's mean time from being able to start an action to
     starting it."""
-    schedule, columns = timeline.schedule, timeline.schedule.columns
-    dep, ranks, gates = schedule.graph.dep, columns.ranks(), set(columns.gates)
-    makers, sizes = made_by(columns, schedule.graph), Costs(message=message)
+    schedule, graph, columns = timeline.schedule, timeline.schedule.graph, timeline.schedule.columns
+    sizes = Costs(message=message)
     sizes.check(schedule.num_stages, schedule.num_ranks)
     waits = {
         (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
@@ -50,18 +49,15 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
     for rank in range(schedule.num_ranks):
         free = 0.0
         for i in range(*columns.bounds[rank : rank + 2]):
-            if i in gates:
-                continue
             ready, start = free, timeline.starts[i]
-            halves = (i - 1, i) if i - 1 in gates else (i,)
-            users = [user for user in halves if dep[user] >= 0 and ranks[dep[user]] != rank]
-            since = free if len(users) == 1 else start  # of two messages, nobody knows which one was waited for
-            for user in users:
-                d, maker = dep[user], makers[user]
-                receive = incoming(columns.action(user), schedule.num_stages)
+            awaited = [(user, maker) for user, maker in graph.awaited(i) if columns.ranks[maker] != rank]
+            since = free if len(awaited) == 1 else start  # of two messages, nobody knows which one was waited for
+            for user, maker in awaited:
+                sent = graph.id_of(maker), maker
+                receive = incoming(graph.action(user), schedule.num_stages)
                 begun, there = waits.get((rank, receive), (since, start))
                 size = sizes.occupancy(columns.kinds[maker], columns.stages[maker], 1)
-                found[ranks[d], rank].append(Message(maker, size, timeline.ends[d], begun, there))
+                found[columns.ranks[maker], rank].append(Message(sent, size, timeline.ends[sent[0]], begun, there))
                 ready = max(ready, there)
             late[rank].append(max(0.0, start - ready))
             free = timeline.ends[i]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import COMPUTE, Action, Kind, parts
-from ..plot import LABEL_SIZE, ROW, WIDTH, AxesColumn, describe, dress, fill_of, rank_names
+from ..plot import LABEL_SIZE, ROW, WIDTH, AxesColumn, describe, dress, fill_of, ink, rank_names
 from ..timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _bar(ax: Axes, span: Span, place: tuple[float, float], fill: str, label: str
             ha="center",
             va="center_baseline",
             fontsize=LABEL_SIZE if place[1] > 0.3 else LABEL_SIZE - 2,
-            color=palette.ink(fill),
+            color=ink(fill),
             clip_on=True,
         )
 

@@ -63,12 +63,7 @@ def simulate_lowered(
     costs.check(schedule.num_stages, schedule.num_ranks)
     flow = _Flow(rows, schedule, costs, queue)
     flow.run()
-    ids = {schedule.columns.action(i): i for i in range(len(schedule.columns.kinds))}
-    starts, ends = [0] * len(ids), [0] * len(ids)
-    for item, (start, end) in flow.times.items():
-        halves = parts(item)
-        for half in halves:
-            starts[ids[half]], ends[ids[half]] = start, end if half is halves[-1] else start
+    starts, ends = zip(*(flow.times[item] for row in schedule.rows for item in row), strict=True)
     return Timeline(schedule, starts, ends, unit=costs.unit, others=tuple(flow.messages))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..actions import F, I, Kind, W
-from ..costs import Memory
+from ..footprint import Memory
 from ..schedule import Schedule
 from .listener import Listener
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..costs import Costs
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
-from ..validity import validate
+from ..simulator import validate
 from .workload import Workload, check_divides, loss_scale
 
 if TYPE_CHECKING:

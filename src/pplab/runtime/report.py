@@ -250,13 +250,9 @@ def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Time
     zero = min(trace.start for trace in traces)
     starts, ends = [], []
     for trace in traces:
-        for item, start, end in trace.actions:
-            start, end = (start - zero) / 1e6, (end - zero) / 1e6
-            if len(item) == 2:
-                starts.append(start)
-                ends.append(start)
-            starts.append(start)
-            ends.append(end)
+        for _, start, end in trace.actions:
+            starts.append((start - zero) / 1e6)
+            ends.append((end - zero) / 1e6)
     others = tuple(
         Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6)
         for rank, trace in enumerate(traces)

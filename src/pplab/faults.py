@@ -1,0 +1,178 @@
+"""What is wrong with a schedule that can't run: the first fault, with the rank, the action, the cause and the remedy.
+
+`pplab.validate` comes here once it knows that there is a fault, and not before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import chain
+from math import inf
+from typing import NoReturn
+
+from .actions import COMPUTE, Action, B, F, I, Overlap, W, parts
+from .deps import needs
+from .errors import ScheduleError
+from .footprint import Memory
+from .schedule import Schedule
+from .simulator import stuck_at
+
+
+def explain(schedule: Schedule) -> NoReturn:
+    """Raise the ScheduleError of a schedule's first fault; it has one."""
+    check_placement(schedule)
+    for rank, item, action in _everything(schedule):
+        if action.kind not in COMPUTE:
+            raise ScheduleError(
+                f"rank {rank}: {item} is communication, and a schedule holds computation only",
+                "leave it out: pplab.lower derives sends and receives",
+                rank,
+                item,
+            )
+    _check_actions(schedule)
+    _check_order(schedule)
+    raise _deadlock(schedule)
+
+
+def _everything(schedule: Schedule) -> Iterator[tuple[int, Action | Overlap, Action]]:
+    """Every action with its rank and its item of the row."""
+    return ((rank, item, action) for rank, row in enumerate(schedule.rows) for item in row for action in parts(item))
+
+
+def check_placement(schedule: Schedule) -> None:
+    """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
+    for stage, place in enumerate(schedule.placement):
+        if place == ():
+            raise ScheduleError(
+                f"no rank runs stage {stage}, though the schedule has stages up to {schedule.num_stages - 1}",
+                f"add stage {stage}'s actions, or number the stages without a gap",
+            )
+    for rank, row in enumerate(schedule.rows):
+        if not row:
+            raise ScheduleError(f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank)
+    if schedule.copies == 1 or all(_is_replica(schedule, ranks) for ranks in schedule.replicas):
+        return
+    stage, ranks = next((s, place) for s, place in enumerate(schedule.placement) if type(place) is tuple)
+    runs = [(rank, action) for rank, _, action in _everything(schedule) if action.stage == stage]
+    rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
+    action = next(action for r, action in runs if r == rank)
+    raise ScheduleError(
+        f"rank {rank} runs {action}, but stage {stage} lives on rank {home}",
+        f"move {action} to rank {home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on "
+        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
+        rank,
+        action,
+    )
+
+
+def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:
+    """Whether these ranks hold every stage once, or every stage twice on mirrored ranks."""
+    places = (place if type(place) is tuple else (place,) for place in schedule.placement)
+    held = {tuple(r for r in place if r in ranks) for place in places}
+    mirrored = set(zip(ranks[: len(ranks) // 2], ranks[::-1], strict=False))
+    return held <= mirrored or all(len(place) < 2 for place in held)
+
+
+def _check_actions(schedule: Schedule) -> None:
+    """Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank."""
+    found: dict[tuple[int, int], dict] = defaultdict(dict)  # the kinds of a stage and microbatch, and their ranks
+    for rank, _, action in _everything(schedule):
+        kinds = found[action.stage, action.microbatch]
+        if (other := kinds.get(action.kind)) is not None:
+            twice = f"rank {rank} runs {action} twice" if other == rank else f"{action} is on ranks {other} and {rank}"
+            raise ScheduleError(twice, "remove one of the two", rank, action)
+        kinds[action.kind] = rank
+    homes = {stage: place for stage, place in enumerate(schedule.placement) if type(place) is int}
+    for stage in range(schedule.num_stages):
+        for m in range(schedule.num_microbatches):
+            _check_microbatch(stage, m, found.get((stage, m), {}), homes.get(stage))
+
+
+def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None:
+    rank = next(iter(kinds.values()), home)
+    if len(set(kinds.values())) > 1:
+        names = ", ".join(f"{Action(stage, kind, m)} on rank {r}" for kind, r in kinds.items())
+        raise ScheduleError(
+            f"stage {stage} works on microbatch {m} on several ranks: {names}",
+            "put them on one rank: a backward needs what its forward kept there",
+            rank,
+            Action(stage, next(iter(kinds)), m),
+        )
+    if B in kinds and (I in kinds or W in kinds):
+        extra = Action(stage, I if I in kinds else W, m)
+        raise ScheduleError(
+            f"rank {rank} runs both {Action(stage, B, m)} and {extra}, and B already is I and W",
+            f"keep {Action(stage, B, m)}, or {Action(stage, I, m)} and {Action(stage, W, m)}",
+            rank,
+            extra,
+        )
+    for kind in (F, I, W) if I in kinds or W in kinds else (F, B):
+        if kind not in kinds:
+            missing = Action(stage, kind, m)
+            has = ", ".join(str(Action(stage, k, m)) for k in kinds) or "nothing of it"
+            nowhere = rank is None  # of a stage that two ranks hold, neither runs any of this microbatch
+            row = f"a row with stage {stage}" if nowhere else f"rank {rank}'s row"
+            halves = f" (or {Action(stage, I, m)} and {Action(stage, W, m)})" if kind is B else ""
+            raise ScheduleError(
+                f"{missing} is missing: " + ("no rank runs any of it" if nowhere else f"rank {rank} runs {has}"),
+                f"add {missing} to {row}{halves}",
+                rank,
+                missing,
+            )
+
+
+def _check_order(schedule: Schedule) -> None:
+    """Within a row, F before B or I, and I before W."""
+    for rank, row in enumerate(schedule.rows):
+        done: set[Action] = set()
+        for item in row:
+            for action in parts(item):
+                own = next((need for need in needs(action, schedule.num_stages) if need.stage == action.stage), None)
+                if own and done.isdisjoint(Action(own.stage, kind, own.microbatch) for kind in own.kinds):
+                    raise ScheduleError(
+                        f"rank {rank} runs {action} before {own}, which it needs",
+                        f"move {own} in front of {action}",
+                        rank,
+                        action,
+                    )
+            done.update(parts(item))
+
+
+def _deadlock(schedule: Schedule) -> ScheduleError:
+    """The circle of ranks that wait for each other.
+
+    It blames a rank that could break the circle: one whose row has something that is waited for behind what it is
+    stuck at. There is always one, since actions themselves don't wait in circles.
+    """
+    stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
+    waits: dict[int, tuple[int, int]] = {}  # of a stuck rank: what stands there, and what makes what that waits for
+    for rank, i in stuck.items():
+        waits[rank] = next(each for each in graph.awaited(i) if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf))
+    rank = min(waits)
+    seen: list[int] = []
+    while rank not in seen:
+        seen.append(rank)
+        rank = ranks[waits[rank][1]]
+    circle = seen[seen.index(rank) :]
+    said = [f"rank {r} waits at {graph.action(waits[r][0])} for {graph.action(waits[r][1])}" for r in circle]
+    awaited = next(maker for _, maker in map(waits.get, circle) if waits[ranks[maker]][0] != maker)
+    blamed = ranks[awaited]
+    at = graph.action(waits[blamed][0])
+    remedy = f"on rank {blamed}, run {graph.action(awaited)} before {at}"
+    return ScheduleError("deadlock: " + "; ".join(said), remedy, blamed, at)
+
+
+def over_limit(schedule: Schedule, rank: int, memory: Memory, most: float, unit: str) -> ScheduleError:
+    """The error for a rank whose row can run, and takes it above the `most` that it may hold."""
+    row = list(chain.from_iterable(map(parts, schedule.rows[rank])))
+    levels = list(memory.levels(row))
+    at = next(k for k, (during, _) in enumerate(levels) if during > most)
+    before = levels[at - 1][1] if at else memory.constant(schedule.stages_of(rank))
+    return ScheduleError(
+        f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {row[at]}, which needs "
+        f"{levels[at][0] - before:g} more, and the limit is {most:g}",
+        f"run a backward before {row[at]}, or raise the limit to {max(during for during, _ in levels):g}",
+        rank,
+        row[at],
+    )

@@ -1,0 +1,99 @@
+"""What ranks hold in memory: how much an action adds and frees, how much that makes over time, and its drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .actions import Action, B, F, I, Kind, Overlap, W, parts
+from .costs import PerStage, check_length, of_stage, per_stage
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one value per stage.
+
+    - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
+    - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
+    - `recomputed`: what comes on top while B or I runs, when activations are computed again.
+    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees what it doesn't need.
+    - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
+    """
+
+    activation: PerStage = 1
+    weight_input: PerStage | None = None
+    recomputed: PerStage = 0
+    parameters: PerStage = 0
+    while_input_gradient: PerStage = 0
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        for name in _HELD:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, per_stage(name, value))
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError unless every list of per-stage values has `num_stages` values."""
+        for name in _HELD:
+            check_length(name, getattr(self, name), num_stages)
+
+    def changes(self, stage: int) -> dict[Kind, tuple[float, float]]:
+        """By how much a stage's holding changes when an action of that kind starts, and when it ends."""
+        whole, again = of_stage(self.activation, stage), of_stage(self.recomputed, stage)
+        kept = whole if self.weight_input is None else of_stage(self.weight_input, stage)
+        during = again + of_stage(self.while_input_gradient, stage)
+        return {F: (whole, 0), B: (again, -again - whole), I: (during, -during - whole + kept), W: (0, -kept)}
+
+    def kept_share(self, stage: int) -> float:
+        """How much of a stage's activations stays after I, as a share."""
+        whole = of_stage(self.activation, stage)
+        return 1 if self.weight_input is None or not whole else of_stage(self.weight_input, stage) / whole
+
+    def levels(self, row: Sequence[Action | Overlap]) -> Iterator[tuple[float, float]]:
+        """What a rank holds while each item of its row runs, and after it: (during, after). Order alone decides."""
+        stages = sorted({action.stage for item in row for action in parts(item)})
+        changes = {stage: self.changes(stage) for stage in stages}
+        after = self.constant(stages)
+        for item in row:
+            for stage, kind, _ in parts(item):
+                at_start, at_end = changes[stage][kind]
+                during = after + at_start
+                after = during + at_end
+            yield during, after
+
+    def constant(self, stages: Sequence[int]) -> float:
+        """What a rank with these stages holds all the time."""
+        return sum(of_stage(self.parameters, stage) for stage in stages)
+
+
+_HELD = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
+
+
+def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
+    """Per rank, how many forwards' activations are held over time: times and the count from each on.
+
+    Held from the start of F until the end of B, or of W when the backward is split.
+    """
+    return held(timeline, Memory())
+
+
+def held(timeline: Timeline, memory: Memory) -> tuple[tuple[list[float], list[float]], ...]:
+    """Per rank, what is held over time, in the unit of `memory`: times and what is held from each on."""
+    schedule = timeline.schedule
+    memory.check(schedule.num_stages)
+    curves = []
+    for rank, row in enumerate(schedule.rows):
+        times, amounts = [0], [memory.constant(schedule.stages_of(rank))]
+        for (_, _, start, end), (during, after) in zip(timeline.spans_of(rank), memory.levels(row), strict=True):
+            for time, amount in ((start, during), (end, after)):
+                if time == times[-1]:
+                    amounts[-1] = amount
+                elif amount != amounts[-1]:
+                    times.append(time)
+                    amounts.append(amount)
+        curves.append((times, amounts))
+    return tuple(curves)

@@ -1,0 +1,49 @@
+"""A timeline as Chrome trace JSON, which the Perfetto viewer opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .actions import parts
+from .deps import incoming, outgoing
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
+
+
+def write(path: str | Path, events: Sequence[dict]) -> None:
+    """Write events in Chrome's trace event format."""
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def events_of(timeline: Timeline) -> list[dict]:
+    """The timeline in Chrome's trace event format, times in microseconds."""
+    scale = MICROSECONDS.get(timeline.unit, 1e3)
+    num_stages = timeline.schedule.num_stages
+    events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
+    events += [
+        {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+        for rank in range(timeline.schedule.num_ranks)
+    ]
+    for category, spans in (("schedule", timeline.spans), ("other", timeline.others)):
+        for rank, action, start, end in spans:
+            slot = {"pid": 0, "tid": rank, "ts": start * scale, "dur": (end - start) * scale}
+            events.append({"ph": "X", "name": str(action), "cat": category, **slot})
+
+    users = {incoming(a, num_stages): span for span in timeline.spans for a in parts(span.action)}
+    for span in timeline.spans:
+        for action in parts(span.action):
+            message = outgoing(action, num_stages)
+            user = message and users[message.receive]
+            if user and user.rank != span.rank:
+                flow = {"pid": 0, "cat": "message", "name": str(message.receive), "id": str(message.send)}
+                # An arrow binds to the slice around its time: just before the producer's end, at the user's start.
+                leave = span.end - 1e-3 * (span.end - span.start)
+                events.append({"ph": "s", "tid": span.rank, "ts": leave * scale, **flow})
+                events.append({"ph": "f", "bp": "e", "tid": user.rank, "ts": user.start * scale, **flow})
+    return events
