@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import pplab as pp
-from pplab.cli import main
+from pplab.__main__ import main
 
 
 def test_schedules_lists_all(capsys):

@@ -14,6 +14,7 @@ _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "layer_profile": ("LayerProfile", "profile_layers"),
     "partitioning": ("partition",),
+    "prediction": ("Prediction", "predict"),
     "queues": ("simulate_lowered", "parse_lowered"),
     "replicas": ("replicate",),
     "sweeps": ("sweep", "Sweep"),
