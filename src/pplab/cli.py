@@ -86,8 +86,9 @@ def _simulate(given: argparse.Namespace) -> None:
     costs = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
     timeline = simulate(schedule_of(given, costs), costs)
     figures = summary(timeline)
-    texts = [f"{name:22} {_readable(value)}" for name, value in figures.items()]
-    write(given, {**figures, **timeline.to_dict()}, texts, timeline)
+    _draw(given, timeline)
+    texts = (f"{name:22} {_readable(value)}" for name, value in figures.items())
+    write(given, {**figures, **timeline.to_dict()}, texts)
 
 
 def _validate(given: argparse.Namespace) -> None:
@@ -139,7 +140,8 @@ def _train(given: argparse.Namespace) -> int:
         return 0
     for plugin in given.plugins:
         plugin.after(training)
-    write(given, {**run.to_dict(), **training.data}, (run, *training.texts), run.timeline, training.trace)
+    _draw(given, run.timeline, training.trace)
+    write(given, {**run.to_dict(), **training.data}, (run, *training.texts))
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 
@@ -180,27 +182,24 @@ def workload_of(given: argparse.Namespace) -> Workload:
     return models.workload(given.model, batch_size=given.batch_size, source=given.source)
 
 
-def write(
-    given: argparse.Namespace,
-    data: Mapping[str, object],
-    texts: Iterable[object],
-    timeline: Timeline | None = None,
-    trace: object = None,
-) -> None:
-    """Print `texts` and write `data` and the timeline, as the flags OUTPUT ask for."""
-    if timeline and given.png:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from .plot import gantt
-
-        gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
-    if timeline and given.perfetto:
-        (trace or timeline).to_perfetto(given.perfetto)
+def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable[object]) -> None:
+    """Print `texts` and write `data`, as the flag JSON asks for."""
     text = json.dumps(data, indent=1) if given.json else ""
     print(*(texts if given.json != "-" else [text]), sep="\n")
     if given.json not in (None, "-"):
         Path(given.json).write_text(text + "\n")
+
+
+def _draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
+    if given.png:
+        import matplotlib
+
+        from .plot import gantt
+
+        matplotlib.use("Agg")
+        gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
+    if given.perfetto:
+        (trace or timeline).to_perfetto(given.perfetto)
 
 
 def _readable(value: object) -> str:

@@ -13,7 +13,9 @@ from pkgutil import resolve_name
 from ..cli import JSON, SCHEDULE, WORKLOAD, Command, Flag, Training, schedule_of, workload_of, write
 from ..errors import positive_int
 
-EXTRAS = [  # of `pplab train`, each with a `flag` of its own
+# What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
+# the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
+EXTRAS = [
     "pplab.lab.clip:Clip",
     "pplab.lab.checkpoint:Save",
     "pplab.lab.checkpoint:Resume",
@@ -42,7 +44,10 @@ def before(training: Training) -> None:
     training.schedule = replicate(training.schedule, given.replicas)
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
-        asked = None if value in (None, False) else getattr(kind, "from_flag", kind)(value)
+        if value is None or value is False:
+            continue
+        make = getattr(kind, "from_flag", kind)
+        asked = make() if value is True else make(value)
         if isinstance(asked, Extra):
             training.extras.append(asked)
         elif asked is not None:

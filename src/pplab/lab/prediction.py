@@ -109,7 +109,6 @@ def check(
     """Raise ValueError unless a run of `measured` tells enough to predict the others, and all can be run."""
     positive_int("rounds", rounds)
     for schedule in (measured, *others):
-        make_job(schedule, workload, num_ranks, steps=steps)
         if schedule.placement != measured.placement:
             raise ValueError(f"{schedule.name} cuts or places the model otherwise than {measured.name}: measure it")
         if _is_split(schedule) and not _is_split(measured):
@@ -117,6 +116,7 @@ def check(
                 f"{measured.name} splits no backward, so it doesn't tell how long the halves are that "
                 f"{schedule.name} runs apart: measure one that does, ZB-H1, say"
             )
+        make_job(schedule, workload, num_ranks, steps=steps)
 
 
 def _is_split(schedule: Schedule) -> bool:
