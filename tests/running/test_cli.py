@@ -1,14 +1,23 @@
 """The command line, as a user calls it."""
 
+import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 import pplab as pp
-from pplab.cli import main
+from pplab import cli
+from pplab.__main__ import main
+from pplab.lab import commands
+from pplab.runtime import Extra, Options
+from pplab.runtime.options import Job, option
 
 
 def test_schedules_lists_all(capsys):
@@ -91,6 +100,14 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --warmup -1", "warmup must be"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --share mbs", "did you mean mps"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --replicas 0", "replicas must be at least"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --clip-norm 0", "Clip's max_norm must be"),
+        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --save /no/file", "/no"),
+        (
+            "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --resume /no/file",
+            "no checkpoint /no/file",
+        ),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --perfetto /no/where.json", "there is no folder /no"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --csv /no/where.csv", "there is no folder /no"),
         (
@@ -145,10 +162,112 @@ def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     assert "memory limit: rank 0 holds 9" in capsys.readouterr().err
 
 
-def test_a_wrong_usage_exits_with_2():
+@pytest.mark.parametrize(
+    "command", ["simulate --rank x", "train --steps x", "train --learning-rate x", "train --recompute 0,x", "jump", ""]
+)
+def test_a_wrong_usage_exits_with_2(command, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["simulate", "--rank", "x"])
-    assert caught.value.code == 2
+        main(command.split())
+    assert caught.value.code == 2 and "usage: pplab" in capsys.readouterr().err
+
+
+def flags_of(command: str, capsys, main=main) -> dict[str, str]:
+    """What `--help` says of each flag."""
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    listed = re.split(r"\n  (?=-)", capsys.readouterr().out.partition("\noptions:")[2])[2:]
+    return {each.split()[0]: " ".join(each.split()[1:]) for each in listed}
+
+
+def test_train_has_a_flag_for_every_option_and_extra(capsys):
+    shown = flags_of("train", capsys)
+    options = [each for each in fields(Options) if each.metadata["flag"]]
+    assert [each.name for each in fields(Options) if each not in options] == ["pace"]
+    for each in options:
+        flag = each.metadata["flag"]
+        said = shown[flag.get("name", "--" + each.name.replace("_", "-"))]
+        assert flag.get("help", each.metadata["says"]) in said
+        if default := flag.get("default", each.default):
+            assert f"(default {default})" in said
+    assert len(commands.EXTRAS) == 6
+    for path in commands.EXTRAS:
+        flag = resolve_name(path).flag
+        assert flag["help"] in shown[flag["name"]]
+    assert shown["--engine"].startswith("ENGINE whose runtime")
+
+
+def test_without_the_lab_train_has_the_options_alone(capsys):
+    shown = flags_of("train", capsys, cli.main)
+    assert "--steps" in shown and not shown.keys() & {"--clip-norm", "--save", "--explain", "--replicas"}
+    with pytest.raises(SystemExit):
+        cli.main(["predict"])
+
+
+def test_a_new_option_is_a_flag_without_more_being_said(monkeypatch, capsys):
+    from pplab import runtime
+
+    told = option(0.5, "what nobody has thought of", type=float, metavar="X")
+    monkeypatch.setattr(runtime, "Options", dataclasses.make_dataclass("Options", [("new_one", float, told)]))
+    assert flags_of("train", capsys)["--new-one"] == "X what nobody has thought of (default 0.5)"
+
+
+@dataclass(frozen=True)
+class Shout(Extra):
+    """An extra with a number, which is refused before anything starts."""
+
+    loudness: int
+    flag = {"name": "--shout", "type": int, "metavar": "N", "help": "raise the voice"}
+
+    def check(self, job: Job) -> Job:
+        raise ValueError(f"{self.loudness} shouts under {job.schedule.name}")
+
+
+class Whisper(Extra):
+    """One without, refused likewise."""
+
+    flag = {"name": "--whisper", "action": "store_true", "help": "lower the voice"}
+
+    def check(self, job: Job) -> Job:
+        raise ValueError(f"a whisper under {job.schedule.name}")
+
+
+def test_a_new_extra_has_its_flag_by_being_listed(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "EXTRAS", [*commands.EXTRAS, f"{__name__}:Shout", f"{__name__}:Whisper"])
+    shown = flags_of("train", capsys)
+    assert shown["--shout"] == "N raise the voice" and shown["--whisper"] == "lower the voice"
+    command = "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --device cpu".split()
+    assert main([*command, "--shout", "3"]) == 1
+    assert capsys.readouterr().err == "pplab train: 3 shouts under GPipe\n"
+    assert main([*command, "--whisper", "--replicas", "2"]) == 1
+    assert capsys.readouterr().err == "pplab train: a whisper under GPipe, 2 replicas\n"
+
+
+LIGHT = """
+import sys
+from pplab import cli
+assert cli.main("simulate --schedule GPipe --ranks 2 --microbatches 2".split()) == 0
+assert not [name for name in sys.modules if name.startswith(("torch", "pplab.lab"))]
+from pplab.__main__ import main
+assert main("simulate --schedule GPipe --ranks 2 --microbatches 2".split()) == 0
+assert "torch" not in sys.modules
+try:
+    cli.main(["train", "--help"])
+except SystemExit:
+    pass
+assert "torch" in sys.modules
+"""
+
+
+def test_commands_without_a_run_load_no_torch():
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, capture_output=True)
+
+
+def test_the_installed_command_is_the_module():
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert resolve_name(project["scripts"]["pplab"]) is main
 
 
 def test_it_runs_as_a_module_and_reads_standard_input():
@@ -156,6 +275,22 @@ def test_it_runs_as_a_module_and_reads_standard_input():
         [sys.executable, "-m", "pplab", "validate", "-"], input="0F0,0B0\n1F0,1B0\n", text=True, capture_output=True
     )
     assert (done.returncode, done.stdout[:11]) == (0, "ok: stdin: ")
+
+
+@pytest.mark.slow
+def test_all_flags_of_extras_reach_the_run(tmp_path, capsys):
+    out, saved = tmp_path / "run.json", tmp_path / "run.safetensors"
+    command = "train --schedule 1F1B --ranks 1 --microbatches 2 --steps 1 --batch-size 4 --source sample --device cpu"
+    first = f"{command} --clip-norm 0.5 --bf16 --recompute --reduction drain --save {saved} --json {out}"
+    assert main(first.split()) == 0
+    assert "gradient norm" in capsys.readouterr().out
+    data = json.loads(out.read_text())
+    assert data["precision"] == "bfloat16" and data["reduction"] == "drain" and data["recomputed_of"] != [0]
+    assert len(data["gradient_norms"]) == 1 and data["where"]["unit"] == "ms" and data["engine"] == "pplab"
+    then = f"{command} --resume {saved} --engine torch --learning-rate 0.01 --share turns --json"
+    assert main(then.split()) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["first_step"] == 1 and data["engine"] == "torch" and data["where"] is None
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ _HOMES = {
     "message_chart": ("messages",),
     "mps": ("Mps",),
     "partitioning": ("partition",),
+    "prediction": ("Prediction", "predict"),
     "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
     "profiling": ("Profile",),
     "queues": ("simulate_lowered", "parse_lowered"),

@@ -143,6 +143,7 @@ class Resume(Extra):
 
     path: str | os.PathLike
     name = "resumed"
+    flag = {"name": "--resume", "metavar": "FILE", "help": "go on from a checkpoint, of any number of ranks"}
 
     def check(self, job: Job) -> Job:
         """Raises FileNotFoundError or CheckpointError where there is nothing to go on from."""
@@ -167,6 +168,7 @@ class Save(Extra):
 
     path: str | os.PathLike
     name = "saved"
+    flag = {"name": "--save", "metavar": "FILE", "help": "write a checkpoint after the last step"}
 
     def check(self, job: Job) -> Job:
         """ValueError for a place that can't be written to, and where a state that was resumed would be lost."""

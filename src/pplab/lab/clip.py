@@ -27,6 +27,7 @@ class Clip(Extra):
 
     max_norm: float
     name = "gradient_norms"
+    flag = {"name": "--clip-norm", "type": float, "metavar": "X", "help": "the most that all gradients' norm may be"}
 
     def check(self, job: Job) -> Job:
         """ValueError unless the limit is a number above 0."""

@@ -29,6 +29,8 @@ class Profile(Extra):
 
     folder: str | Path
     name = "profile"
+    flag = {"name": "--profile", "metavar": "DIR", "help": "record torch.profiler traces of all ranks, and sum them up"}
+    printed = True  # what it found, by `pplab train`
 
     def check(self, job: Job) -> Job:
         """Makes the folder. OSError where it can't."""

@@ -15,6 +15,7 @@ import torch
 
 from .. import schedule_csv
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
+from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
 from ..runtime.options import Job
@@ -48,6 +49,14 @@ class TorchEngine(Extra):
     rows: Sequence[LoweredRow] | None = None
     one_queue: bool = False
     name = "torch"
+    flag = {"name": "--engine", "default": "pplab", "help": "whose runtime, pplab or torch"}
+
+    @classmethod
+    def from_flag(cls, engine: str) -> TorchEngine | None:
+        """None for pplab's own; ValueError for one that there isn't."""
+        if engine not in ("pplab", "torch"):
+            raise unknown("engine", engine, ("pplab", "torch"))
+        return cls() if engine == "torch" else None
 
     def check(self, job: Job) -> Job:
         """ValueError for what torch's runtime can't do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,9 +22,23 @@ if TYPE_CHECKING:
 REDUCTIONS = ("end", "drain")
 
 
-def option(default: object, says: str) -> object:
-    """A field of `Options` that says what it is for: `pplab train` tells its users so."""
-    return field(default=default, metadata={"says": says})
+def option(default: object, says: str, /, **flag: object) -> object:
+    """A field of `Options` that says what it is for.
+
+    With words of argparse's `add_argument`, it is a flag of `pplab train`, which takes name, default and help from the
+    field where `flag` has no other.
+    """
+    return field(default=default, metadata={"says": says, "flag": flag})
+
+
+def adamw(learning_rate: str) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    """What makes an AdamW, from the text of its learning rate."""
+    return partial(torch.optim.AdamW, lr=float(learning_rate))
+
+
+def stages(text: str) -> list[int]:
+    """Numbers with commas between."""
+    return [int(part) for part in text.split(",")]
 
 
 @dataclass(frozen=True)
@@ -33,16 +48,41 @@ class Options:
     A new one that the core has to know is a field here; whatever else a run can do is an `Extra`, a file of its own.
     """
 
-    steps: int = option(3, "measured steps")
-    warmup: int = option(1, "steps before them, which change no weight")
-    check_gradients: bool = option(False, "compare the first step's gradients with those of one process")
+    steps: int = option(3, "measured steps", type=int, metavar="N", default=5)
+    warmup: int = option(1, "steps before them, which change no weight", type=int, metavar="N")
+    check_gradients: bool = option(
+        False,
+        "compare the first step's gradients with those of one process (pplab train exits with 1 where they differ)",
+        action="store_true",
+    )
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = option(
         None,
         "makes an optimizer from a rank's parameters (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
+        name="--learning-rate",
+        type=adamw,
+        metavar="R",
+        default="0.001",
+        help="of AdamW",
     )
-    autocast: torch.dtype | None = option(None, "dtype of mixed precision, such as torch.bfloat16")
-    recompute: bool | Iterable[int] = option(False, "stages that run their forward again in the backward; all, if True")
-    reduction: str = option("end", 'when gradients of copies of a stage are added up: "end" of the row, or "drain"')
+    autocast: torch.dtype | None = option(
+        None,
+        "dtype of mixed precision, such as torch.bfloat16",
+        name="--bf16",
+        action="store_const",
+        const=torch.bfloat16,
+        help="compute in bfloat16 where that is safe",
+    )
+    recompute: bool | Iterable[int] = option(
+        False,
+        "stages that run their forward again in the backward: some, or all (which is True, or the flag by itself)",
+        type=stages,
+        metavar="S,S",
+        nargs="?",
+        const=True,
+    )
+    reduction: str = option(
+        "end", 'when gradients of copies of a stage are added up: "end" of the row, or "drain"', metavar="WHEN"
+    )
     pace: Costs | None = option(None, "durations, with a unit of time, that actions and messages last at least")
 
     def __post_init__(self) -> None:
