@@ -38,18 +38,23 @@ class FakeRun(SimpleNamespace):
     """What the last checker reads of a run."""
 
 
-RUN = FakeRun(
-    schedule=pp.build("1F1B", num_ranks=2, num_microbatches=8),
+SCHEDULE, EQUAL = pp.build("1F1B", num_ranks=2, num_microbatches=8), SimpleNamespace(equal=True)
+
+
+def other(
+    schedule=SCHEDULE,
     workload="GPT with 8 layers of width 128, batch 16 x 128 bytes",
-    gradients=SimpleNamespace(equal=True),
+    gradients=EQUAL,
     peak_bytes=(8_400_000, 8_700_000),
     bytes_of=(0, 8_700_000),
     recomputed_of=(8_400_000, 0),
-)
+):
+    job = SimpleNamespace(workload=SimpleNamespace(name=workload))
+    held = SimpleNamespace(peak_bytes=peak_bytes, bytes_of=bytes_of, recomputed_of=recomputed_of)
+    return FakeRun(schedule=schedule, job=job, gradients=gradients, held=held)
 
 
-def other(**changes):
-    return FakeRun(**{**vars(RUN), **changes})
+RUN = other()
 
 
 def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):

@@ -8,6 +8,7 @@ import pytest
 
 import pplab as pp
 from conftest import assert_explained, assert_solutions
+from pplab import lab
 from pplab.course import for_real
 
 STALE = dict(zip("ABCD", [for_real.STATES[i] for i in (1, 3, 0, 2)], strict=True))
@@ -111,17 +112,18 @@ def test_runs_that_do_not_follow_each_other_are_explained(tmp_path):
     from pplab.runtime import Pool
 
     file, gpt = tmp_path / "run.safetensors", for_real.small_gpt()
+    save, resume = lab.Save(file), lab.Resume(file)
     with Pool(2, device="cpu") as pool:
 
-        def train(name, **options):
+        def train(name, *extras, **options):
             schedule = pp.build(name, num_ranks=2, num_microbatches=4)
-            return pool.train(schedule, gpt, steps=1, **{"optimizer": for_real.adam, **options})
+            return pool.train(schedule, gpt, *extras, steps=1, **{"optimizer": for_real.adam, **options})
 
-        first, anew = train("1F1B", save=file), train("ZBVZeroBubble")
-        same, frozen = train("GPipe", resume=file), train("ZBVZeroBubble", resume=file, optimizer=None)
-        later = train("ZBVZeroBubble", resume=file, save=file)
-        lost = pool.train(later.schedule, gpt, steps=2, resume=file)  # no optimizer: the weights stay
-        four = train("1F1B", resume=file)
+        first, anew = train("1F1B", save), train("ZBVZeroBubble")
+        same, frozen = train("GPipe", resume), train("ZBVZeroBubble", resume, optimizer=None)
+        later = train("ZBVZeroBubble", resume, save)
+        lost = pool.train(later.schedule, gpt, resume, steps=2)  # no optimizer: the weights stay
+        four = train("1F1B", resume)
     assert_explained(for_real.resized, (first, same), "both have 2 stages")
     assert_explained(for_real.resized, (first, anew), "the second run starts at step 0")
     assert_explained(for_real.resized, (four, lost), "starts at step 2")

@@ -160,11 +160,12 @@ def test_its_solutions_are_right(path):
     import torch
 
     import pplab as pp
+    from pplab import lab
 
     for code in solutions(path):
         exercise = importlib.import_module(f"pplab.course.{EXERCISES[path.stem]}")
         *statements, last = ast.parse(code).body
-        names = {"pp": pp, "exercise": exercise, "torch": torch}
+        names = {"pp": pp, "lab": lab, "exercise": exercise, "torch": torch}
         exec(compile(ast.Module(statements, []), "solution", "exec"), names)
         verdict = eval(compile(ast.Expression(last.value), "solution", "eval"), names)
         assert verdict.right is True, (code, verdict)

@@ -215,6 +215,7 @@ def started_script(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, list[int]
     try:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         while not list((tmp_path / "here").iterdir()):
+            assert process.poll() is None, "the script ended before it trained"
             time.sleep(0.05)
         yield process, pids
     finally:

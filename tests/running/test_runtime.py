@@ -435,7 +435,7 @@ def test_kernels_load_before_nccls(monkeypatch):
     assert devices.os.environ == {"CUDA_MODULE_LOADING": "LAZY"}
 
 
-@pytest.mark.parametrize("pace, waits", [(None, []), (Pace(pp.Costs(0, 0, 0, unit="ms")), ["wait"] * 3)])
+@pytest.mark.parametrize("pace, waits", [(None, []), (Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])
 def test_a_paced_host_knows_when_its_gpu_got_there(monkeypatch, pace, waits):
     """After a message and around an action: a receive over NCCL makes the GPU wait, not the host."""
     said, gpu = [], torch.device("cuda")

@@ -118,22 +118,23 @@ def fits(answer: object) -> Verdict:
     """
     if (verdict := unanswered(answer)) is not None:
         return verdict
-    if not hasattr(answer, "peak_bytes"):
+    if not hasattr(answer, "held"):
         return wrong(f"expected what `pool.train(...)` returned, got {answer!r}")
     schedule = answer.schedule
     if (schedule.name, schedule.num_ranks, schedule.num_microbatches) != ("1F1B", 2, 8):
         return wrong(f"expected a run of 1F1B with 2 ranks and 8 microbatches, got {schedule!r}")
-    if "8 layers of width 128" not in answer.workload or "batch 16 x 128" not in answer.workload:
-        return wrong(f"expected models.gpt(batch_size=16), got {answer.workload}")
+    trained, held = answer.job.workload.name, answer.held
+    if "8 layers of width 128" not in trained or "batch 16 x 128" not in trained:
+        return wrong(f"expected models.gpt(batch_size=16), got {trained}")
     if answer.gradients is None:
         return wrong("run it with check_gradients=True: fewer bytes are worth nothing if the gradients change")
     if not answer.gradients.equal:
         return wrong(f"the gradients aren't those of one process: {answer.gradients}")
-    most, again_of = max(answer.peak_bytes), answer.recomputed_of or (0, 0)
+    most, again_of = max(held.peak_bytes), held.recomputed_of or (0, 0)
     if most > LIMIT:
-        rank = answer.peak_bytes.index(most)
+        rank = held.peak_bytes.index(most)
         return wrong(f"rank {rank} holds {most / 1e6:.1f} MB at its peak: let its stage recompute")
-    whole = [(size + again) * (2 - s) for s, (size, again) in enumerate(zip(answer.bytes_of, again_of, strict=True))]
+    whole = [(size + again) * (2 - s) for s, (size, again) in enumerate(zip(held.bytes_of, again_of, strict=True))]
     needless = [s for s, again in enumerate(again_of) if again and whole[s] <= LIMIT]
     if needless:
         return wrong(f"it fits; but stage {needless[0]} recomputes for nothing: it was below the limit without")

@@ -169,13 +169,14 @@ def _by_torch(schedule: Schedule, stages: Sequence) -> Verdict | str:
     import torch
     from torch import nn
 
+    from ..lab.torch_engine import TorchEngine
     from ..runtime import Batch, Modules, Pool, RankError
 
     numbers = torch.randn(2, 8, 3, 6, generator=torch.Generator().manual_seed(1))
     workload = Modules(stages, Batch((numbers[0],), numbers[1]), nn.functional.mse_loss)
     try:
         with Pool(2, device="cpu") as pool:
-            found = pool.train(schedule, workload, steps=1, check_gradients=True, engine="torch").gradients
+            found = pool.train(schedule, workload, TorchEngine(), steps=1, check_gradients=True).gradients
     except (RankError, ValueError) as error:
         return wrong(" ".join(str(error).split("In rank")[0].split()))
     return "equal to one process" if found.equal else wrong(f"the gradients are {found}")
