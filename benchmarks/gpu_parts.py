@@ -22,7 +22,7 @@ from pplab import lab, models
 from pplab.lab.against_torch import HEADINGS, versus
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
-from pplab.runtime import Pool
+from pplab.runtime import Extra, Pool
 
 _TESTS_TIMEOUT_S = 3600
 
@@ -41,7 +41,7 @@ def run_tests(setting: Setting, part: Part) -> None:
         report = Path(folder, "report.xml")
         # Only the files that have such tests: others may import what a machine with a GPU lacks.
         marked = sorted(path for path in ROOT.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text())
-        files = [f"tests/{path.name}" for path in marked]
+        files = [str(path.relative_to(ROOT)) for path in marked]
         command = ["-m", "pytest", *files, "-m", "gpu", "-q", "-p", "no:cacheprovider", *setting.size.tests]
         part.more["command"] = f"PPLAB_TEST_DEVICE={setting.device} python {' '.join(command)}"
         print(f"== {part.more['command']}", flush=True)
@@ -110,21 +110,21 @@ def _schedules(size: Size, num_ranks: int, part: Part) -> Iterator[pp.Schedule]:
             part.leave_out(f"{name} on {num_ranks} ranks", str(error))
 
 
-def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, **options: object) -> dict:
+def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *extras: Extra, **options: object) -> dict:
     """One training run as a row: what it measured, its median timeline, and its prediction from its own durations."""
-    run = pool.train(schedule, workload, **options)
+    run = pool.train(schedule, workload, *extras, **options)
     print(run, flush=True)
     row = {**run.to_dict(), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
     if run.gradients is not None and not run.gradients.equal:
         row["wrong"].append(f"gradients differ from one process: {run.gradients}")
-    if run.engine == "pplab" and run.peak_bytes != run.predicted_peak_bytes:
-        row["wrong"].append(f"held {run.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
+    if run.job.engine_name == "pplab" and run.held.peak_bytes != run.predicted_peak_bytes:
+        row["wrong"].append(f"held {run.held.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
     row["wrong"] += [note for note in run.notes if note.startswith("MPS lists")]
     del row["versions"]  # the file's
     row["timelines"] = [run.timeline.to_dict()]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}
     row["compute_share"] = sum(run.timeline.busy) / (schedule.num_ranks * run.step_time_ms)
-    if run.engine == "pplab":
+    if run.job.engine_name == "pplab":
         predicted = pp.simulate(schedule, run.costs)
         row["predicted"] = {"makespan_ms": predicted.makespan, "bubble_fraction": predicted.bubble_fraction}
         row["where"] = lab.where(run.timeline).mean
@@ -189,7 +189,7 @@ def _paced(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> d
         "schedule": schedule.name,
         "num_ranks": schedule.num_ranks,
         "num_microbatches": schedule.num_microbatches,
-        "workload": run.workload,
+        "workload": run.job.workload.name,
         "pace_ms": 1.5 * longest,
         "makespan_ms": run.timeline.makespan,
         "predicted_makespan_ms": predicted.makespan,
@@ -245,9 +245,11 @@ def profile(setting: Setting, part: Part) -> None:
                     )
                     continue
                 schedule = pp.build(name, num_ranks=num_ranks, num_microbatches=8)
-                options = {"steps": size.steps, "engine": engine, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
-                options["profile"] = Path(folder, f"{name}-{engine}")
-                run = partial(_run, pool, schedule, workload, sharing, **options)
+                extras = [lab.Profile(Path(folder, f"{name}-{engine}"))]
+                if engine == "torch":
+                    extras.append(lab.TorchEngine())
+                options = {"steps": size.steps, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
+                run = partial(_run, pool, schedule, workload, sharing, *extras, **options)
                 part.attempt(f"{name} by {engine}, {sharing}", run)
 
 

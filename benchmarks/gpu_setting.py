@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pplab as pp
-from pplab.lab.mps import choose_share
+from pplab.lab.mps import Mps
 from pplab.runtime import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -109,12 +109,12 @@ class Setting:
             part.leave_out(f"{what} with a GPU each", f"the machine has {self.num_devices}")
             yield "turns"
             try:
-                choose_share("mps", [f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
+                Mps().check([f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
                 yield "mps"
             except ValueError as error:
                 part.leave_out(f"{what} sharing by MPS", str(error))
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""
-        share = "mps" if sharing == "mps" else "turns"
-        return Pool(num_ranks, device=self.device, share=share, timeout_s=self.size.timeout_s)
+        beside = Mps() if sharing == "mps" else None
+        return Pool(num_ranks, device=self.device, beside=beside, timeout_s=self.size.timeout_s)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pplab.runtime import Batch, Modules
-from pplab.runtime.executor import Executor
+from pplab.runtime import Batch, Executor, Extra, Listener, Modules
+from pplab.runtime.options import Job
+from pplab.runtime.training import Rank
 
 
 def batch(size: int = 8, width: int = 6) -> Batch:
@@ -198,14 +201,14 @@ def dawdle(context, rank: int, seconds: float) -> None:
     """From now on the rank starts every action late: it has what it needs, and sleeps."""
     if context.rank != rank:
         return
-    fetch = Executor._fetch
+    fetch = Executor.fetch
 
     def late(self, *arguments) -> tuple[Tensor, ...]:
         found = fetch(self, *arguments)
         time.sleep(seconds)
         return found
 
-    Executor._fetch = late
+    Executor.fetch = late
 
 
 def environment(context, *names: str) -> list[str]:
@@ -228,3 +231,43 @@ class Hungry(nn.Module):
 def open_files(context) -> int:
     """The rank's open files and sockets."""
     return len(os.listdir("/proc/self/fd"))
+
+
+@dataclass(frozen=True)
+class Diary(Extra):
+    """Writes down what a rank's listener is told of, and which of pplab's modules the rank has at the end."""
+
+    events: frozenset[str]
+    name = "diary"
+
+    def check(self, job: Job) -> Job:
+        """ValueError for a diary of nothing."""
+        if not self.events:
+            raise ValueError("a diary needs events to write down")
+        return job
+
+    def listen(self, rank: Rank) -> Listener:
+        """Write."""
+        return _Writing(self.events)
+
+    def finish(self, job: Job, reports: list[tuple[list[str], set[str]]]) -> list[tuple[list[str], set[str]]]:
+        """What every rank wrote."""
+        return reports
+
+
+class _Writing(Listener):
+    def __init__(self, events: frozenset[str]):
+        self.events, self.written = events, []
+
+    def begin(self, event: str, what: object) -> None:
+        """Open a bracket."""
+        self.written.append(event if what is None or event == "row" else f"{event} {what}")
+        self.written.append("(")
+
+    def end(self, event: str, what: object) -> None:
+        """Close it."""
+        self.written.append(")")
+
+    def report(self) -> tuple[list[str], set[str]]:
+        """All of it, and the modules."""
+        return self.written, {name for name in sys.modules if name.split(".")[0] == "pplab"}

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 import modules  # noqa: E402
 import pplab as pp  # noqa: E402
+from pplab.lab import TorchEngine  # noqa: E402
 from pplab.lab.torchrun import train_here  # noqa: E402
 
 
@@ -30,10 +31,10 @@ def main(path: str) -> None:
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     pace = pp.Costs(20, 20, 20, unit="ms")
     found = {}
-    for name, hours, engine in (("same", 0, "pplab"), ("ahead", HOURS, "pplab"), ("torch", HOURS, "torch")):
+    for name, hours, engine in (("same", 0, ()), ("ahead", HOURS, ()), ("torch", HOURS, (TorchEngine(),))):
         ahead_ns = hours * 3600 * 10**9 if os.environ["RANK"] == "1" else 0
         workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
-        run = train_here(s, workload, device="cpu", engine=engine, steps=3, pace=pace)
+        run = train_here(s, workload, *engine, device="cpu", steps=3, pace=pace)
         found[name] = run and {**run.to_dict(), "bubble_fraction": run.timeline.bubble_fraction}
     if run:
         with open(path, "w") as file:

@@ -30,22 +30,25 @@ def greedy(times, num_stages):
     return [*counts, len(times) - start]
 
 
+EQUAL = SimpleNamespace(equal=True)
+
+
 class FakeRun(SimpleNamespace):
     """What the last checker reads of a run."""
 
 
-RUN = FakeRun(
-    schedule=builds("1F1B")(2, 8),
-    workload="GPT with 8 layers of width 128, batch 16 x 128 bytes",
-    gradients=SimpleNamespace(equal=True),
-    peak_bytes=(8_400_000, 8_700_000),
-    bytes_of=(0, 8_700_000),
-    recomputed_of=(8_400_000, 0),
-)
+MODEL = "GPT with 8 layers of width 128, batch 16 x 128 bytes"
+HELD = {"peak_bytes": (8_400_000, 8_700_000), "bytes_of": (0, 8_700_000), "recomputed_of": (8_400_000, 0)}
 
 
-def other(**changes):
-    return FakeRun(**{**vars(RUN), **changes})
+def other(schedule=None, workload=MODEL, gradients=EQUAL, **held):
+    """A run, and what of it is other than it should be."""
+    job = SimpleNamespace(workload=SimpleNamespace(name=workload))
+    held = SimpleNamespace(**{**HELD, **held})
+    return FakeRun(schedule=schedule or builds("1F1B")(2, 8), job=job, gradients=gradients, held=held)
+
+
+RUN = other()
 
 
 def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):

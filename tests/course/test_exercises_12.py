@@ -8,6 +8,7 @@ import pytest
 from checkers import builds, raises, table_tests
 
 from conftest import assert_explained
+from pplab import lab
 from pplab.course import for_real as exercise
 
 STALE = dict(zip("ABCD", [exercise.STATES[i] for i in (1, 3, 0, 2)], strict=True))
@@ -101,16 +102,18 @@ def test_runs_that_do_not_follow_each_other_are_explained(tmp_path):
     from pplab.runtime import Pool
 
     file, gpt = tmp_path / "run.safetensors", exercise.small_gpt()
+    resume = lab.Resume(file)
     with Pool(2, device="cpu") as pool:
 
-        def train(name, **options):
-            return pool.train(builds(name)(2, 4), gpt, steps=1, warmup=0, **{"optimizer": exercise.adam, **options})
+        def train(name, *extras, **options):
+            options = {"steps": 1, "warmup": 0, "optimizer": exercise.adam, **options}
+            return pool.train(builds(name)(2, 4), gpt, *extras, **options)
 
-        first, anew = train("1F1B", save=file), train("ZBVZeroBubble")
-        same, frozen = train("GPipe", resume=file), train("ZBVZeroBubble", resume=file, optimizer=None)
-        later = train("ZBVZeroBubble", resume=file, save=file)
-        lost = pool.train(later.schedule, gpt, steps=2, warmup=0, resume=file)  # no optimizer: the weights stay
-        four = train("1F1B", resume=file)
+        first, anew = train("1F1B", lab.Save(file)), train("ZBVZeroBubble")
+        same, frozen = train("GPipe", resume), train("ZBVZeroBubble", resume, optimizer=None)
+        later = train("ZBVZeroBubble", resume, lab.Save(file))
+        lost = pool.train(later.schedule, gpt, resume, steps=2, warmup=0)  # no optimizer: the weights stay
+        four = train("1F1B", resume)
     assert_explained(exercise.resized, (first, same), "both have 2 stages")
     assert_explained(exercise.resized, (first, anew), "the second run starts at step 0")
     assert_explained(exercise.resized, (four, lost), "starts at step 2")

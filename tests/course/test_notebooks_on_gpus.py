@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from pplab.runtime.checks import check_job, check_transport
 
 import pplab as pp
-from pplab import models
+from pplab import lab, models
 from pplab.runtime.devices import choose_transport
+from pplab.runtime.options import make_job
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 BY_TORCH = ("versus", "train_lowered")  # functions that take a pool and run torch's engine on it
@@ -61,8 +61,8 @@ def sources(value: ast.AST) -> Iterator[ast.AST]:
 def trained(code: str) -> list[tuple[int, dict, str, bool]]:
     """Every use of a pool for training: the line, the pool's arguments, the engine, whether messages may be late.
 
-    An engine that isn't written out may be torch's, and a pace is late if anything that it may be made of is: what a
-    method is called on, and not what it is given.
+    The engine is torch's where anything that an extra may be made of is `TorchEngine`, and a pace is late if anything
+    that it may be made of is: what a method is called on, and not what it is given.
     """
     nodes = list(ast.walk(ast.parse(code)))
     made, pools = defaultdict(list), defaultdict(list)
@@ -82,16 +82,22 @@ def trained(code: str) -> list[tuple[int, dict, str, bool]]:
         names = {n.id for n in parts if isinstance(n, ast.Name)} - seen
         return any(late(other, seen | names) for name in names for other in made[name])
 
+    def by_torch(value: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+        nodes = list(ast.walk(value))
+        if any("TorchEngine" in (getattr(n, "id", ""), getattr(n, "attr", "")) for n in nodes):
+            return True
+        names = {n.id for n in nodes if isinstance(n, ast.Name)} - seen
+        return any(by_torch(other, seen | names) for name in names for other in made[name])
+
     found = []
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         methods = [n for n in (call.func, *call.args) if isinstance(n, ast.Attribute) and n.attr == "train"]
-        by_torch = called(call) in BY_TORCH and bool(call.args)
-        (pool,) = [call.args[0]] if by_torch else [n.value for n in methods] or [None]
+        always = called(call) in BY_TORCH and bool(call.args)
+        (pool,) = [call.args[0]] if always else [n.value for n in methods] or [None]
         if pool is None:
             continue
         options = {each.arg: each.value for each in call.keywords}
-        ours = isinstance(options.get("engine", ast.Constant("pplab")), ast.Constant) and not by_torch
-        engine = ast.literal_eval(options.get("engine", ast.Constant("pplab"))) if ours else "torch"
+        engine = "torch" if always or any(map(by_torch, call.args[2:])) else "pplab"
         _, arguments = max((each for each in pools[pool.id] if each[0] <= call.lineno), key=lambda each: each[0])
         found.append((call.lineno, arguments, engine, "pace" in options and late(options["pace"])))
     return found
@@ -106,7 +112,10 @@ def refused(code: str) -> list[str]:
             places, transport = choose_transport(ranks, pool.get("device", "auto"), pool.get("transport", "auto"))
             s = pp.build("1F1B", num_ranks=ranks, num_microbatches=8)
             pace = pp.Costs(10, 10, 10, latency=3, unit="ms") if late else None
-            check_transport(check_job(s, models.gpt(batch_size=8), ranks, engine=engine, pace=pace), places, transport)
+            extras = [lab.TorchEngine()] if engine == "torch" else []
+            job = make_job(s, models.gpt(batch_size=8), ranks, extras, pace=pace)
+            for extra in job.extras:
+                extra.check_devices(job, places, transport)
         except ValueError as error:
             said.append(f"{code.splitlines()[line - 1].strip()}: {error}")
     return said
@@ -130,7 +139,7 @@ def test_nothing_is_refused(path, gpus):
 def test_what_is_refused_is_found(gpus):
     code = """
 with Pool(4, transport="gloo") as pool:
-    [pool.train(s, gpt, engine=engine) for engine in ("pplab", "torch")]
+    [pool.train(s, gpt, *extras) for extras in ((), (lab.TorchEngine(),))]
 pool, runs = Pool(4), {}
 pool.train(s, gpt)
 late = pp.Costs(20, 20, 20, latency=20, unit="ms")

@@ -14,18 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from pplab.runtime.checks import check_job
 from torch import nn
 
 import modules
 import pplab as pp
-from pplab import models
-from pplab.lab import checkpoint
-from pplab.runtime import Checkpoint, CheckpointError, Pool, RankError
+from pplab import lab, models
+from pplab.lab import Checkpoint, CheckpointError, Resume, Save, checkpoint
+from pplab.runtime import Pool, RankError
+from pplab.runtime.options import make_job
 
 pytestmark = pytest.mark.slow
 
 ADAM = partial(torch.optim.AdamW, lr=3e-3)
+CLIP = lab.Clip(1.0)
 SIZES = {"num_layers": 8, "width": 32, "num_heads": 2, "context": 16, "source": "sample", "batch_size": 8}
 TOLERANCE = 1e-5  # of losses, relative: another order of sums, after some steps of Adam
 
@@ -48,17 +49,18 @@ def two():
 def saved(two, tmp_path_factory):
     """A checkpoint after three of six steps, and the losses and norms of all six."""
     path = tmp_path_factory.mktemp("saved") / "run.safetensors"
-    whole = two.train(built("1F1B", 2), gpt(), steps=6, optimizer=ADAM, clip_norm=1.0)
-    first = two.train(built("1F1B", 2), gpt(), steps=3, optimizer=ADAM, clip_norm=1.0, save=path)
-    assert first.losses == whole.losses[:3] and first.first_step == 0
+    whole = two.train(built("1F1B", 2), gpt(), CLIP, steps=6, optimizer=ADAM)
+    first = two.train(built("1F1B", 2), gpt(), CLIP, Save(path), steps=3, optimizer=ADAM)
+    assert first.losses == whole.losses[:3] and first.job.first_step == 0
     return path, whole
 
 
 def test_the_same_ranks_and_schedule_go_on_to_the_last_bit(two, saved):
     path, whole = saved
-    rest = two.train(built("1F1B", 2), gpt(), steps=3, optimizer=ADAM, clip_norm=1.0, resume=path)
-    assert rest.losses == whole.losses[3:] and rest.gradient_norms == whole.gradient_norms[3:]
-    assert rest.first_step == 3 and rest.to_dict()["first_step"] == 3
+    rest = two.train(built("1F1B", 2), gpt(), CLIP, Resume(path), steps=3, optimizer=ADAM)
+    assert rest.losses == whole.losses[3:]
+    assert rest.extras["gradient_norms"] == whole.extras["gradient_norms"][3:]
+    assert rest.job.first_step == 3 and rest.to_dict()["first_step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,7 @@ def test_the_same_ranks_and_schedule_go_on_to_the_last_bit(two, saved):
 def test_other_ranks_and_schedules_go_on(saved, name, ranks):
     path, whole = saved
     with Pool(ranks, device="cpu") as pool:
-        rest = pool.train(
-            built(name, ranks), gpt(), steps=3, optimizer=ADAM, clip_norm=1.0, resume=path, check_gradients=True
-        )
+        rest = pool.train(built(name, ranks), gpt(), CLIP, Resume(path), steps=3, optimizer=ADAM, check_gradients=True)
     assert rest.losses == pytest.approx(whole.losses[3:], rel=TOLERANCE)
     assert rest.gradients.equal and rest.first_loss == pytest.approx(whole.losses[3], rel=TOLERANCE)
 
@@ -78,20 +78,21 @@ def test_what_four_ranks_saved_two_go_on_with(two, saved, tmp_path):
     path, whole = saved
     again = tmp_path / "again.safetensors"
     with Pool(4, device="cpu") as pool:
-        options = {"steps": 1, "optimizer": ADAM, "clip_norm": 1.0}
-        pool.train(built("DualPipe", 4), gpt(), resume=path, save=again, **options)
-        run = pool.train(built("ZBVZeroBubble", 4), gpt(), resume=again, save=again, check_gradients=True, **options)
+        options = {"steps": 1, "optimizer": ADAM}
+        pool.train(built("DualPipe", 4), gpt(), CLIP, Resume(path), Save(again), **options)
+        both = Resume(again), Save(again)
+        run = pool.train(built("ZBVZeroBubble", 4), gpt(), CLIP, *both, check_gradients=True, **options)
     assert run.gradients.equal  # to one process from the file as it was, not as it is now
-    rest = two.train(built("1F1B", 2), gpt(), steps=1, optimizer=ADAM, clip_norm=1.0, resume=again)
-    assert rest.first_step == 5 and rest.losses == pytest.approx(whole.losses[5:], rel=TOLERANCE)
+    rest = two.train(built("1F1B", 2), gpt(), CLIP, Resume(again), steps=1, optimizer=ADAM)
+    assert rest.job.first_step == 5 and rest.losses == pytest.approx(whole.losses[5:], rel=TOLERANCE)
 
 
 def test_torchs_runtime_saves_and_goes_on(two, saved, tmp_path):
     path, whole = saved
     again = tmp_path / "again.safetensors"
-    options = {"steps": 1, "optimizer": ADAM, "clip_norm": 1.0}
-    run = two.train(built("1F1B", 2), gpt(), resume=path, save=again, engine="torch", **options)
-    rest = two.train(built("1F1B", 2), gpt(), resume=again, **options)
+    options = {"steps": 1, "optimizer": ADAM}
+    run = two.train(built("1F1B", 2), gpt(), CLIP, Resume(path), Save(again), lab.TorchEngine(), **options)
+    rest = two.train(built("1F1B", 2), gpt(), CLIP, Resume(again), **options)
     assert [*run.losses, *rest.losses] == pytest.approx(whole.losses[3:5], rel=TOLERANCE)
 
 
@@ -104,8 +105,8 @@ def test_without_the_optimizers_state_it_would_differ(two, saved, tmp_path):
     checkpoint.write(bare, [checkpoint.Saved(parts, None)], 3, found.model)
     everything = checkpoint.Saved(found.read(found.checksums), "AdamW")
     checkpoint.write(early, [everything], 0, found.model)
-    go_on = partial(two.train, built("1F1B", 2), gpt(), steps=3, optimizer=ADAM, clip_norm=1.0)
-    no_moments, same_batches = go_on(resume=bare), go_on(resume=early)
+    go_on = partial(two.train, built("1F1B", 2), gpt(), CLIP, steps=3, optimizer=ADAM)
+    no_moments, same_batches = go_on(Resume(bare)), go_on(Resume(early))
     assert no_moments.losses[0] == whole.losses[3]
     assert no_moments.losses[1] != pytest.approx(whole.losses[4], rel=10 * TOLERANCE)
     assert same_batches.losses[0] != pytest.approx(whole.losses[3], rel=10 * TOLERANCE)
@@ -131,7 +132,7 @@ def test_its_weights_are_those_of_one_process(saved):
 def test_running_averages_are_saved_and_untouched_by_passes_that_are_no_steps(two, tmp_path):
     path = tmp_path / "run.safetensors"
     workload = modules.workload(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), nn.Linear(6, 6))
-    two.train(built("GPipe", 2), _batches_of_8(workload), steps=2, warmup=3, save=path)
+    two.train(built("GPipe", 2), _batches_of_8(workload), Save(path), steps=2, warmup=3)
     counted = Checkpoint.open(path).read(["model/0.1.num_batches_tracked"])
     assert counted["model/0.1.num_batches_tracked"].item() == 2 * 8  # microbatches
 
@@ -151,8 +152,8 @@ def test_optimizers_go_on(two, tmp_path, optimizer):
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
     train = partial(two.train, built_m4("1F1B"), workload, optimizer=optimizer)
     whole = train(steps=4)
-    train(steps=2, save=path)
-    assert train(steps=2, resume=path).losses == whole.losses[2:]
+    train(Save(path), steps=2)
+    assert train(Resume(path), steps=2).losses == whole.losses[2:]
 
 
 # What can't be resumed is refused, before anything starts where that can be known.
@@ -160,13 +161,13 @@ def test_optimizers_go_on(two, tmp_path, optimizer):
 
 def refused(path: Path, workload=None) -> str:
     with pytest.raises(CheckpointError) as caught:
-        check_job(built("1F1B", 2), workload or gpt(), 2, resume=path)
+        make_job(built("1F1B", 2), workload or gpt(), 2, [Resume(path)])
     return str(caught.value)
 
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint .*none.safetensors"):
-        check_job(built("1F1B", 2), gpt(), 2, resume=tmp_path / "none.safetensors")
+        make_job(built("1F1B", 2), gpt(), 2, [Resume(tmp_path / "none.safetensors")])
 
 
 def test_another_model(saved):
@@ -203,26 +204,26 @@ def test_a_bit_that_flipped(saved, tmp_path):
     data[-5] ^= 4
     path.write_bytes(data)
     with Pool(2, device="cpu") as pool, pytest.raises(RankError, match="while setting up: CheckpointError: .*damaged"):
-        pool.train(built("1F1B", 2), gpt(), resume=path, optimizer=ADAM)
+        pool.train(built("1F1B", 2), gpt(), Resume(path), optimizer=ADAM)
 
 
 def test_another_optimizer(saved):
     message = "holds the state of AdamW, and this run makes SGD"
     with Pool(2, device="cpu") as pool, pytest.raises(RankError, match=message):
-        pool.train(built("1F1B", 2), gpt(), resume=saved[0], optimizer=partial(torch.optim.SGD, lr=0.1))
+        pool.train(built("1F1B", 2), gpt(), Resume(saved[0]), optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
 def test_a_state_that_nobody_would_go_on_with(saved, tmp_path):
-    options = {"resume": saved[0], "save": tmp_path / "next.safetensors"}
+    both = Resume(saved[0]), Save(tmp_path / "next.safetensors")
     with pytest.raises(ValueError, match="holds the state of AdamW, which would be lost in .*next.safetensors"):
-        check_job(built("1F1B", 2), gpt(), 2, **options)
-    check_job(built("1F1B", 2), gpt(), 2, **options, optimizer=ADAM)
+        make_job(built("1F1B", 2), gpt(), 2, both)
+    make_job(built("1F1B", 2), gpt(), 2, both, optimizer=ADAM)
 
 
 @pytest.mark.parametrize("place", ["nowhere/run.safetensors", "."])
 def test_places_where_nothing_can_be_saved(tmp_path, place):
     with pytest.raises(ValueError, match="can't save to .*: give a file's name in a folder"):
-        check_job(built("1F1B", 2), gpt(), 2, save=tmp_path / place)
+        make_job(built("1F1B", 2), gpt(), 2, [Save(tmp_path / place)])
 
 
 # Whenever the writer dies, the old checkpoint is there, or the new one.
@@ -277,11 +278,11 @@ def test_a_run_that_fails_leaves_the_last_checkpoint(saved, tmp_path):
     path = tmp_path / "run.safetensors"
     torch.manual_seed(0)
     with Pool(2, device="cpu") as pool:
-        pool.train(built_m4("1F1B"), modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), steps=2, save=path)
+        pool.train(built_m4("1F1B"), modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), Save(path), steps=2)
         before = path.read_bytes()
         failing = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
         with pytest.raises(RankError, match="the optimizer fails"):
-            pool.train(built_m4("1F1B"), failing, resume=path, save=path, optimizer=modules.raising_optimizer)
+            pool.train(built_m4("1F1B"), failing, Resume(path), Save(path), optimizer=modules.raising_optimizer)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.safetensors"]
 
 

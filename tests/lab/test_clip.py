@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from pplab.runtime.checks import check_job
 from torch import nn
 
 import modules
 import pplab as pp
 from pplab import lab, models
 from pplab.runtime import Pool, RankError
+from pplab.runtime.options import make_job
 
 pytestmark = pytest.mark.slow
 
@@ -51,45 +51,48 @@ def one_process(layers: list[nn.Module], steps: int, limit: float | None) -> tup
 @pytest.mark.parametrize("limit", [0.05, 100.0])
 def test_norms_and_losses_are_those_of_one_process(pool, name, limit):
     schedule = pp.build(name, num_ranks=2, num_microbatches=8 if name.startswith("Dual") else 4)
-    run = pool.train(schedule, modules.workload(*stages(schedule.num_stages)), steps=3, optimizer=SGD, clip_norm=limit)
+    workload = modules.workload(*stages(schedule.num_stages))
+    run = pool.train(schedule, workload, lab.Clip(limit), steps=3, optimizer=SGD)
     losses, norms = one_process(stages(schedule.num_stages), 3, limit)
-    assert run.gradient_norms == pytest.approx(norms, rel=1e-5)
+    assert run.extras["gradient_norms"] == pytest.approx(norms, rel=1e-5)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert all(norm > 0.05 for norm in norms)
     assert f"gradient norm    {norms[0]:.4f}" in str(run)
-    assert run.to_dict()["gradient_norms"] == run.gradient_norms
+    assert run.to_dict()["gradient_norms"] == run.extras["gradient_norms"]
     assert lab.where(run.timeline).mean["clipping"] > 0
 
 
 def test_clipping_changes_what_is_learnt(pool):
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     train = partial(pool.train, schedule, modules.workload(*stages(2)), steps=3, optimizer=SGD)
-    free, clipped = train(), train(clip_norm=0.05)
-    assert free.gradient_norms == () and "gradient norm" not in str(free)
+    free, clipped = train(), train(lab.Clip(0.05))
+    assert "gradient_norms" not in free.extras and "gradient norm" not in str(free)
     assert free.losses[0] == clipped.losses[0] and free.losses[2] < clipped.losses[2]
 
 
 def test_torchs_runtime_clips_the_same(pool):
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    run = pool.train(schedule, modules.workload(*stages(2)), steps=3, optimizer=SGD, clip_norm=0.05, engine="torch")
+    workload, extras = modules.workload(*stages(2)), (lab.Clip(0.05), lab.TorchEngine())
+    run = pool.train(schedule, workload, *extras, steps=3, optimizer=SGD)
     losses, norms = one_process(stages(2), 3, 0.05)
-    assert run.gradient_norms == pytest.approx(norms, rel=1e-5) and run.losses == pytest.approx(losses, rel=1e-5)
+    assert run.extras["gradient_norms"] == pytest.approx(norms, rel=1e-5)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_rank_without_gradients_takes_part(pool):
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
     layers = [stages(1)[0], nn.Tanh()]
-    run = pool.train(schedule, modules.workload(*layers), steps=1, optimizer=SGD, clip_norm=0.01)
+    run = pool.train(schedule, modules.workload(*layers), lab.Clip(0.01), steps=1, optimizer=SGD)
     _, norms = one_process([stages(1)[0], nn.Tanh()], 1, 0.01)
-    assert run.gradient_norms == pytest.approx(norms, rel=1e-5)
+    assert run.extras["gradient_norms"] == pytest.approx(norms, rel=1e-5)
 
 
 def test_frozen_parameters_do_not_count(pool):
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
     layers = stages(2)
     layers[1].requires_grad_(False)
-    run = pool.train(schedule, modules.workload(*layers), steps=1, optimizer=SGD, clip_norm=0.01)
-    assert run.gradient_norms == pytest.approx(one_process(layers, 1, 0.01)[1], rel=1e-5)
+    run = pool.train(schedule, modules.workload(*layers), lab.Clip(0.01), steps=1, optimizer=SGD)
+    assert run.extras["gradient_norms"] == pytest.approx(one_process(layers, 1, 0.01)[1], rel=1e-5)
 
 
 def test_every_parameter_counts_once():
@@ -111,8 +114,8 @@ def test_every_parameter_counts_once():
 def test_replicas_of_a_model_with_tied_weights():
     gpt = models.gpt(batch_size=8, num_layers=2, width=32, num_heads=2, context=16, tied=True, source="sample")
     with Pool(4, device="cpu") as pool:
-        schedule = pp.build("1F1B", num_ranks=2, num_microbatches=2)
-        run = pool.train(schedule, gpt, steps=2, replicas=2, optimizer=SGD, clip_norm=0.5)
+        schedule = lab.replicate(pp.build("1F1B", num_ranks=2, num_microbatches=2), 2)
+        run = pool.train(schedule, gpt, lab.Clip(0.5), steps=2, optimizer=SGD)
     whole = gpt.build_whole()
     optimizer, norms = SGD(whole.parameters()), []
     for step in range(2):
@@ -121,7 +124,7 @@ def test_replicas_of_a_model_with_tied_weights():
         gpt.loss(whole(*batch.inputs), batch.target).backward()
         norms.append(nn.utils.clip_grad_norm_(whole.parameters(), 0.5).item())
         optimizer.step()
-    assert run.gradient_norms == pytest.approx(norms, rel=1e-5) and min(norms) > 0.5
+    assert run.extras["gradient_norms"] == pytest.approx(norms, rel=1e-5) and min(norms) > 0.5
 
 
 def test_a_norm_that_is_not_finite_is_an_error_that_says_where():
@@ -133,11 +136,11 @@ def test_a_norm_that_is_not_finite_is_an_error_that_says_where():
         with pytest.raises(
             RankError, match="while clipping gradients: FloatingPointError: the gradients of ranks 0, 1"
         ):
-            pool.train(schedule, modules.workload(*layers), optimizer=SGD, clip_norm=1.0)
+            pool.train(schedule, modules.workload(*layers), lab.Clip(1.0), optimizer=SGD)
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.inf, math.nan, "1", True])
 def test_limits_that_are_none_are_refused(limit):
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    with pytest.raises(ValueError, match="clip_norm must be a number of more than 0"):
-        check_job(schedule, modules.workload(*stages(2)), 2, clip_norm=limit)
+    with pytest.raises(ValueError, match="Clip's max_norm must be a number of more than 0"):
+        make_job(schedule, modules.workload(*stages(2)), 2, [lab.Clip(limit)])

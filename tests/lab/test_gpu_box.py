@@ -279,7 +279,7 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert ways == ["turns"]
     assert [each["what"] for each in left_out] == ["runs: 4 ranks with a GPU each", "runs: 4 ranks sharing by MPS"]
     assert "nvidia-cuda-mps-control" in left_out[1]["why"]
-    monkeypatch.setattr("gpu_setting.choose_share", lambda share, devices: 25)
+    monkeypatch.setattr("gpu_setting.Mps.check", lambda self, devices: None)
     assert found(1, 4)[0] == ["turns", "mps"]
 
 
@@ -372,22 +372,21 @@ class FakeEvent:
 
 
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
-    from pplab.runtime import trace
+    from pplab.runtime import clock
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
-    monkeypatch.setattr(trace.time, "perf_counter_ns", lambda: next(readings))
-    clock = trace.CudaClock()
-    clock.tie()
-    assert clock.error_ns == 10_000
-    assert clock.resolve([clock.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
+    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(readings))
+    gpu = clock.CudaClock()
+    gpu.tie()
+    assert gpu.error_ns == 10_000
+    assert gpu.resolve([gpu.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
 
 
 def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
-    from pplab.runtime.trace import Allocator
+    from pplab.runtime.meter import Allocator
 
-    assert Allocator(torch.device("cpu"), []).read() is None
     layer = torch.nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()
     said = []
@@ -395,5 +394,7 @@ def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda device, name=name, answer=answer: said.append(name) or answer)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 700)
     allocator = Allocator(torch.device("cuda:1"), [layer])
-    assert layer.weight.grad is None and allocator.read() == (100, 700)
+    assert layer.weight.grad is not None and not said
+    allocator.begin("steps", None)
+    assert layer.weight.grad is None and allocator.report() == (100, 700)
     assert said == ["synchronize", "reset_peak_memory_stats", "memory_allocated"]

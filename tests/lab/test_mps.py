@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 import modules
-from pplab.lab.mps import CONTROL, Mps, choose_share
-from pplab.runtime import Pool, devices, launch
+from pplab.lab.mps import CONTROL, Mps
+from pplab.runtime import Pool, RankError, devices
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,22 @@ def control(tmp_path, monkeypatch) -> Path:
     return path
 
 
+def started(folder: Path, num_ranks: int = 2) -> Mps:
+    """A daemon for ranks that share one GPU."""
+    mps = Mps()
+    mps.check(["cuda:0"] * num_ranks)
+    mps.start(folder)
+    return mps
+
+
+class OnCpu(Mps):
+    """Takes ranks on the CPU for ranks that share a GPU."""
+
+    def check(self, devices: list[str]) -> None:
+        """As if they shared one."""
+        super().check(["cuda:0"] * len(devices))
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
     """The processes that know an MPS folder, without this one."""
     found = []
@@ -73,8 +89,9 @@ def assert_gone(folder: Path) -> None:
 
 def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    mps = Mps(tmp_path, 25)
-    assert mps.environment == {
+    mps = Mps()
+    mps.check(["cuda:0"] * 4)
+    assert mps.start(tmp_path) == {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps"),
         "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "mps-log"),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
@@ -90,7 +107,7 @@ def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
 def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
     monkeypatch.setattr("pplab.lab.mps.END_S", 1)
     control.write_text(DAEMON.replace("echo quit > control", "true"))
-    mps = Mps(tmp_path, 50)
+    mps = started(tmp_path)
     mps.close()
     until = time.monotonic() + 5
     while processes_of(tmp_path) and time.monotonic() < until:
@@ -101,8 +118,8 @@ def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
 def test_a_daemon_that_does_not_start_says_why(control, tmp_path, monkeypatch):
     monkeypatch.setattr("pplab.lab.mps.START_S", 1)
     control.write_text('#!/bin/sh\necho "MPS is not supported here"; exit 1\n')
-    with pytest.raises(RuntimeError, match='did not answer within 1 s.*share="turns".*MPS is not supported here'):
-        Mps(tmp_path, 50)
+    with pytest.raises(RuntimeError, match="did not answer within 1 s: leave Mps out; .*MPS is not supported here"):
+        started(tmp_path)
     assert_gone(tmp_path)
 
 
@@ -111,7 +128,9 @@ def test_a_daemon_ends_with_the_process_that_started_it(control, tmp_path):
         import time
         from pathlib import Path
         from pplab.lab.mps import Mps
-        mps = Mps(Path({str(tmp_path)!r}), 50)
+        mps = Mps()
+        mps.check(["cuda:0"] * 2)
+        mps.start(Path({str(tmp_path)!r}))
         print("up", flush=True)
         time.sleep(100)
     """
@@ -127,46 +146,53 @@ def test_a_daemon_ends_with_the_process_that_started_it(control, tmp_path):
 @pytest.mark.parametrize("clients", [2, 1])
 def test_a_pools_ranks_get_their_share_and_take_mps_along_when_they_end(control, monkeypatch, clients):
     monkeypatch.setenv("FAKE_CLIENTS", str(clients))
-    monkeypatch.setattr(launch, "choose_share", lambda share, devices: 50)
-    with Pool(2, device="cpu", share="mps") as pool:
+    with Pool(2, device="cpu", beside=OnCpu()) as pool:
         found = pool.run(modules.environment, "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
         assert found[0] == found[1] and found[0][1] == "50"
         folder = Path(found[0][0]).parent
         assert any("MPS lists 1 of 2 ranks" in note for note in pool.notes) == (clients == 1)
     assert not processes_of(folder) and not folder.exists()
-    with Pool(2, device="cpu", share="mps") as pool:
+    with Pool(2, device="cpu", beside=OnCpu()) as pool:
         folder = Path(pool.run(modules.environment, "CUDA_MPS_PIPE_DIRECTORY")[0][0]).parent
-        with pytest.raises(launch.RankError):
+        with pytest.raises(RankError):
             pool.run(modules.crash)
+        assert not processes_of(folder) and not folder.exists()
+        again = Path(pool.run(modules.environment, "CUDA_MPS_PIPE_DIRECTORY")[0][0]).parent
+        assert again != folder and processes_of(again)
+    folder = again
     assert not processes_of(folder) and not folder.exists()
 
 
 def test_what_mps_is_not_for_is_refused(monkeypatch):
-    assert choose_share("turns", ["cuda:0", "cuda:0"]) is None
     with pytest.raises(ValueError, match="these have the CPU: leave it out"):
-        Pool(2, device="cpu", share="mps")
+        Pool(2, device="cpu", beside=Mps())
     with pytest.raises(ValueError, match="these have a GPU each"):
-        choose_share("mps", ["cuda:0", "cuda:1"])
-    with pytest.raises(ValueError, match="unknown share 'mig'"):
-        Pool(2, device="cpu", share="mig")
+        Mps().check(["cuda:0", "cuda:1"])
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=f"needs {CONTROL}.*isn't on the PATH"):
-        choose_share("mps", ["cuda:0", "cuda:0"])
+        Mps().check(["cuda:0", "cuda:0"])
 
 
-def test_a_share_is_an_equal_part_of_the_fullest_gpu(control):
-    assert choose_share("mps", ["cuda:0"] * 4) == 25
-    assert choose_share("mps", ["cuda:0", "cuda:1", "cuda:0"]) == 50
+@pytest.mark.parametrize(
+    "devices, percentage", [(["cuda:0"] * 4, 25), (["cuda:0", "cuda:1", "cuda:0"], 50)], ids=["one", "two"]
+)
+def test_a_share_is_an_equal_part_of_the_fullest_gpu(control, devices, percentage):
+    mps = Mps()
+    mps.check(devices)
+    assert mps.percentage == percentage
 
 
-def test_notes_say_what_a_shared_gpu_shows():
+def test_notes_say_what_a_shared_gpu_shows(control, tmp_path):
     taking_turns = devices.notes(["cuda:0"] * 4, 8)[0]
     assert taking_turns.startswith("4 ranks share 1 GPU, where processes take turns")
-    beside = devices.notes(["cuda:0"] * 4, 8, 25)[0]
+    mps = started(tmp_path, 4)
+    beside, clients = mps.notes()
+    mps.close()
+    assert clients.startswith("MPS lists 2 of 4 ranks")
+    assert beside.startswith("4 ranks share 1 GPU by MPS")
     assert "at most 25 % of the multiprocessors" in beside and "only as far as" in beside
     assert devices.notes(["cuda:0", "cuda:1"], 8) == []
-    assert devices.paced_notes(["cuda:0"] * 2, ["turns"], False) == ["turns"]
-    assert devices.paced_notes(["cpu"] * 2, [], True) == []
-    assert "the durations say nothing about the GPU" in devices.paced_notes(["cuda:0"] * 2, ["turns"], True)[1]
-    (paced,) = devices.paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"], True)
+    assert devices.paced_notes(["cpu"] * 2, []) == []
+    assert "the durations say nothing about the GPU" in devices.paced_notes(["cuda:0"] * 2, ["turns"])[1]
+    (paced,) = devices.paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"])
     assert "the order and the waits are the schedule's" in paced and "share" not in paced

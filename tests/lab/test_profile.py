@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pplab as pp
-from pplab import models
-from pplab.lab.profiles import PHASES, Profile, profile_table, summarise
+from pplab import lab, models
+from pplab.lab.profiles import PHASES, ProfileReport, profile_table, summarise
 from pplab.runtime import Pool
 
 
@@ -72,13 +72,13 @@ def test_memory_is_a_running_sum():
 def test_a_trace_without_steps_is_refused(tmp_path):
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"traceEvents": HOST[1:]}))
-    with pytest.raises(ValueError, match=r"no pp.step span among the trace's 10 events.*Pool.train\(profile"):
+    with pytest.raises(ValueError, match=r"no pp.step span among the trace's 10 events.*lab.Profile"):
         summarise(path)
 
 
 def test_ranks_profiled_share_a_line():
     ranks = tuple(summarise({"traceEvents": HOST}, rank, resident_bytes=0) for rank in range(2))
-    line = profile_table([Profile("1F1B", ranks)]).splitlines()[1]
+    line = profile_table([ProfileReport("1F1B", ranks)]).splitlines()[1]
     assert line.split() == ["1F1B", "100.0", "80.0%", "20.0%", "50.0%", "0.0", "MB"]
 
 
@@ -95,11 +95,12 @@ def test_real_ranks_are_recorded(pool, tmp_path, name, engine):
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     gpt = models.gpt(batch_size=8, num_layers=4, width=128, num_heads=2, context=64, source="sample")
     adam = functools.partial(torch.optim.AdamW, lr=1e-3)
-    run = pool.train(s, gpt, steps=2, optimizer=adam, engine=engine, profile=tmp_path / "new" / "traces")
-    assert [rank.path for rank in run.profile.ranks] == [
-        str(tmp_path / "new" / "traces" / f"rank{rank}.json.gz") for rank in range(2)
-    ]
-    for rank, found in enumerate(run.profile.ranks):
+    folder = tmp_path / "new" / "traces"
+    by_torch = [lab.TorchEngine()] if engine == "torch" else []
+    run = pool.train(s, gpt, *by_torch, lab.Profile(folder), steps=2, optimizer=adam)
+    profile = run.extras["profile"]
+    assert [rank.path for rank in profile.ranks] == [str(folder / f"rank{rank}.json.gz") for rank in range(2)]
+    for rank, found in enumerate(profile.ranks):
         assert found == summarise(found.path, rank, resident_bytes=found.peak_bytes - summarise(found.path).peak_bytes)
         ran = [
             span for t in run.timelines for span in t.spans_of(rank) if len(span.action) == 3
@@ -115,10 +116,11 @@ def test_real_ranks_are_recorded(pool, tmp_path, name, engine):
         )
         assert found.peak_bytes > 4 * weights  # weights, gradients, two moments
     assert run.to_dict()["profile"]["ranks"][1]["rank"] == 1
-    assert name in str(run.profile)
+    assert name in str(profile)
 
 
 @pytest.mark.slow
 def test_nothing_is_recorded_unasked(pool):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    assert pool.train(s, models.gpt(batch_size=8, num_layers=2, width=32, num_heads=2, source="sample")).profile is None
+    run = pool.train(s, models.gpt(batch_size=8, num_layers=2, width=32, num_heads=2, source="sample"))
+    assert run.extras == {} and "profile" not in run.to_dict()

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pplab.runtime.checks import check_job, check_transport
 from torch import nn
 
 import modules
 import pplab as pp
+from pplab import lab
 from pplab.lab.queues import parse_lowered
 from pplab.lab.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
 from pplab.runtime import Pool, RankError
+from pplab.runtime.options import Job, make_job
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_torch_runs_lowered_rows(pool, name):
     assert train_lowered(pool, pp.lower(s, ahead=1), stages(4), steps=1, check_gradients=True).gradients.equal
     rows = lower_by_torch(s)
     run = train_lowered(pool, rows, stages(4), steps=1, one_queue=True, check_gradients=True)
-    assert run.gradients.equal and run.engine == "torch" and run.transport == "gloo"
+    assert run.gradients.equal and run.job.engine_name == "torch" and run.machine.transport == "gloo"
     for rank, row in enumerate(rows):
         posted = [str(x) for x in row if "SEND" in str(x) or "RECV" in str(x)]
         spans = [x for x in run.timeline.others if x.rank == rank]
@@ -56,8 +57,8 @@ def test_messages_that_would_hang_are_refused_before_anything_runs(pool):
 
 def test_torch_can_be_paced(pool):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    run = pool.train(s, stages(2), engine="torch", pace=pp.Costs(4, 4, 4, unit="ms"), steps=1)
-    assert run.how == "paced" and run.transport == "gloo" and run.timeline.makespan >= 60
+    run = pool.train(s, stages(2), lab.TorchEngine(), pace=pp.Costs(4, 4, 4, unit="ms"), steps=1)
+    assert run.how == "paced" and run.machine.transport == "gloo" and run.timeline.makespan >= 60
     assert all(x.end - x.start >= 3.99 * (2 if "B" in str(x.action) else 1) for x in run.timeline.spans)
 
 
@@ -83,7 +84,7 @@ def test_an_error_in_torchs_runtime_names_no_action_that_it_isnt_about():
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     layers = [nn.Linear(6, 6), modules.RaisesInForward()]
     with Pool(2, device="cpu") as pool, pytest.raises(RankError) as caught:
-        pool.train(s, modules.workload(*layers), engine="torch")
+        pool.train(s, modules.workload(*layers), lab.TorchEngine())
     assert caught.value.action is None and "the third forward fails" in str(caught.value)
     assert caught.value.cause.startswith("rank 1 failed in a step of torch's runtime: ")
 
@@ -92,7 +93,7 @@ def test_an_order_that_torch_loses_track_of_is_refused(pool):
     s = pp.Schedule(["0F0 0F1 0B0 0B1".split(), "1F1 1F0 1B0 1B1".split()], "swapped")
     assert pool.train(s, stages(2), steps=1, check_gradients=True).gradients.equal
     with pytest.raises(ValueError, match="in the order 1, 0, and torch's runtime would take"):
-        pool.train(s, stages(2), engine="torch")
+        pool.train(s, stages(2), lab.TorchEngine())
 
 
 def test_torchs_lowering_takes_no_bidirectional_schedule():
@@ -100,14 +101,19 @@ def test_torchs_lowering_takes_no_bidirectional_schedule():
         lower_by_torch(pp.build("DualPipe", num_ranks=4, num_microbatches=8))
 
 
+def check_transport(job: Job, devices: list[str], transport: str) -> None:
+    for extra in job.extras:
+        extra.check_devices(job, devices, transport)
+
+
 def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything_starts():
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    by_torch = check_job(s, stages(2), 2, engine="torch")
+    by_torch = make_job(s, stages(2), 2, [lab.TorchEngine()])
     check_transport(by_torch, ["cpu"] * 2, "gloo")
     check_transport(by_torch, ["cuda:0", "cuda:1"], "nccl")
     with pytest.raises(ValueError, match="can't send between ranks that share a GPU"):
         check_transport(by_torch, ["cuda:0"] * 2, "shared")
-    delayed = check_job(s, stages(2), 2, pace=pp.Costs(latency=1, unit="ms"))
+    delayed = make_job(s, stages(2), 2, pace=pp.Costs(latency=1, unit="ms"))
     check_transport(delayed, ["cpu"] * 2, "shared")
     with pytest.raises(
         ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'

@@ -244,8 +244,8 @@ def test_a_link_that_is_put_there_is_found(pool, name):
     for pair in links:
         assert 4 < found[pair].latency < 15
     sent = 4 * 6  # a row of six numbers
-    assert run.message_bytes == ((sent, 0) if s.num_stages == 2 else (sent, 0, sent, 0))  # 1 and 2 are on one rank
-    in_bytes = lab.calibrate(run.timeline, run.message_bytes).links[0, 1].bandwidth
+    assert run.held.message_bytes == ((sent, 0) if s.num_stages == 2 else (sent, 0, sent, 0))  # 1 and 2 are on one rank
+    in_bytes = lab.calibrate(run.timeline, run.held.message_bytes).links[0, 1].bandwidth
     assert in_bytes == pytest.approx(sent * found[0, 1].bandwidth)
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import modules
 from pplab import models
 from pplab.runtime.deferred import Deferred
+from pplab.runtime.meter import Meter
 from pplab.runtime.stage import Stage, autocast
 
 pytestmark = pytest.mark.slow
@@ -93,9 +94,9 @@ def test_what_a_microbatch_keeps_does_not_depend_on_its_backward(dtype):
     kept = []
     for split in (False, True):
         stage = stage_of(nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 6)), split, autocast=dtype)
-        meter = Meter([*stage.module.parameters()])
+        stage.meter = meter = Meter([*stage.module.parameters()])
         with meter:
-            stage.forward(0, (torch.randn(2, 6),), modules.batch(2), meter)
+            stage.forward(0, (torch.randn(2, 6),), modules.batch(2))
         kept.append(meter.held)
     of_received, size = 0 if dtype is None else 2 * 6 * 4, 4 if dtype is None else 2
     assert kept == [of_received + (2 * 6 + 2 * 64) * size] * 2

@@ -19,10 +19,8 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import built
-from pplab import models
-from pplab.lab.mps import choose_share
+from pplab import lab, models
 from pplab.runtime import Pool, RankError
-from pplab.runtime.devices import choose_transport
 
 DEVICE = os.environ.get("PPLAB_TEST_DEVICE", "cuda")
 
@@ -37,12 +35,11 @@ POOLS = [(1, "turns"), (2, "turns"), (4, "turns"), (2, "mps"), (4, "mps")]
 @pytest.fixture(scope="module", params=POOLS, ids=lambda pool: "-".join(map(str, pool)))
 def pool(request):
     num_ranks, share = request.param
-    devices, _ = choose_transport(num_ranks, DEVICE, "auto")
     try:
-        choose_share(share, devices)
+        pool = Pool(num_ranks, device=DEVICE, beside=lab.Mps() if share == "mps" else None, timeout_s=120)
     except ValueError as error:
         pytest.skip(str(error))
-    with Pool(num_ranks, device=DEVICE, share=share, timeout_s=120) as pool:
+    with pool:
         yield pool
 
 
@@ -57,18 +54,19 @@ def test_every_schedule_equals_one_process(pool, name, autocast):
     for s in filter(None, schedules):
         run = pool.train(s, gpt, steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
         assert run.gradients.equal, run
-        assert run.peak_in_flight == s.peak_in_flight
-        assert run.peak_bytes == run.predicted_peak_bytes
+        assert run.held.peak_in_flight == s.peak_in_flight
+        assert run.held.peak_bytes == run.predicted_peak_bytes
         assert_allocated(run)
 
 
 def assert_allocated(run) -> None:
     """On a GPU the allocator had handed out at least the weights and what the forwards held, at the worst moment."""
+    held = run.held
     if DEVICE == "cpu":
-        assert run.allocated_bytes is None and run.resident_bytes is None
+        assert held.allocated_bytes is None and held.resident_bytes is None
         return
-    for peak, resident, held in zip(run.allocated_bytes, run.resident_bytes, run.peak_bytes, strict=True):
-        assert resident > 0 and peak - resident >= held, run
+    for peak, resident, kept in zip(held.allocated_bytes, held.resident_bytes, held.peak_bytes, strict=True):
+        assert resident > 0 and peak - resident >= kept, run
 
 
 def test_distilbert_equals_one_process(pool):
@@ -121,25 +119,25 @@ def test_a_profiles_step_is_the_runs(pool, tmp_path, engine):
         pytest.skip(f"{pool!r}: torch's runtime needs a GPU for each rank")
     gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
-    run = pool.train(s, gpt, steps=3, engine=engine, profile=tmp_path)
-    assert run.profile.step_ms == pytest.approx(statistics.mean(run.step_times_ms), rel=0.3)
-    assert all(0 < rank.compute_ms <= rank.step_ms for rank in run.profile.ranks)
+    by_torch = [lab.TorchEngine()] if engine == "torch" else []
+    run = pool.train(s, gpt, *by_torch, lab.Profile(tmp_path), steps=3)
+    profile = run.extras["profile"]
+    assert profile.step_ms == pytest.approx(statistics.mean(run.step_times_ms), rel=0.3)
+    assert all(0 < rank.compute_ms <= rank.step_ms for rank in profile.ranks)
 
 
 def test_recomputing_clipping_and_going_on(pool, tmp_path):
     gpt = models.gpt(batch_size=8, num_layers=4, width=64, num_heads=2, context=32, source="sample")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
-    options = {"optimizer": functools.partial(torch.optim.AdamW, lr=1e-3), "clip_norm": 0.5}
-    path = tmp_path / "run.safetensors"
-    plain = pool.train(s, gpt, steps=4, **options)
-    whole = pool.train(s, gpt, steps=4, recompute=True, check_gradients=True, **options)
-    first = pool.train(s, gpt, steps=2, save=path, **options)
-    rest = pool.train(s, gpt, steps=2, resume=path, **options)
-    assert whole.gradients.equal and rest.first_step == 2
-    assert sum(whole.bytes_of) < sum(plain.bytes_of) and whole.peak_bytes == whole.predicted_peak_bytes
-    for figure in ("losses", "gradient_norms"):
-        expected = pytest.approx(getattr(plain, figure), rel=1e-4)
-        assert getattr(whole, figure) == expected and getattr(first, figure) + getattr(rest, figure) == expected
+    adam, path = functools.partial(torch.optim.AdamW, lr=1e-3), tmp_path / "run.safetensors"
+    train = functools.partial(pool.train, s, gpt, lab.Clip(0.5), optimizer=adam)
+    plain, whole = train(steps=4), train(steps=4, recompute=True, check_gradients=True)
+    first, rest = train(lab.Save(path), steps=2), train(lab.Resume(path), steps=2)
+    assert whole.gradients.equal and rest.job.first_step == 2
+    assert sum(whole.held.bytes_of) < sum(plain.held.bytes_of) and whole.held.peak_bytes == whole.predicted_peak_bytes
+    for figures in (lambda run: run.losses, lambda run: run.extras["gradient_norms"]):
+        expected = pytest.approx(figures(plain), rel=1e-4)
+        assert figures(whole) == expected and figures(first) + figures(rest) == expected
 
 
 def test_whether_gpus_are_shared_is_said(pool):
@@ -152,7 +150,7 @@ def test_whether_gpus_are_shared_is_said(pool):
 
 
 def test_every_rank_is_a_client_of_mps(pool):
-    if pool.share != "mps":
+    if pool.beside is None:
         pytest.skip(f"{pool!r} takes no MPS")
     pool.run(modules.chatter)
     assert not any("as its clients" in note for note in pool.notes), pool.notes

@@ -36,17 +36,17 @@ def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt
     for stages in (True, [0], range(1, s.num_stages)):
         run = pool.train(s, gpt, steps=1, check_gradients=True, recompute=stages)
         assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
-        assert run.peak_bytes == run.predicted_peak_bytes
-        assert run.peak_in_flight == s.peak_in_flight
+        assert run.held.peak_bytes == run.predicted_peak_bytes
+        assert run.held.peak_in_flight == s.peak_in_flight
         again = set(range(s.num_stages) if stages is True else stages)
         for stage in range(s.num_stages):
             if stage in again:
-                assert run.bytes_of[stage] < plain.bytes_of[stage] / 5
-                assert run.bytes_of[stage] + run.recomputed_of[stage] == plain.bytes_of[stage]
-                assert run.recompute_ms[stage] > 0
+                assert run.held.bytes_of[stage] < plain.held.bytes_of[stage] / 5
+                assert run.held.bytes_of[stage] + run.held.recomputed_of[stage] == plain.held.bytes_of[stage]
+                assert run.held.recompute_ms[stage] > 0
             else:
-                assert (run.bytes_of[stage], run.recomputed_of[stage]) == (plain.bytes_of[stage], 0)
-                assert run.recompute_ms[stage] == 0
+                assert (run.held.bytes_of[stage], run.held.recomputed_of[stage]) == (plain.held.bytes_of[stage], 0)
+                assert run.held.recompute_ms[stage] == 0
 
 
 def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
@@ -56,7 +56,7 @@ def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
     again = [stage for stage in range(s.num_stages) if rng.random() < 0.7]
     run = pool.train(s, modules.workload(*stages, size=size), steps=1, check_gradients=True, recompute=again)
     assert run.gradients.equal, (s.rows, run)
-    assert run.peak_in_flight == s.peak_in_flight
+    assert run.held.peak_in_flight == s.peak_in_flight
 
 
 def test_stages_that_exchange_several_tensors(pool):
@@ -69,7 +69,7 @@ def test_stages_that_exchange_several_tensors(pool):
 def test_a_replay_of_its_own_costs_takes_as_long_as_the_actions_did(pool, gpt):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
     run = pool.train(s, gpt, steps=3, recompute=[0])
-    assert run.costs.recompute == (run.recompute_ms[0], 0)
+    assert run.costs.recompute == (run.held.recompute_ms[0], 0)
     found = [span for t in run.timelines for span in t.spans if str(span.action).startswith("0B")]
     lasted = sorted(span.end - span.start for span in found)
     assert run.costs.of(pp.Kind.B, 0) == pytest.approx(lasted[len(lasted) // 2], rel=0.2)
@@ -83,7 +83,7 @@ def test_mixed_precision_is_the_same_with_and_without(pool, gpt, name):
     options = {"steps": 1, "check_gradients": True, "autocast": torch.bfloat16}
     plain, again = (pool.train(s, gpt, recompute=r, **options) for r in (False, True))
     assert again.gradients.equal and again.first_loss == plain.first_loss
-    assert again.peak_bytes == again.predicted_peak_bytes
+    assert again.held.peak_bytes == again.predicted_peak_bytes
     assert again.gradients.parameters == plain.gradients.parameters
 
 
@@ -108,8 +108,6 @@ def test_random_numbers_are_those_of_the_first_time_and_buffers_change_once(spli
         batches = [Batch((torch.full((4, 6), m + 1.0).cumsum(0),), torch.zeros(4, 6)) for m in range(3)]
         made = [stage.forward(m, (), batch) for m, batch in enumerate(batches)]
         for m in (1, 0, 2):
-            if recompute:
-                stage.again(m, batches[m])
             if split:
                 stage.backward_input(m, (torch.ones(4, 6),))
                 stage.backward_weight(m)
@@ -144,7 +142,7 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
         cut = replace(workload, split=found.split(counts))
         run = pool.train(s, cut, steps=1, check_gradients=True, recompute=again)
         assert run.gradients.equal, run
-        assert run.peak_bytes == s.peak_held(found.memory(counts, again))
+        assert run.held.peak_bytes == s.peak_held(found.memory(counts, again))
     assert found.costs((5, 5), [1]).recompute == (0, sum(found.forward_ms[5:]))
 
 
@@ -158,16 +156,17 @@ def test_what_cannot_be_profiled_is_said(gpt):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("extras", "recompute", "says"),
     [
-        ({"recompute": [2]}, "recompute must be True, False or some of the stages 0 to 1, such as [0], got [2]"),
-        ({"recompute": 1}, "some of the stages 0 to 1, such as [0], got 1"),
-        ({"recompute": [0.0]}, "got [0.0]"),
-        ({"recompute": True, "engine": "torch"}, 'recompute needs engine="pplab"'),
+        ((), [2], "recompute must be True, False or some of the stages 0 to 1, such as [0], got [2]"),
+        ((), 1, "some of the stages 0 to 1, such as [0], got 1"),
+        ((), [0.0], "got [0.0]"),
+        ([lab.TorchEngine()], True, "recompute needs pplab's engine"),
     ],
 )
-def test_what_cannot_be_recomputed_is_said(options, says):
+def test_what_cannot_be_recomputed_is_said(extras, recompute, says):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     with pytest.raises(ValueError) as error:
-        Pool(2).train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), **options)
+        workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+        Pool(2).train(s, workload, *extras, recompute=recompute)
     assert says in str(error.value)

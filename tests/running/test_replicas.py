@@ -11,7 +11,6 @@ from math import inf
 import numpy as np
 import pytest
 import torch
-from pplab.runtime.job import RankReport, WholeReport
 from torch import nn
 
 import modules
@@ -20,7 +19,9 @@ from conftest import built, random_schedule, slow_simulate
 from pplab import lab, models
 from pplab.actions import parts
 from pplab.runtime import Pool, RankError
-from pplab.runtime.report import report_gradients
+from pplab.runtime.meter import RankHeld
+from pplab.runtime.reference import WholeReport, report_gradients
+from pplab.runtime.training import RankReport
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
 
@@ -72,7 +73,8 @@ def test_of_copies_the_one_that_differs_most_counts():
     one = np.ones(2, np.float32)
 
     def report(*gradient: float) -> RankReport:
-        return RankReport([], [], 0, 0, {}, {"a": np.array(gradient, np.float32)}, 0.5)
+        of_a = {"a": np.array(gradient, np.float32)}
+        return RankReport([], [], 0.5, RankHeld(), of_a, None, {}, frozenset(), ())
 
     for reports in ([report(1, 3), report(1, 1)], [report(1, 1), report(1, 3)]):
         found = report_gradients(reports, WholeReport(1.0, {"a": one}, []))
@@ -99,10 +101,11 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
         if s is None:
             continue
         for workload in (tiny(), tiny(tied=True))[: 1 if num_microbatches == 1 else 2]:
-            run = four.train(s, workload, steps=1, check_gradients=True, replicas=2, reduction=reduction)
+            r = lab.replicate(s, 2)
+            run = four.train(r, workload, steps=1, check_gradients=True, reduction=reduction)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
-            assert run.schedule == lab.replicate(s, 2) and len(run.timeline.busy) == 4
-            assert run.peak_in_flight == s.peak_in_flight * 2 and run.peak_bytes == run.predicted_peak_bytes
+            assert run.schedule is r and len(run.timeline.busy) == 4
+            assert run.held.peak_in_flight == s.peak_in_flight * 2 and run.held.peak_bytes == run.predicted_peak_bytes
             added = [span for span in run.timeline.others if span.action == "gradients of all copies"]
             assert [span.rank for span in added] == [0, 1, 2, 3]
 
@@ -129,8 +132,8 @@ def test_runs_leave_no_process_groups_behind(four):
 @pytest.mark.slow
 def test_four_replicas_of_one_rank_are_plain_data_parallelism(four):
     for name in ("1F1B", "ZB-H1"):
-        s = pp.build(name, num_ranks=1, num_microbatches=2)
-        run = four.train(s, tiny(tied=True), check_gradients=True, replicas=4, reduction="drain")
+        s = lab.replicate(pp.build(name, num_ranks=1, num_microbatches=2), 4)
+        run = four.train(s, tiny(tied=True), check_gradients=True, reduction="drain")
         assert run.gradients.equal and run.schedule.num_microbatches == 8
 
 
@@ -148,8 +151,8 @@ def test_several_steps_keep_the_copies_equal(four, reduction, tied):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    s = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=2)
-    run = four.train(s, workload, steps=4, optimizer=SGD, replicas=2, reduction=reduction)
+    s = lab.replicate(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=2), 2)
+    run = four.train(s, workload, steps=4, optimizer=SGD, reduction=reduction)
     assert run.losses == pytest.approx(losses, abs=1e-5) and len(set(losses)) == 4
 
 
@@ -158,16 +161,17 @@ def test_several_steps_keep_the_copies_equal(four, reduction, tied):
 def test_means_and_sums(four, reduction):
     loss = functools.partial(nn.functional.mse_loss, reduction=reduction)
     workload = modules.Modules([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), loss, reduction)
-    run = four.train(pp.build("GPipe", num_ranks=2, num_microbatches=2), workload, check_gradients=True, replicas=2)
+    s = lab.replicate(pp.build("GPipe", num_ranks=2, num_microbatches=2), 2)
+    run = four.train(s, workload, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-4
 
 
 @pytest.mark.slow
 def test_gloo_carries_the_same():
     with Pool(4, device="cpu", transport="gloo", timeout_s=60) as pool:
-        s = pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4)
-        run = pool.train(s, tiny(tied=True), check_gradients=True, replicas=2, reduction="drain")
-    assert run.gradients.equal and run.transport == "gloo"
+        s = lab.replicate(pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), 2)
+        run = pool.train(s, tiny(tied=True), check_gradients=True, reduction="drain")
+    assert run.gradients.equal and run.machine.transport == "gloo"
 
 
 @pytest.mark.slow
@@ -175,12 +179,12 @@ def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
     """Two stages per rank, large weights: the later stage's are added up while the earlier one's backwards run."""
     layers = [nn.Linear(1024, 1024, bias=False) for _ in range(4)]
     workload = modules.Modules(layers, modules.batch(4, 1024), nn.functional.mse_loss)
-    s = pp.build("LoopedBFS", num_ranks=2, num_microbatches=2)
+    s = lab.replicate(pp.build("LoopedBFS", num_ranks=2, num_microbatches=2), 2)
     exposed = {"end": inf, "drain": inf}
     with Pool(4, device="cpu", threads=1, timeout_s=60) as pool:
         for reduction in ("end", "drain") * 3:  # in turns: the machine may be busy for a while
             pace = pp.Costs(15, 15, 15, unit="ms")
-            run = pool.train(s, workload, steps=5, pace=pace, replicas=2, reduction=reduction)
+            run = pool.train(s, workload, steps=5, pace=pace, reduction=reduction)
             spans = [t.others for t in run.timelines]
             waits = [max(x.end - x.start for x in others if isinstance(x.action, str)) for others in spans]
             exposed[reduction] = min(exposed[reduction], *waits)
@@ -189,33 +193,22 @@ def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("ranks", "microbatches", "replicas", "extras", "options", "message"),
     [
-        ({"replicas": 2}, "is for 4 ranks times 2 replicas and there are 4: .* or build the schedule for 2"),
-        ({"replicas": 3}, "is for 4 ranks times 3 replicas and there are 4: .* for another number"),
-        ({"replicas": 0}, "replicas must be at least 1, got 0"),
-        ({"reduction": "late"}, "unknown reduction 'late'"),
+        (4, 4, 2, (), {}, "1F1B, 2 replicas is for 8 ranks and there are 4: .* or build the schedule for 4"),
+        (4, 4, 1, (), {"reduction": "late"}, "unknown reduction 'late'"),
+        (2, 3, 2, (), {}, "a batch of 8 doesn't divide into 6 equal microbatches"),
+        (2, 4, 2, [lab.TorchEngine()], {}, "replicas needs pplab's engine: .*, reduce gradients yourself"),
+        (4, 4, 1, [lab.TorchEngine()], {}, "a model with tied weights needs pplab's engine"),
     ],
 )
-def test_replicas_that_do_not_fit_are_refused(options, message):
+def test_what_does_not_go_together_is_refused_before_anything_starts(
+    ranks, microbatches, replicas, extras, options, message
+):
+    s = lab.replicate(pp.build("1F1B", num_ranks=ranks, num_microbatches=microbatches), replicas)
     with Pool(4, device="cpu") as pool:
         with pytest.raises(ValueError, match=message):
-            pool.train(pp.build("1F1B", num_ranks=4, num_microbatches=4), tiny(), **options)
-        assert pool.pids == ()
-
-
-@pytest.mark.slow
-def test_what_does_not_go_together_is_refused_before_anything_starts():
-    s = pp.build("1F1B", num_ranks=2, num_microbatches=3)
-    with Pool(4, device="cpu") as pool:
-        with pytest.raises(ValueError, match="a batch of 8 doesn't divide into 2 replicas of 3 .* a multiple of 6"):
-            pool.train(s, tiny(), replicas=2)
-        s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-        with pytest.raises(ValueError, match='replicas need engine="pplab"'):
-            pool.train(s, tiny(), replicas=2, engine="torch")
-        s = pp.build("1F1B", num_ranks=4, num_microbatches=4)
-        with pytest.raises(ValueError, match='tied weights need engine="pplab"'):
-            pool.train(s, tiny(tied=True), engine="torch")
+            pool.train(s, tiny(tied=True), *extras, **options)
         assert pool.pids == ()
 
 
@@ -225,7 +218,8 @@ def test_a_rank_that_fails_in_one_replica_ends_all():
     with Pool(4, device="cpu", timeout_s=60) as pool:
         started = time.monotonic()
         with pytest.raises(RankError) as caught:
-            pool.train(pp.build("1F1B", num_ranks=2, num_microbatches=4), modules.workload(*stages), replicas=2)
+            s = lab.replicate(pp.build("1F1B", num_ranks=2, num_microbatches=4), 2)
+            pool.train(s, modules.workload(*stages))
         assert time.monotonic() - started < 20 and pool.pids == ()
     error = caught.value
     assert error.rank in (1, 3) and error.action == pp.parse({1: "1F2", 3: "1F6"}[error.rank])
@@ -268,7 +262,7 @@ def test_the_microbatches_of_replicas_are_their_own():
 def test_two_pipelines_of_two_ranks_on_cuda_equal_one_process(reduction):
     with Pool(4, device="cuda", timeout_s=120) as pool:
         for name in ("1F1B", "ZBVZeroBubble", "DualPipe"):
-            s = pp.build(name, num_ranks=2, num_microbatches=4)
+            s = lab.replicate(pp.build(name, num_ranks=2, num_microbatches=4), 2)
             for tied in (False, True):
-                run = pool.train(s, tiny(tied=tied), check_gradients=True, replicas=2, reduction=reduction)
+                run = pool.train(s, tiny(tied=tied), check_gradients=True, reduction=reduction)
                 assert run.gradients.equal, run

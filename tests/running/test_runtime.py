@@ -5,23 +5,27 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
-from pplab.runtime.checks import check_job
-from pplab.runtime.job import RankContext, RankReport
-from pplab.runtime.trace import HostClock, Recorder, StepTrace
 from torch import nn
 
 import modules
 import pplab as pp
 from conftest import built, random_schedule
-from pplab import models
-from pplab.runtime import Modules, Pool, RankError, devices
-from pplab.runtime.executor import Executor
+from pplab import lab, models
+from pplab.runtime import Executor, Modules, Pool, RankError, devices
+from pplab.runtime.clock import StepTrace
+from pplab.runtime.listener import Listeners
+from pplab.runtime.meter import RankHeld
+from pplab.runtime.options import make_job
+from pplab.runtime.pace import Pace
+from pplab.runtime.reference import compare_gradients
 from pplab.runtime.report import make_run
+from pplab.runtime.training import RankContext, RankReport
 
 pytestmark = pytest.mark.slow
 
@@ -63,8 +67,8 @@ def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
         run = pools(num_ranks).train(s, gpt, steps=1, check_gradients=True)
         assert run.gradients.equal, run
         assert run.gradients.loss_difference < 1e-5
-        assert run.peak_in_flight == s.peak_in_flight
-        assert run.peak_bytes == run.predicted_peak_bytes
+        assert run.held.peak_in_flight == s.peak_in_flight
+        assert run.held.peak_bytes == run.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
@@ -73,7 +77,7 @@ def test_distilbert_equals_one_process(pools, distilbert, name):
     assert distilbert.attention_mask.sum(1).unique().numel() > 1
     run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
-    assert run.peak_bytes == run.predicted_peak_bytes
+    assert run.held.peak_bytes == run.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
@@ -81,7 +85,7 @@ def test_distilbert_with_ragged_masks_equals_one_process_under_every_schedule(po
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     run = pools(2).train(s, distilbert, steps=1, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
-    assert run.peak_bytes == run.predicted_peak_bytes
+    assert run.held.peak_bytes == run.predicted_peak_bytes
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
@@ -91,7 +95,7 @@ def test_any_legal_order_on_any_placement_equals_one_process(pools, rng, num_ran
     workload = modules.workload(*stages, size=2 * s.num_microbatches)
     run = pools(num_ranks).train(s, workload, steps=1, check_gradients=True)
     assert run.gradients.equal, (s, run)
-    assert run.peak_in_flight == s.peak_in_flight
+    assert run.held.peak_in_flight == s.peak_in_flight
     assert pp.simulate(s, run.costs).makespan > 0
 
 
@@ -114,7 +118,7 @@ def test_mixed_precision_computes_in_it(pools, gpt, name):
         pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=dtype) for dtype in (None, torch.bfloat16)
     )
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
-    assert mixed.peak_bytes == mixed.predicted_peak_bytes and max(mixed.bytes_of) < max(exact.bytes_of)
+    assert mixed.held.peak_bytes == mixed.predicted_peak_bytes and max(mixed.held.bytes_of) < max(exact.held.bytes_of)
     assert mixed.to_dict()["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)
     assert mixed.gradients.relative > exact.gradients.relative
     assert mixed.gradients.loss_difference < 0.02
@@ -127,8 +131,8 @@ def test_gradients_accumulate_right_for_means_and_sums(pools, name, reduction):
     workload = Modules([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), loss, reduction)
     for M in (4, 8):
         s = pp.build(name, num_ranks=2, num_microbatches=M)
-        for engine in ("pplab", "torch")[: 1 if name == "DualPipe" else 2]:
-            run = pools(2).train(s, workload, check_gradients=True, engine=engine)
+        for engine in ((), (lab.TorchEngine(),))[: 1 if name == "DualPipe" else 2]:
+            run = pools(2).train(s, workload, *engine, check_gradients=True)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-4, (run, engine)
     with pytest.raises(ValueError, match='reduction must be "mean" or "sum"'):
         Modules([nn.Linear(6, 6)], modules.batch(), loss, "max")
@@ -137,12 +141,12 @@ def test_gradients_accumulate_right_for_means_and_sums(pools, name, reduction):
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL if builder.name != "DualPipe"])
 def test_torchs_runtime_runs_the_same_stages_and_never_holds_less(pools, gpt, name):
     s = pp.build(name, num_ranks=2, num_microbatches=8)
-    theirs = pools(2).train(s, gpt, steps=2, check_gradients=True, engine="torch")
+    theirs = pools(2).train(s, gpt, lab.TorchEngine(), steps=2, check_gradients=True)
     assert theirs.gradients.equal and theirs.gradients.loss_difference < 1e-5, theirs
-    assert str(theirs).startswith(f"{name} by torch, measured") and theirs.engine == "torch"
+    assert str(theirs).startswith(f"{name} by torch, measured") and theirs.job.engine_name == "torch"
     assert {span.action for span in theirs.timeline.spans} == {item for row in s.rows for item in row}
     ours = pools(2).train(s, gpt, steps=2)
-    assert max(ours.peak_bytes) <= max(theirs.peak_bytes)
+    assert max(ours.held.peak_bytes) <= max(theirs.held.peak_bytes)
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
 
 
@@ -334,46 +338,41 @@ def test_a_gpu_that_is_not_there_is_said():
         Pool(2, device="cuda")
 
 
+TWO, BY_TORCH = ["0F0 0B0", "1F0 1B0"], lab.TorchEngine()
+
+
 @pytest.mark.parametrize(
-    ("rows", "options", "message"),
+    ("rows", "extras", "options", "message"),
     [
-        (["0F0 0B0"], {}, "custom is for 1 ranks and there are 2"),
-        (["0F0 0B0", "1F0"], {}, "1B0 is missing"),
-        (["0F0 0B0", "1F0 1B0"], {"engine": "jax"}, "unknown engine 'jax'"),
-        (
-            ["0F0 1F1 1B1 0B0", "1F0 0F1 1B0 0B1"],
-            {"engine": "torch"},
-            "bidirectional, which torch's runtime doesn't know",
-        ),
-        (["0F0 0B0", "1F0 1B0"], {"engine": "torch", "pace": pp.Costs(latency=1, unit="ms")}, "can't be delayed"),
-        (["0F0 0B0", "1F0 1B0"], {"autocast": "bf16"}, "autocast must be torch.bfloat16"),
-        (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], {}, "a batch of 8 doesn't divide into 3"),
-        (["0F0 2F0 2B0 0B0", "1F0 1B0"], {}, "the schedule has 3 stages, and 2 modules were given"),
-        (["0F0 0B0", "1F0 1B0"], {"steps": 0}, "steps must be at least 1"),
-        (["0F0 0B0", "1F0 1B0"], {"warmup": -1}, "warmup must be an integer of at least 0"),
-        (["0F0 0B0", "1F0 1B0"], {"pace": pp.Costs()}, "pace needs costs in a unit of time"),
-        (["0F0 0B0", "1F0 1B0"], {"pace": pp.Costs([1, 2, 3], unit="ms")}, "3 values for 2 stages"),
+        (["0F0 0B0"], (), {}, "custom is for 1 ranks and there are 2"),
+        (["0F0 0B0", "1F0"], (), {}, "1B0 is missing"),
+        (TWO, (), {"step": 2}, "unknown option of a run 'step'"),
+        (["0F0 1F1 1B1 0B0", "1F0 0F1 1B0 0B1"], [BY_TORCH], {}, "bidirectional, which torch's runtime doesn't know"),
+        (TWO, [BY_TORCH], {"pace": pp.Costs(latency=1, unit="ms")}, "can't be delayed"),
+        (TWO, (), {"autocast": "bf16"}, "autocast must be torch.bfloat16"),
+        (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], (), {}, "a batch of 8 doesn't divide into 3"),
+        (["0F0 2F0 2B0 0B0", "1F0 1B0"], (), {}, "the schedule has 3 stages, and 2 modules were given"),
+        (TWO, (), {"steps": 0}, "steps must be at least 1"),
+        (TWO, (), {"warmup": -1}, "warmup must be an integer of at least 0"),
+        (TWO, (), {"pace": pp.Costs()}, "pace needs costs in a unit of time"),
+        (TWO, (), {"pace": pp.Costs([1, 2, 3], unit="ms")}, "3 values for 2 stages"),
     ],
 )
-def test_a_bad_run_is_refused_before_anything_starts(rows, options, message):
+def test_a_bad_run_is_refused_before_anything_starts(rows, extras, options, message):
     with Pool(2, device="cpu") as pool:
         workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
         with pytest.raises(ValueError, match=message):
-            pool.train(pp.Schedule([row.split() for row in rows]), workload, **options)
+            pool.train(pp.Schedule([row.split() for row in rows]), workload, *extras, **options)
         assert pool.pids == ()
 
 
 def test_stages_without_the_models_parameters_are_refused():
-    from pplab.runtime.report import compare_gradients
-
     zeros = torch.zeros(2).numpy()
     with pytest.raises(ValueError, match=r"without a gradient \['b'\], unknown \['c'\]"):
         compare_gradients({"a": zeros, "c": zeros}, {"a": zeros, "b": zeros}, 0.0)
 
 
 def test_gradients_that_differ_are_told(pools):
-    from pplab.runtime.report import compare_gradients
-
     one = {"a": torch.ones(3).numpy(), "b": torch.full((2,), 2.0).numpy()}
     other = {"a": torch.ones(3).numpy(), "b": torch.tensor([2.0, 2.001]).numpy()}
     report = compare_gradients(other, one, 0.0)
@@ -436,19 +435,18 @@ def test_kernels_load_before_nccls(monkeypatch):
     assert devices.os.environ == {"CUDA_MODULE_LOADING": "LAZY"}
 
 
-@pytest.mark.parametrize("pace_s, waits", [(None, []), ({kind: [0.0] for kind in "FBIW"}, ["wait"] * 3)])
-def test_a_paced_host_knows_when_its_gpu_got_there(monkeypatch, pace_s, waits):
+@pytest.mark.parametrize("pace, waits", [(None, []), (Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])
+def test_a_paced_host_knows_when_its_gpu_got_there(monkeypatch, pace, waits):
     """After a message and around an action: a receive over NCCL makes the GPU wait, not the host."""
     said, gpu = [], torch.device("cuda")
     stream = SimpleNamespace(synchronize=lambda: said.append("wait"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     comm = SimpleNamespace(device=gpu, receive=lambda action: ())
-    stage = SimpleNamespace(recompute=False, in_flight=1, forward=lambda *_: said.append("run") or ())
-    quiet = lambda *_: None  # noqa: E731
-    recorder = Recorder(HostClock())
-    executor = Executor(0, (), {1: stage}, 2, {}, comm, recorder, quiet, pace_s and {k: [0, 0] for k in pace_s})
-    executor.local, executor.outbox, executor.meter = {}, {}, None
-    executor._compute(0, pp.parse("1F0"), [None])
+    stage = SimpleNamespace(forward=lambda *_: said.append("run") or ())
+    context, job = SimpleNamespace(rank=1, device=gpu), SimpleNamespace(schedule=pp.Schedule([["0F0", "1F0"]]))
+    rank = SimpleNamespace(context=context, job=job, comm=comm)
+    around = Listeners([pace.listen(rank)]) if pace else lambda event, what: nullcontext()
+    Executor(1, [pp.parse("1F0")], {1: stage}, 2, {}, comm, around).run([None])
     assert [each for each in said if each == "wait"] == waits and said.index("run") == len(waits) - bool(waits)
 
 
@@ -457,12 +455,12 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     s = pp.build("GPipe", num_ranks=1, num_microbatches=1)
     actions = [(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])]
     trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
-    report = RankReport([trace], [1.0], 1, 0, {}, {}, 1.0)
-    run = make_run(check_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
-    assert run.clock_error_ms == run.to_dict()["clock_error_ms"] == error_ns / 1e6
+    report = RankReport([trace], [1.0], 1.0, RankHeld(), {}, None, {}, frozenset(), ())
+    run = make_run(make_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
+    assert run.machine.clock_error_ms == run.to_dict()["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
 
 
 def test_a_paced_run_on_gpus_says_so():
-    (said,) = devices.paced_notes(["cuda:0", "cuda:1"], [], True)
+    (said,) = devices.paced_notes(["cuda:0", "cuda:1"], [])
     assert "the durations say nothing about the GPU" in said

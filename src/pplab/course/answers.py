@@ -15,7 +15,7 @@ from .verdict import Verdict, Wrong, checker, readers_code, right, told
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..runtime import Run
+    from ..runtime import Extra, Run
 
 
 def actions_of(row: object) -> list:
@@ -114,7 +114,9 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def trained(schedule: Schedule, stages: Sequence[nn.Module], x: Tensor, y: Tensor, **options: object) -> Run:
+def trained(
+    schedule: Schedule, stages: Sequence[nn.Module], x: Tensor, y: Tensor, *extras: Extra, **options: object
+) -> Run:
     """A run of stages from x (B, ...) to y on processes of their own, its gradients compared with one process's."""
     from torch import nn
 
@@ -122,4 +124,4 @@ def trained(schedule: Schedule, stages: Sequence[nn.Module], x: Tensor, y: Tenso
 
     workload = Modules(stages, Batch((x,), y), nn.functional.mse_loss)
     with Pool(schedule.num_ranks, device="cpu") as pool:
-        return pool.train(schedule, workload, check_gradients=True, **options)
+        return pool.train(schedule, workload, *extras, check_gradients=True, **options)

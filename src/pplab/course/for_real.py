@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def scale(answer: object) -> Verdict:
-    """Three ranks' norms are 3, 4 and 12, clip_norm is 2.6: what is each of the last rank's gradients multiplied by?"""
+    """Three ranks' norms are 3, 4 and 12, the limit is 2.6: what is each of the last rank's gradients multiplied by?"""
     traps = {
         2.6 / 12: "that is by the rank's own norm: the direction of the whole gradient would change",
         2.6 / 19: "norms don't add up, their squares do",
@@ -196,18 +196,18 @@ def resized(answer: object) -> Verdict:
     first, second = answer
     if first.schedule.num_stages == second.schedule.num_stages:
         return wrong(f"both have {first.schedule.num_stages} stages: go on with another number")
-    if second.first_step != first.first_step + len(first.losses):
-        return wrong(f"the second run starts at step {second.first_step}: pass resume= what the first one saved")
-    steps = second.first_step + len(second.losses)
+    if second.job.first_step != first.job.first_step + len(first.losses):
+        return wrong(f"the second run starts at step {second.job.first_step}: resume what the first one saved")
+    steps = second.job.first_step + len(second.losses)
     workload = small_gpt()
-    if first.workload != workload.name or second.workload != workload.name:
+    if first.job.workload.name != workload.name or second.job.workload.name != workload.name:
         return wrong(f"the runs must train exercise.small_gpt(), {workload.name}")
     model = workload.build_whole()
     optimizer = adam(model.parameters())
     with faults.one_thread():
         expected = [faults.train_step(workload, model, optimizer, step) for step in range(steps)]
     given = [*first.losses, *second.losses]
-    for step, (a, b) in enumerate(zip(given, expected[first.first_step :], strict=True)):
+    for step, (a, b) in enumerate(zip(given, expected[first.job.first_step :], strict=True)):
         if not abs(a - b) <= 1e-4 * b:
             return wrong(f"the loss of step {step} is {a:.4f}, and of one uninterrupted process {b:.4f}")
     return right(f"{len(given)} losses, all those of one process that nothing interrupted")

@@ -45,10 +45,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 class Source:
-    """A function's or class's own source, which a notebook shows as code."""
+    """The own source of functions or classes, which a notebook shows as code."""
 
-    def __init__(self, thing: Callable | type):
-        self.text = textwrap.dedent(inspect.getsource(thing)).rstrip()
+    def __init__(self, *things: Callable | type):
+        self.text = "\n\n".join(textwrap.dedent(inspect.getsource(thing)).rstrip() for thing in things)
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text}\n```"

@@ -139,10 +139,11 @@ def stage_for_torch(answer: object) -> Verdict:
 
 def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
     """What a run by torch on two processes says of its gradients; `Wrong` where it fails, or they aren't right."""
+    from ..lab import TorchEngine
     from ..runtime import RankError
 
     try:
-        found = trained(schedule, stages, *drawn(1, (2, 8, 3, 6))[0], steps=1, engine="torch").gradients
+        found = trained(schedule, stages, *drawn(1, (2, 8, 3, 6))[0], TorchEngine(), steps=1).gradients
     except (RankError, ValueError) as error:
         raise Wrong(" ".join(str(error).split("In rank")[0].split())) from None
     if not found.equal:

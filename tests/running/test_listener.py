@@ -1,0 +1,71 @@
+"""The one seam of a run: who listens is told what begins and ends, in order, and the core loads nothing that wasn't
+asked for."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import modules
+import pplab as pp
+from pplab.runtime import Pool
+
+pytestmark = pytest.mark.slow
+
+SCHEDULE = pp.build("1F1B", num_ranks=2, num_microbatches=2)
+ROW_0 = """
+item 0F0 ( action 0F0 ( ) ) send 0SEND_F0 ( )
+item 0F1 ( action 0F1 ( ) ) send 0SEND_F1 ( )
+receive 0RECV_B0 ( ) item 0B0 ( action 0B0 ( again 0 ( ) ) )
+receive 0RECV_B1 ( ) item 0B1 ( action 0B1 ( again 0 ( ) ) )
+"""
+ROW_1 = """
+receive 1RECV_F0 ( ) item 1F0 ( action 1F0 ( ) ) item 1B0 ( action 1B0 ( ) ) send 1SEND_B0 ( )
+receive 1RECV_F1 ( ) item 1F1 ( action 1F1 ( ) ) item 1B1 ( action 1B1 ( ) ) send 1SEND_B1 ( )
+"""
+
+
+def workload() -> modules.Modules:
+    return modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2, device="cpu") as pool:
+        yield pool
+
+
+def test_who_listens_is_told_what_begins_and_ends(pool):
+    """A first pass, no warm-up, one measured step; stage 0 runs its forwards again."""
+    heard = "steps step row item action receive send again update optimizer"
+    options = {"steps": 1, "warmup": 0, "optimizer": functools.partial(torch.optim.SGD, lr=0.1), "recompute": [0]}
+    run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(heard.split())), **options)
+    for (written, _), row in zip(run.extras["diary"], (ROW_0, ROW_1), strict=True):
+        expected = f"step ( row ( {row} ) ) steps ( step ( row ( {row} ) update ( optimizer ( ) ) ) )"
+        assert " ".join(written).split() == expected.split()
+
+
+def test_only_what_it_asks_for_is_a_listener_told(pool):
+    run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(["steps", "update"])), steps=2, optimizer=None)
+    for written, _ in run.extras["diary"]:
+        assert " ".join(written) == "steps ( update ( ) update ( ) )"
+
+
+def test_an_extra_that_refuses_does_so_before_anything_starts():
+    with Pool(2, device="cpu") as pool:
+        with pytest.raises(ValueError, match="a diary needs events"):
+            pool.train(SCHEDULE, workload(), modules.Diary(frozenset()))
+        assert pool.pids == ()
+
+
+def test_a_plain_run_loads_nothing_that_it_was_not_asked_for(pool):
+    """What an extra is made of is imported where it is sent: this one's module knows nothing of `pplab.lab`."""
+    run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(["steps"])), steps=1)
+    assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
+    for _, loaded in run.extras["diary"]:
+        assert "pplab.runtime.executor" in loaded
+        assert not {name for name in loaded if name.startswith(("pplab.lab", "pplab.course", "pplab.models"))}
+        assert not {"pplab.runtime.pace", "pplab.runtime.reduction"} & loaded
