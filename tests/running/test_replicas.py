@@ -170,6 +170,7 @@ def test_gloo_carries_the_same():
     assert run.gradients.equal and run.transport == "gloo"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
     """Two stages per rank, large weights: the later stage's are added up while the earlier one's backwards run."""

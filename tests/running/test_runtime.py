@@ -249,6 +249,7 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
     assert str(run).startswith("1F1B, measured: 2 ranks on cpu (shared memory), 8 microbatches\nGPT with 8 layers")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
 def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     """Four ranks on however few cores: every action lasts as long as it was told to, and the order does the rest."""
@@ -261,6 +262,7 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     assert run.timeline.bubble_fraction == pytest.approx(predicted.bubble_fraction, abs=0.1)
 
 
+@pytest.mark.alone
 def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools):
     pace = pp.Costs(forward=15, backward_input=15, backward_weight=15, unit="ms")
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
