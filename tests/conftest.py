@@ -36,12 +36,17 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Make a folder for what a process that runs tests leaves while it lives: tests look what is left there."""
+    folder = node.workerinput["temporary"] = tempfile.mkdtemp(prefix="tests-")
+    node.config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Give a process that runs tests beside others a folder of its own for temporary files: tests look what is left."""
+    """Take that folder."""
     if hasattr(config, "workerinput"):
-        folder = tempfile.mkdtemp(prefix="tests-")
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
 
 
 @pytest.hookimpl(wrapper=True)

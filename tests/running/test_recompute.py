@@ -33,7 +33,8 @@ def gpt():
 def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
     plain = pool.train(s, gpt, steps=1)
-    for stages in (True, [0], range(1, s.num_stages)):
+    some = ([0], range(1, s.num_stages)) if name in ("1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV") else ()
+    for stages in (True, *some):
         run = pool.train(s, gpt, steps=1, check_gradients=True, recompute=stages)
         assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
         assert run.peak_bytes == run.predicted_peak_bytes

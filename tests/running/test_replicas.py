@@ -90,15 +90,17 @@ def tiny(**options):
     return models.gpt(**{"batch_size": 8, **sizes, **options})
 
 
+# In the drain every schedule reduces at other moments; at the end all do the same, wherever their stages are.
+REDUCED = [(builder.name, "drain") for builder in pp.builders.ALL]
+REDUCED += [(name, "end") for name in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipe")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("reduction", ["end", "drain"])
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize(("name", "reduction"), REDUCED)
 def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
-    for num_microbatches in (1, 4):
+    for num_microbatches, workload in ((1, tiny()), (4, tiny(tied=True))):
         s = built(pp.builders.find(name), 2, num_microbatches)
-        if s is None:
-            continue
-        for workload in (tiny(), tiny(tied=True))[: 1 if num_microbatches == 1 else 2]:
+        if s is not None:
             run = four.train(s, workload, steps=1, check_gradients=True, replicas=2, reduction=reduction)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
             assert run.schedule == lab.replicate(s, 2) and len(run.timeline.busy) == 4
