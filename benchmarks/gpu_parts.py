@@ -41,7 +41,7 @@ def run_tests(setting: Setting, part: Part) -> None:
         report = Path(folder, "report.xml")
         # Only the files that have such tests: others may import what a machine with a GPU lacks.
         marked = sorted(path for path in ROOT.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text())
-        files = [f"tests/{path.name}" for path in marked]
+        files = [str(path.relative_to(ROOT)) for path in marked]
         command = ["-m", "pytest", *files, "-m", "gpu", "-q", "-p", "no:cacheprovider", *setting.size.tests]
         part.more["command"] = f"PPLAB_TEST_DEVICE={setting.device} python {' '.join(command)}"
         print(f"== {part.more['command']}", flush=True)
