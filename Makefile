@@ -6,6 +6,7 @@ PY ?= .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
 .PHONY: help book test check lab bench gpu notebooks clean
@@ -21,12 +22,12 @@ book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the not
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
 	@echo "== style"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
-	@echo "== tests, notebooks and book (a test a dot; about half an hour on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests notebooks --nbval --durations=15
+	@echo "== tests, notebooks and book (a test a dot; about twelve minutes on two cores)"
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests notebooks --nbval $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
-	@$(PY) -m pytest tests -m "not slow"
+	@$(PY) -m pytest tests -m "not slow" $(PARALLEL)
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks
@@ -59,7 +60,7 @@ _build/fresh: $(SOURCES) $(wildcard results/*.json) requirements.txt
 	if [ -z "$$python" ]; then \
 	  echo "pplab needs Python 3.11 to 3.13, and python3 is `python3 --version 2>&1`." \
 	    "Name one: make PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
-	echo "== making the environment in .venv with `"$$python" --version` (some minutes; torch is large)"; \
+	echo "== making the environment in .venv with `"$$python" --version` (a minute or some; torch is large)"; \
 	"$$python" -m venv .venv
-	@.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	@.venv/bin/python tools/install.py requirements.txt
 	@touch .venv/packages

@@ -1,15 +1,25 @@
-"""What the tests share: random legal schedules, and a simulator that owes nothing to pplab's."""
+"""What the tests share: random legal schedules, a simulator that owes nothing to pplab's, and a machine.
+
+Two processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
+marked `alone` runs, the other process waits.
+"""
 
 from __future__ import annotations
 
 import ast
+import fcntl
 import heapq
 import itertools
 import json
+import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +32,41 @@ from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Make a folder for what a process that runs tests leaves while it lives: tests look what is left there."""
+    folder = node.workerinput["temporary"] = tempfile.mkdtemp(prefix="tests-")
+    node.config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take that folder."""
+    if hasattr(config, "workerinput"):
+        os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test with all its fixtures beside others, or alone."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with ExitStack() as test:
+        with locked(item.config, "door"):  # behind which others wait for one that waits to be alone
+            test.enter_context(locked(item.config, "room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)
+
+
+@contextmanager
+def locked(config: pytest.Config, name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock that the processes of this run share; it goes with the process that holds it."""
+    with open(config.cache.mkdir("locks") / name, "w") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 def random_schedule(
@@ -224,11 +269,15 @@ def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bo
 
 
 @pytest.fixture(scope="session")
-def book() -> Path:
-    """The folder of the book's pages, built once for all tests that look at them."""
-    root = Path(__file__).parents[1]
-    html = root / "_build" / "html"
-    done = subprocess.run([sys.executable, "tools/build_book.py"], cwd=root, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    assert f"open {(html / 'index.html').as_uri()}" in done.stdout
+def book(pytestconfig: pytest.Config) -> Path:
+    """The folder of the book's pages, built once for all tests that look at them, also by two processes."""
+    html = ROOT / "_build" / "html"
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    built_by = html.parent / "built_by"
+    with locked(pytestconfig, "book"):
+        if not run or not built_by.is_file() or built_by.read_text() != run:
+            done = subprocess.run([sys.executable, "tools/build_book.py"], cwd=ROOT, text=True, capture_output=True)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+            assert f"open {(html / 'index.html').as_uri()}" in done.stdout
+            built_by.write_text(run)
     return html

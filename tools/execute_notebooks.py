@@ -1,6 +1,10 @@
 """Execute the notebooks in place, with outputs as they are committed: counts 1 to n, no timestamps, no widget state.
 
 python tools/execute_notebooks.py [NOTEBOOK ...]
+
+What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
+while a cell runs other processes may take no more than a twentieth of all cores' time (seen on Linux only). Otherwise
+the command says so and ends with status 1: this notebook and those after it stay as they were.
 """
 
 from __future__ import annotations
@@ -11,28 +15,46 @@ from pathlib import Path
 
 import durations
 import nbformat
+import quiet
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-def main(names: list[str]) -> None:
-    """Execute the named notebooks, or all."""
+def main(names: list[str]) -> int:
+    """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
     paths = [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb"))
     took = {}
     for path in paths:
         print(f"{path.name} ...", end=" ", flush=True)
         started = time.monotonic()
-        notebook = nbformat.read(path, as_version=4)
-        client = NotebookClient(
-            notebook, timeout=300, record_timing=False, resources={"metadata": {"path": path.parent}}
-        )
-        client.execute()
-        clean(notebook)
+        try:
+            quiet.check()
+            notebook = executed(path)
+        except quiet.TooBusy as problem:
+            print(f"too busy\n== {problem}", flush=True)
+            print("== not recorded:", *(path.name for path in paths[len(took) :]))
+            return 1
         nbformat.write(notebook, path)
         took[path.stem] = time.monotonic() - started
         print(f"{took[path.stem]:.0f} s")
     print(durations.report(took).splitlines()[-1])
+    return 0
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """The notebook with new outputs. Raises quiet.TooBusy, and nbclient's CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": path.parent}})
+    if quiet.can_tell_own():
+        readings = []
+        client.on_cell_execute = lambda cell, cell_index: readings.append(quiet.Reading.now())
+        client.on_cell_executed = lambda cell, cell_index, execute_reply: quiet.Reading.now().check_since(
+            readings[-1], f"while cell {cell_index + 1} ran,"
+        )
+    client.execute()
+    clean(notebook)
+    return notebook
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
@@ -48,4 +70,4 @@ def clean(notebook: nbformat.NotebookNode) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

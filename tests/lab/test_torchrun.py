@@ -48,6 +48,7 @@ def test_two_nodes_give_the_numbers_of_one_process(tmp_path):
     assert any("each host's clock is tied to rank 0's" in note for note in data["notes"])
 
 
+@pytest.mark.alone
 def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path):
     """A step is as long, its bubble as large, and nothing arrives earlier than the said error before it was made."""
     out = tmp_path / "runs.json"

@@ -147,6 +147,17 @@ def names(book: Path) -> list[str]:
     return [name for name in found if not name.startswith("_static") and name != "index.html"]
 
 
+def check_on_paper(visit: Visit, name: str) -> None:
+    """The page that is open is no wider than the paper when it's printed, its folded blocks unfolded."""
+    visit.page.evaluate("() => { for (const e of document.querySelectorAll('details')) e.open = true }")
+    visit.page.set_viewport_size(PAPER)
+    visit.page.emulate_media(media="print")
+    visit.ask(TOO_WIDE, f"{name} on paper")
+    visit.ask(CUT, f"{name} on paper")
+    visit.page.emulate_media(media="screen")
+    visit.page.set_viewport_size(DESK)
+
+
 @pytest.mark.parametrize(("screen", "theme", "other"), [(DESK, "light", "dark"), (PHONE, "dark", "light")])
 def test_every_page(browser, book, screen, theme, other):
     started = time.perf_counter()
@@ -162,6 +173,8 @@ def test_every_page(browser, book, screen, theme, other):
             page.wait_for_function(f"document.documentElement.dataset.theme === '{other}'")
             visit.ask(PALE, f"{name} ({other})")
             page.emulate_media(color_scheme=theme)
+            if screen is DESK:
+                check_on_paper(visit, name)
         assert not visit.wrong, "\n".join(visit.wrong)
     print(f"{len(names(book))} pages, {screen['width']} px: {time.perf_counter() - started:.0f} s")
 
@@ -248,20 +261,6 @@ def test_notebooks_download(browser, book):
             page.click("a.btn-download-source-button")
         assert download.value.suggested_filename == notebook.name
         assert not visit.wrong, visit.wrong
-
-
-def test_every_page_on_paper(browser, book):
-    """No page is wider than the paper, its folded blocks unfolded."""
-    with Visit(browser, book, PAPER) as visit:
-        for name in names(book):
-            page = visit.open(name)
-            page.evaluate("window.MathJax?.startup.promise")
-            page.evaluate("() => { for (const e of document.querySelectorAll('details')) e.open = true }")
-            page.emulate_media(media="print")
-            visit.ask(TOO_WIDE, name)
-            visit.ask(CUT, name)
-            page.emulate_media(media="screen")
-        assert not visit.wrong, "\n".join(visit.wrong)
 
 
 def test_paper(browser, book):

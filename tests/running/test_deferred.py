@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-from pplab.runtime.trace import Meter
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -68,7 +68,7 @@ def pool():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def fail(pool: Pool, stages: list[nn.Module], seconds: float = 10, **options) -> RankError:
+def fail(pool: Pool, stages: list[nn.Module], seconds: float = 30, **options) -> RankError:
     started = time.monotonic()
     with pytest.raises(RankError) as caught:
         pool.train(SCHEDULE, modules.workload(*stages), steps=50, **options)

@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+MICROBATCHES = (1, 4, 8) if DEVICE == "cuda" else (4,)  # on the CPU test_runtime.py has the others
 POOLS = [(1, "turns"), (2, "turns"), (4, "turns"), (2, "mps"), (4, "mps")]
 
 
@@ -48,7 +49,7 @@ def pool(request):
 def test_every_schedule_equals_one_process(pool, name, autocast):
     gpt = models.gpt(batch_size=8, num_layers=8, width=64, num_heads=2, context=32, source="sample")
     optimizer = functools.partial(torch.optim.SGD, lr=0.1)
-    schedules = [built(pp.builders.find(name), pool.num_ranks, num_microbatches) for num_microbatches in (1, 4, 8)]
+    schedules = [built(pp.builders.find(name), pool.num_ranks, num_microbatches) for num_microbatches in MICROBATCHES]
     if not any(schedules):
         pytest.skip(f"{name} isn't for {pool.num_ranks} ranks")
     for s in filter(None, schedules):

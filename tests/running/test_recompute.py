@@ -33,7 +33,8 @@ def gpt():
 def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
     plain = pool.train(s, gpt, steps=1)
-    for stages in (True, [0], range(1, s.num_stages)):
+    some = ([0], range(1, s.num_stages)) if name in ("1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV") else ()
+    for stages in (True, *some):
         run = pool.train(s, gpt, steps=1, check_gradients=True, recompute=stages)
         assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
         assert run.held.peak_bytes == run.predicted_peak_bytes
@@ -66,6 +67,7 @@ def test_stages_that_exchange_several_tensors(pool):
     assert run.gradients.equal, run
 
 
+@pytest.mark.alone
 def test_a_replay_of_its_own_costs_takes_as_long_as_the_actions_did(pool, gpt):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
     run = pool.train(s, gpt, steps=3, recompute=[0])

@@ -57,13 +57,16 @@ def distilbert():
     return models.distilbert(batch_size=8, length=56, checkpoint="small", source="sample")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+# Microbatches by ranks: nobody to send to; too few to fill the pipeline, and one alone; as many as ranks' multiples.
+SIZES = {1: (2,), 2: (1, 4), 4: (2, 8)}
+
+
+@pytest.mark.parametrize("num_ranks", SIZES)
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
 def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
-    for num_microbatches in (1, 2, 4, 8):
-        s = built(pp.builders.find(name), num_ranks, num_microbatches)
-        if s is None:
-            continue
+    schedules = [built(pp.builders.find(name), num_ranks, num_microbatches) for num_microbatches in SIZES[num_ranks]]
+    assert any(schedules) or num_ranks == 1
+    for s in filter(None, schedules):
         run = pools(num_ranks).train(s, gpt, steps=1, check_gradients=True)
         assert run.gradients.equal, run
         assert run.gradients.loss_difference < 1e-5
@@ -80,8 +83,11 @@ def test_distilbert_equals_one_process(pools, distilbert, name):
     assert run.held.peak_bytes == run.predicted_peak_bytes
 
 
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
-def test_distilbert_with_ragged_masks_equals_one_process_under_every_schedule(pools, distilbert, name):
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
+def test_distilbert_with_ragged_masks_equals_one_process_however_stages_are_placed_and_backwards_split(
+    pools, distilbert, name
+):
+    """What else a schedule does, GPT's stages show above: masks travel with every microbatch, in whatever order."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     run = pools(2).train(s, distilbert, steps=1, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
@@ -253,6 +259,7 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
     assert str(run).startswith("1F1B, measured: 2 ranks on cpu (shared memory), 8 microbatches\nGPT with 8 layers")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
 def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     """Four ranks on however few cores: every action lasts as long as it was told to, and the order does the rest."""
@@ -265,6 +272,7 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     assert run.timeline.bubble_fraction == pytest.approx(predicted.bubble_fraction, abs=0.1)
 
 
+@pytest.mark.alone
 def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools):
     pace = pp.Costs(forward=15, backward_input=15, backward_weight=15, unit="ms")
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))

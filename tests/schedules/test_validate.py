@@ -200,7 +200,7 @@ def is_legal(s: pp.Schedule) -> bool:
 @pytest.mark.parametrize("kind", ["fused and split", "overlapped", "bidirectional", "of the registry"])
 def test_thousands_of_mutations_are_judged_right(rng, kind):
     refused = 0
-    for _ in range(150):
+    for _ in range(60):
         if kind == "of the registry":
             original = rng.choice(pp.builders.ALL)(4, 8)
         else:
@@ -219,7 +219,7 @@ def test_thousands_of_mutations_are_judged_right(rng, kind):
             pp.simulate(s)
         with pytest.raises(pp.ScheduleError):
             pp.simulate(s, pp.Costs(bandwidth=2))
-    assert refused > 60
+    assert refused > 20
 
 
 def test_a_memory_limit_is_judged_right(rng):

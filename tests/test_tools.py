@@ -1,0 +1,121 @@
+"""The tools: what installs the environment, what executes and records the notebooks, and what says how long it took."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import durations
+import execute_notebooks
+import install
+import nbformat
+import psutil
+import pytest
+import quiet
+
+BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+
+
+def test_the_chapters_that_take_too_long_are_named():
+    said = durations.report({"01_short": 20.4, "02_long": 120.6, "03_longer": 300}).splitlines()
+    assert said[1:3] == ["      20 s  01_short", "     121 s  02_long"]
+    assert said[-1] == "== WARNING: over 120 s: 02_long (121 s), 03_longer (300 s)"
+    assert durations.report({"01_short": 120}).endswith("no chapter takes more than 120 s")
+
+
+def test_uv_is_told_what_pip_was():
+    told = install.settings(
+        ":env:.find-links='/wheels'\n:env:.quiet='1'\nglobal.cert='/a.pem'\nglobal.find-links='/else'\n"
+        "global.extra-index-url='file:///one file:///two'\nglobal.no-index='true'\ndownload.timeout='5'\n"
+    )
+    options, variables = install.for_uv(told)
+    indexes = "--index file:///one --index file:///two --no-index --index-strategy unsafe-best-match"
+    assert " ".join(options) == f"--find-links /wheels {indexes}"
+    assert variables == {"SSL_CERT_FILE": "/a.pem"}
+    assert install.for_uv({}) == ([], {})
+    with pytest.raises(ValueError, match="pip's setting only-binary has no equal"):
+        install.for_uv({"only-binary": ":all:"})
+
+
+@pytest.mark.slow
+def test_without_uv_pip_installs(tmp_path, monkeypatch, capfd):
+    (tmp_path / "none.txt").write_text("uv==0.0.0.dev0  # there is none\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert install.main(tmp_path / "none.txt") != 0
+    said = capfd.readouterr().err
+    assert "== not by uv (Command" in said and said.count("No matching distribution found for uv==0.0.0.dev0") == 2
+
+
+def test_what_others_take_is_too_much_from_a_twentieth_on():
+    cores = psutil.cpu_count()
+    start = quiet.Reading(at_s=0, busy_s=1, own_s=1)
+    quiet.Reading(at_s=100, busy_s=1 + 70, own_s=1 + 69).check_since(start, "meanwhile")
+    quiet.Reading(at_s=0.1, busy_s=1 + quiet.FLOOR_S / 2, own_s=1).check_since(start, "meanwhile")
+    with pytest.raises(quiet.TooBusy, match=r"^meanwhile other processes took \d+\.0 s .*, 6% of all cores'"):
+        quiet.Reading(at_s=100, busy_s=1 + 6 * cores, own_s=1).check_since(start, "meanwhile")
+
+
+@pytest.mark.skipif(not quiet.can_tell_own(), reason="only on Linux are ended processes' times known")
+def test_what_children_took_is_ones_own_also_when_they_ended():
+    start = quiet.Reading.now()
+    subprocess.run(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN.format(0.5)!r}])"]
+    )
+    now = quiet.Reading.now()
+    assert 0.5 <= now.own_s - start.own_s < 5 and now.busy_s - start.busy_s > 0.4
+
+
+def test_a_gpu_that_computes_is_too_busy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert quiet.gpu_use() == []
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0\necho 83\necho '[N/A]'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(quiet.Reading, "check_since", lambda *_: None)
+    with pytest.raises(quiet.TooBusy, match="a GPU was 83 % busy"):
+        quiet.check(0)
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    """Processes of nobody here that keep half of the cores busy."""
+    burn = f"subprocess.Popen([sys.executable, '-c', {BURN.format(60)!r}], stdout=subprocess.DEVNULL)"
+    start = f"import subprocess, sys; print({burn}.pid)"
+    count = -(-os.cpu_count() // 2)
+    pids = [int(subprocess.check_output([sys.executable, "-c", start])) for _ in range(count)]
+    yield
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def notebook(path: Path, code: str) -> Path:
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
+    return path
+
+
+@pytest.mark.slow
+def test_a_notebook_is_executed_and_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quiet, "FLOOR_S", 999)
+    path = notebook(tmp_path / "a.ipynb", "import sys\nprint(1 + 1)\nprint(3, file=sys.stderr)")
+    assert execute_notebooks.main([str(path)]) == 0
+    (cell,) = nbformat.read(path, as_version=4).cells
+    assert [output.text for output in cell.outputs] == ["2\n"] and cell.execution_count == 1
+    assert "a.ipynb ..." in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not quiet.can_tell_own(), reason="only on Linux is a run watched")
+@pytest.mark.parametrize("when", ["before anything ran,", "while cell 1 ran,"])
+def test_nothing_is_recorded_on_a_busy_machine(tmp_path, monkeypatch, capsys, others, when):
+    if when.startswith("while"):
+        monkeypatch.setattr(quiet, "check", lambda: None)
+    paths = [notebook(tmp_path / name, "import time; time.sleep(2)") for name in ("a.ipynb", "b.ipynb")]
+    before = [path.read_bytes() for path in paths]
+    assert execute_notebooks.main([str(path) for path in paths]) == 1
+    said = capsys.readouterr().out
+    assert f"== {when} other processes took" in said and said.endswith("== not recorded: a.ipynb b.ipynb\n")
+    assert [path.read_bytes() for path in paths] == before
