@@ -80,6 +80,10 @@ class Listeners:
         for event in listener.events:
             self._of[event].remove(listener)
 
+    def clear(self) -> None:
+        """Tell nobody anything more."""
+        self._of.clear()
+
 
 _NOBODY = nullcontext()
 

@@ -147,7 +147,7 @@ class Rank:
         with self.around("steps"):
             losses = [self.step(run, step, update=True) for step in range(options.steps)]
         self.context.watch("reporting")
-        return RankReport(
+        report = RankReport(
             self.clock.traces,
             losses,
             first_loss,
@@ -158,6 +158,9 @@ class Rank:
             frozenset(name for stage in self.stages.values() if stage.split for name in stage.deferred.unsplit),
             tuple(listener.report() for listener in self._extras),
         )
+        self.around.clear()  # listeners know the rank: without them its tensors and slots go now, not at a collection
+        self._extras.clear()
+        return report
 
     def step(self, run: Callable[[Batch], Sequence[Tensor]], number: int, update: bool = False) -> float:
         """Take one step; returns this rank's part of the batch's loss."""
