@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from numbers import Real
 
-from ..actions import parse
 from ..builders import build
 from ..costs import Costs
 from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulator import simulate
+from ..text import parse
 from .verdict import Verdict, actions_of, number, numbers, right, schedule_of, sizes_of, unanswered, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3

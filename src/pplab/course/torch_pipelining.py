@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..actions import Action, parse
+from ..actions import Action
 from ..builders import build
 from ..lab.queues import compute_of, parse_lowered, simulate_lowered
 from ..lowering import LoweredRow
 from ..schedule import Schedule
 from ..simulator import simulate
+from ..text import parse
 from .verdict import Verdict, number, right, schedule_of, sizes_of, unanswered, wrong
 
 _VERDICTS = ("runs", "missing", "deadlock", "losses")
