@@ -6,16 +6,18 @@ chapters of practice need, `pplab.course` the chapters' checkers.
 
 from importlib import import_module as _import_module
 
-from .actions import Action, Kind, Overlap, parse
+from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
 from .footprint import Memory, held, in_flight
 from .lowering import lower
 from .metrics import critical_path, num_messages, table
-from .plot import compare, gantt, memory
+from .panels import compare, memory
+from .plot import gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
+from .text import parse
 from .timeline import Span, Timeline, idle_intervals
 
 __version__ = "0.1.0"

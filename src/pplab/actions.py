@@ -5,7 +5,6 @@ The text form is PyTorch's: `0F3` is stage 0, forward, microbatch 3.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
@@ -60,30 +59,6 @@ class Overlap(NamedTuple):
     __repr__ = __str__
 
 
-_ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)")
-_OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
-
-
-def parse(text: str) -> Action | Overlap:
-    """Read one action from its text form.
-
-    Raises ValueError with what was expected when the text isn't an action.
-
-    >>> parse("1F3"), parse("(0F7;7B3)OVERLAP_F_B")
-    (1F3, (0F7;7B3)OVERLAP_F_B)
-    """
-    text = text.strip()
-    if match := _ACTION.fullmatch(text):
-        stage, kind, microbatch = match.groups()
-        return Action(int(stage), Kind(kind), int(microbatch))
-    if match := _OVERLAP.fullmatch(text):
-        return overlap(*(parse(half) for half in match.groups()))
-    raise ValueError(
-        f"{text!r} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, "
-        "or (0F7;7B3)OVERLAP_F_B"
-    )
-
-
 def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
     """One stage and kind on several microbatches (made without a Python call each: builders make millions).
 
@@ -91,17 +66,6 @@ def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Acti
     [1F0, 1F1, 1F2]
     """
     return list(map(partial(tuple.__new__, Action), zip(repeat(stage), repeat(kind), microbatches, strict=False)))
-
-
-def overlap(forward: Action | Overlap, backward: Action | Overlap) -> Overlap:
-    """Pair a forward with a full backward, checked."""
-    pair = Overlap(forward, backward)
-    legal = type(forward) is type(backward) is Action and forward.kind is F and backward.kind is B
-    if not legal or (forward.stage, forward.microbatch) == (backward.stage, backward.microbatch):
-        raise ValueError(
-            f"{pair} is not an overlap: expected a forward, and a full backward of something else, as in (0F7;7B3)"
-        )
-    return pair
 
 
 def parts(item: Action | Overlap) -> tuple[Action, ...]:

@@ -80,16 +80,9 @@ class Costs:
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`."""
-        if kind == F:
-            return of_stage(self.forward, stage)
-        if kind == W:
-            return of_stage(self.backward_weight, stage)
-        if kind == I:
-            return of_stage(self.backward_input, stage) + of_stage(self.recompute, stage)
-        if self.backward is not None:
-            return of_stage(self.backward, stage) + of_stage(self.recompute, stage)
-        halves = of_stage(self.backward_input, stage) + of_stage(self.backward_weight, stage)
-        return halves + of_stage(self.recompute, stage)
+        forward, inputs, weights, again = (of_stage(getattr(self, name), stage) for name in _PARTS)
+        whole = inputs + weights if self.backward is None else of_stage(self.backward, stage)
+        return {F: forward, B: whole + again, I: inputs + again, W: weights}[kind]
 
     def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
         """How long a forward takes that is overlapped with a full backward."""
@@ -150,7 +143,8 @@ class Costs:
                 )
 
 
-_DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
+_PARTS = ("forward", "backward_input", "backward_weight", "recompute")
+_DURATIONS = (*_PARTS, "backward")
 _PER_STAGE = (*_DURATIONS, "message")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import inf
 from typing import NoReturn
@@ -163,16 +163,23 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     return ScheduleError("deadlock: " + "; ".join(said), remedy, blamed, at)
 
 
-def over_limit(schedule: Schedule, rank: int, memory: Memory, most: float, unit: str) -> ScheduleError:
-    """The error for a rank whose row can run, and takes it above the `most` that it may hold."""
-    row = list(chain.from_iterable(map(parts, schedule.rows[rank])))
-    levels = list(memory.levels(row))
-    at = next(k for k, (during, _) in enumerate(levels) if during > most)
-    before = levels[at - 1][1] if at else memory.constant(schedule.stages_of(rank))
-    return ScheduleError(
-        f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {row[at]}, which needs "
-        f"{levels[at][0] - before:g} more, and the limit is {most:g}",
-        f"run a backward before {row[at]}, or raise the limit to {max(during for during, _ in levels):g}",
-        rank,
-        row[at],
-    )
+def check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float], unit: str) -> None:
+    """Raise ScheduleError where a schedule that can run takes a rank above its limit."""
+    limits = list(limit) if isinstance(limit, Sequence) else [limit] * schedule.num_ranks
+    if len(limits) != schedule.num_ranks:
+        raise ValueError(
+            f"limit has {len(limits)} values for {schedule.num_ranks} ranks: give one per rank, or a number"
+        )
+    for rank, (peak, most) in enumerate(zip(schedule.peak_held(memory), limits, strict=True)):
+        before = memory.constant(schedule.stages_of(rank))
+        halves = list(chain.from_iterable(map(parts, schedule.rows[rank])))
+        for action, (during, after) in zip(halves, memory.levels(halves), strict=True):
+            if during > most:
+                raise ScheduleError(
+                    f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {action}, which "
+                    f"needs {during - before:g} more, and the limit is {most:g}",
+                    f"run a backward before {action}, or raise the limit to {peak:g}",
+                    rank,
+                    action,
+                )
+            before = after

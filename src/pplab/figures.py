@@ -2,7 +2,8 @@
 
 Of a figure, the book's page takes SVG in its own colours. It is kept under a type of its own: as HTML, JupyterLab would
 show what is left of it in a notebook that nobody has trusted yet, the chart's words without the chart; as SVG,
-nbconvert would need Inkscape for a PDF. Everybody else takes the picture, which is on white, and who can't see it the sentence.
+nbconvert would need Inkscape for a PDF. Everybody else takes the picture, which is on white, and who can't see it the
+sentence.
 """
 
 from __future__ import annotations

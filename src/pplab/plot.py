@@ -1,6 +1,6 @@
-"""Drawings with matplotlib: Gantt charts, what is held over time, comparisons on one time axis.
+"""Gantt charts with matplotlib, and what its other drawings share.
 
-Every function returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
+Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
 figure of a fitting size. Colour is the kind of action, the number is the microbatch, a lighter shade is a later stage
 of the rank. Text is black in the figure; `figures.figure_html` writes it in the page's own colour.
 """
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from . import palette
-from .actions import Kind, parts
-from .footprint import Memory, held
+from .actions import parts
 from .timeline import Span, Timeline, idle_intervals
 
 if TYPE_CHECKING:
@@ -35,12 +34,12 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     """
     if ax is None:
         ax = new_axes(timeline.schedule.num_ranks)
-    _chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
-    _legend(ax, [timeline])
+    chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
+    legend(ax, [timeline])
     return ax
 
 
-def _chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
+def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     """A Gantt chart without its legend."""
     dress(ax, rank_names(timeline), _title(timeline), timeline.unit, until)
     ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
@@ -51,57 +50,6 @@ def _chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
 
         _draw_path(ax, critical_path(timeline))
     ax.set_label(describe(timeline))
-
-
-class AxesColumn(list):
-    """Axes of one figure, top to bottom."""
-
-
-def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
-    """Draw several timelines one above the other on one time axis."""
-    import matplotlib.pyplot as plt
-
-    heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
-    figure, axes = plt.subplots(
-        len(timelines),
-        1,
-        figsize=(WIDTH, sum(heights) + 0.4),
-        height_ratios=heights,
-        squeeze=False,
-        layout="constrained",
-    )
-    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
-    column = AxesColumn(axes[:, 0])
-    for timeline, ax in zip(timelines, column, strict=True):
-        _chart(ax, timeline, until, path)
-        if ax is not column[-1]:
-            ax.set_xlabel("")
-            ax.tick_params(labelbottom=False)
-    _legend(column[-1], timelines)
-    return column
-
-
-def memory(timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = None, until: float | None = None) -> Axes:
-    """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or what `of` says."""
-    curves = held(timeline, of or Memory())
-    if ax is None:
-        ax = new_axes(len(curves))
-    until = until or timeline.makespan
-    peaks = timeline.schedule.peak_held(of or Memory())
-    for rank, (times, amounts) in enumerate(curves):
-        base = rank + 0.45
-        heights = [base - 0.85 * amount / max(peaks) for amount in amounts]
-        ax.fill_between(
-            [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
-        )
-        ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=LABEL_SIZE)
-    what = "forwards whose activations are held" if of is None else f"held{of.unit and f' ({of.unit})'}"
-    dress(ax, rank_names(timeline), f"{timeline.schedule.name}: {what}", timeline.unit, until)
-    ax.set_ylim(len(curves) - 0.5, -0.5)
-    said = ", ".join(f"{peak:.4g}" for peak in peaks)
-    what = "Activations" if of is None else "Memory"
-    ax.set_label(f"{what} held over time under {timeline.schedule.name}; peaks per rank: {said}")
-    return ax
 
 
 def dress(ax: Axes, rows: Sequence[str], title: str, unit: str, until: float) -> None:
@@ -155,8 +103,7 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     gap = 0.8 / pixels
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
-        halves = parts(span.action)
-        fills = fill_of(timeline, span)
+        halves, fills = parts(span.action), fill_of(timeline, span)
         length = span.end - span.start
         drawn = max(length - min(gap, length / 4), 0)
         height = BAR / len(halves)
@@ -182,7 +129,7 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
         if isinstance(span.action, str):
             others[span.rank].append((span.start, span.end - span.start))
     for rank, places in others.items():
-        ax.broken_barh(places, (rank - BAR / 2, BAR), facecolor=palette.OTHER, lw=0)
+        _bars(ax, rank, places, facecolor=palette.OTHER, lw=0)
 
 
 def _draw_idle(ax: Axes, timeline: Timeline) -> None:
@@ -190,30 +137,20 @@ def _draw_idle(ax: Axes, timeline: Timeline) -> None:
     for idle in idle_intervals(timeline):
         places[idle.phase, idle.rank].append((idle.start, idle.end - idle.start))
     for (phase, rank), spans in places.items():
-        ax.broken_barh(
-            spans,
-            (rank - BAR / 2, BAR),
-            facecolor="none",
-            edgecolor=palette.IDLE,
-            hatch=_HATCH[phase],
-            lw=0,
-            alpha=0.55,
-        )
+        _bars(ax, rank, spans, facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, alpha=0.55)
 
 
 def _draw_path(ax: Axes, spans: Iterable[Span]) -> None:
     for span in spans:
-        ax.broken_barh(
-            [(span.start, span.end - span.start)],
-            (span.rank - BAR / 2, BAR),
-            facecolor="none",
-            edgecolor="black",
-            lw=1.8,
-            zorder=3,
-        )
+        bar = (span.start, span.end - span.start)
+        _bars(ax, span.rank, [bar], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
 
 
-def _legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
+def _bars(ax: Axes, rank: int, places: Sequence[tuple[float, float]], **style: object) -> None:
+    ax.broken_barh(places, (rank - BAR / 2, BAR), **style)
+
+
+def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 

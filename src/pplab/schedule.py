@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
-from operator import itemgetter
+from operator import gt, itemgetter
 from pathlib import Path
 
-from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W, parse
+from . import text
+from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from .footprint import Memory
 
 Row = Sequence[Action | Overlap]
-NOBODY, SEVERAL = -1, -2  # in place of the id that waits for a message
+NOBODY = -1  # in place of an id or an entry
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,35 +131,20 @@ class Schedule:
         What a lowered file adds (sends, receives, sharding) is left out: `pplab.lower` derives communication from the
         computation. Raises ScheduleError with row, column and what was expected for a cell that isn't an action.
         """
-        from . import schedule_csv
-
-        return cls(schedule_csv.read(source), name)
+        return cls(text.read_csv(source), name)
 
     def to_csv(self) -> str:
         """PyTorch's CSV form, as text: no header, row i is rank i."""
-        from . import schedule_csv
-
-        return schedule_csv.write(self.rows)
+        return text.write_csv(self.rows)
 
     def __repr__(self) -> str:
-        counts = (
-            (self.num_ranks, "rank"),
-            (self.num_stages, "stage"),
-            (self.num_microbatches, "microbatch"),
-            (sum(map(len, self.rows)), "action"),
-        )
-        return f"<Schedule {self.name}: {', '.join(plural(n, noun) for n, noun in counts)}>"
+        counts = {"rank": self.num_ranks, "stage": self.num_stages, "microbatch": self.num_microbatches}
+        counts["action"] = sum(map(len, self.rows))
+        return f"<Schedule {self.name}: {', '.join(plural(n, noun) for noun, n in counts.items())}>"
 
     def __str__(self) -> str:
         """A text grid: one line per rank, actions in order, aligned by their place in the row."""
-        cells = [[str(item) for item in row] for row in self.rows]
-        widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))]
-        label = len(str(len(cells) - 1))
-        lines = [
-            f"rank {rank:>{label}}  " + " ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip()
-            for rank, row in enumerate(cells)
-        ]
-        return "\n".join([repr(self)[10:-1], *lines])
+        return "\n".join([repr(self)[10:-1], *text.grid(self.rows)])
 
     def _repr_html_(self) -> str:
         """The grid as coloured cells. It shows order, not time."""
@@ -232,40 +218,38 @@ class Graph:
 
     columns: Columns
     waits: list[int]  # of every id: for how many messages it waits, two at most
-    users: list[int]  # of every id: the id that waits for its message, NOBODY, or SEVERAL
-    several: dict[int, tuple[int, ...]]  # of what makes two messages, or one for an overlap: whom they are for
+    users: list[
+        list[int]
+    ]  # of every id: who waits for what it makes, or NOBODY; of an overlap's backward, a second list
     slots: list[int]  # of every entry
-    entries: list[int]  # of every slot, or -1
+    entries: list[int]  # of every slot, or NOBODY
     whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
 
     @classmethod
     def of(cls, columns: Columns) -> Graph:
         """Find who waits for whom. Linear; never raises: see `whole`."""
         S, M, n = columns.num_stages, columns.num_microbatches, columns.bounds[-1]
-        end = (2 * S + 1) * M  # of the hops
+        start, end = 2 * M, (2 * S + 1) * M  # of the hops that wait for one before them
         first = dict.fromkeys(Kind, [(4 * S + 1) * M] * S)  # of a kind's blocks, by stage; communication has none
         first[F] = [*range(M, (S + 1) * M, M)]
         first[B] = first[I] = [*range(2 * S * M, S * M, -M)]
         first[W] = [*range(end + M, (4 * S + 2) * M, 2 * M)]
         each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
         slots = [first[kind][stage] + m for kind, stage, m in each]
-        entries = [-1] * ((4 * S + 3) * M)
+        entries = [NOBODY] * ((4 * S + 3) * M)
         for entry, slot in enumerate(slots):
             entries[slot] = entry
-        each_once = entries.count(-1) == len(entries) - len(slots) and -1 not in entries[M:end]
+        each_once = len(entries) - entries.count(NOBODY) == len(slots) and NOBODY not in entries[M:end]
         whole = each_once and _is_paired(columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W)))
-        waits = [2 * M <= slot < end for slot in slots]
+        waits = [start <= slot < end for slot in slots]
         users = [entries[slot + M] for slot in slots]
-        graph = cls(columns, waits, users, {}, slots, entries, whole)
+        if not columns.overlaps:
+            return cls(columns, waits, [users], slots, entries, whole)
+        ids, second = [*range(n), *columns.overlaps, NOBODY], [NOBODY] * n
         for backward, i in enumerate(columns.overlaps, n):
             waits[i] += waits[backward]
-            graph.several[i] = tuple(graph.id_of(users[half]) for half in (i, backward) if users[half] >= 0)
-            for _, maker in graph.awaited(i):
-                graph.several.setdefault(graph.id_of(maker), (i,))
-        for i in graph.several:
-            users[i] = SEVERAL
-        del users[n:], waits[n:]
-        return graph
+            second[i] = ids[users[backward]]
+        return cls(columns, waits[:n], [[ids[user] for user in users[:n]], second], slots, entries, whole)
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
         """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""
@@ -291,8 +275,10 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     """
     kinds, ranks, found = columns.kinds, columns.ranks, set(columns.kinds)
     places = sum(len(set(columns.of_rank(rank, columns.stages))) for rank in range(len(columns.bounds) - 1))
-    if places == columns.num_stages and found == {F, B}:
-        return True
+    if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
+        return B in found or all(
+            all(map(gt, weights, backwards)) for _, backwards, weights in zip(*blocks, strict=True)
+        )
     for of_stage in zip(*blocks, strict=True):
         for f, b, w in zip(*of_stage, strict=True):
             follows = w > b and ranks[w] == ranks[b]
@@ -310,7 +296,7 @@ def _checked_row(rank: int, row: Sequence[Action | Overlap | str]) -> tuple[Acti
     """The row with every item an action or an overlap; text is parsed."""
     row = tuple(row)
     if not set(map(type, row)) <= {Action, Overlap}:
-        row = tuple(parse(item) if isinstance(item, str) else item for item in row)
+        row = tuple(text.parse(item) if isinstance(item, str) else item for item in row)
         if strange := [item for item in row if type(item) not in (Action, Overlap)]:
             raise ValueError(f"rank {rank}: {strange[0]!r} is not an action: expected pplab.Action or text such as 0F3")
     return row

@@ -10,7 +10,7 @@ from operator import add, sub
 from pathlib import Path
 from typing import NamedTuple
 
-from .actions import Action, Overlap, parse
+from .actions import Action, Overlap
 from .schedule import Schedule
 
 
@@ -94,34 +94,25 @@ class Timeline:
 
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""
-        return {
-            "schedule": self.schedule.name,
-            "rows": [[str(item) for item in row] for row in self.schedule.rows],
-            "placement": self.schedule.placement,
-            "unit": self.unit,
-            "how": self.how,
-            "spans": [[s.rank, str(s.action), s.start, s.end] for s in self.spans],
-            "others": [[s.rank, str(s.action), s.start, s.end] for s in self.others],
-        }
+        from .exchange import to_dict
+
+        return to_dict(self)
 
     @classmethod
     def from_dict(cls, data: dict) -> Timeline:
         """The timeline that `to_dict` wrote."""
-        schedule = Schedule(data["rows"], data["schedule"])
-        starts, ends = [start for _, _, start, _ in data["spans"]], [end for *_, end in data["spans"]]
-        others = tuple(
-            Span(rank, _action_or_label(text), start, end) for rank, text, start, end in data.get("others", ())
-        )
-        return cls(schedule, starts, ends, data["unit"], data["how"], others)
+        from .exchange import from_dict
+
+        return from_dict(data)
 
     def to_perfetto(self, path: str | Path) -> None:
         """Write Chrome trace JSON, which the Perfetto viewer opens: a track per rank, an arrow per message.
 
         A simulation without a unit shows one of its units as one millisecond.
         """
-        from .perfetto import events_of, write
+        from .exchange import events_of, write_perfetto
 
-        write(path, events_of(self))
+        write_perfetto(path, events_of(self))
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
@@ -177,10 +168,3 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
 def total(values: Iterable[float]) -> float:
     """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy doesn't."""
     return reduce(add, values, 0)
-
-
-def _action_or_label(text: str) -> Action | Overlap | str:
-    try:
-        return parse(text)
-    except ValueError:
-        return text

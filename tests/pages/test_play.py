@@ -11,7 +11,7 @@ import pplab
 from conftest import is_ready
 from javascript import Evaluate
 from pplab import Costs, Schedule, simulate, validate
-from pplab.actions import parse
+from pplab.text import parse
 
 LEVELS = (  # from the first steps to zero bubble
     *("first-steps", "fill-and-drain", "less-memory", "four-ranks", "latency", "two-stages", "split-backward"),

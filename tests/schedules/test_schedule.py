@@ -6,8 +6,9 @@ import pytest
 
 import pplab as pp
 from conftest import is_ready, random_schedule
-from pplab.actions import SEND_F, actions_of, overlap
+from pplab.actions import SEND_F, actions_of
 from pplab.deps import incoming, needs, outgoing
+from pplab.text import overlap
 
 
 @pytest.mark.parametrize("text", ["0F0", "12B345", "3I7", "3W7", "1SEND_F0", "1RECV_F0", "2SEND_B1", "0RECV_B9"])

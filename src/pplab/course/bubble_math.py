@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from numbers import Real
 
-from ..actions import parse
 from ..builders import build
 from ..costs import Costs
 from ..deps import needs
 from ..formulas import floor_makespan
 from ..simulator import simulate
+from ..text import parse
 from .answers import actions_of, schedule_of
 from .verdict import Verdict, checker, number, numbers, readers_code, right, told, wrong
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..actions import Action, parse
+from ..actions import Action
 from ..builders import build
 from ..lab.queues import compute_of, parse_lowered, simulate_lowered
 from ..lowering import LoweredRow, lower
 from ..schedule import Schedule
 from ..simulator import simulate
+from ..text import parse
 from .answers import drawn, is_module, schedule_of, trained
 from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
 

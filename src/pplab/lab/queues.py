@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ..actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parse, parts
+from ..actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ..costs import Costs
 from ..deps import incoming, other_end
 from ..errors import ScheduleError, unknown
 from ..lowering import LoweredRow
 from ..schedule import Schedule
+from ..text import parse
 from ..timeline import Span, Timeline
 
 QUEUES = ("rank", "pair", "channel", "none")

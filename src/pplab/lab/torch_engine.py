@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
-from .. import schedule_csv
+from .. import text
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
 from ..errors import unknown
 from ..lowering import LoweredRow
@@ -198,7 +198,7 @@ def _runner(
                 path.write_text(schedule.to_csv())
                 runner._load_csv(str(path))
             else:
-                path.write_text(schedule_csv.write(_with_reductions(rows)))
+                path.write_text(text.write_csv(_with_reductions(rows)))
                 runner._load_csv(str(path), format="compute_comms")
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")

@@ -1,22 +1,49 @@
-"""A timeline as Chrome trace JSON, which the Perfetto viewer opens."""
+"""A timeline in forms that others read: plain JSON values, and Chrome trace JSON, which the Perfetto viewer opens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .actions import parts
+from .actions import Action, Overlap, parts
 from .deps import incoming, outgoing
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
+from .schedule import Schedule
+from .text import parse
+from .timeline import Span, Timeline
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
-def write(path: str | Path, events: Sequence[dict]) -> None:
+def to_dict(timeline: Timeline) -> dict:
+    """Everything needed to redraw the run."""
+    schedule = timeline.schedule
+    return {
+        "schedule": schedule.name,
+        "rows": [[str(item) for item in row] for row in schedule.rows],
+        "placement": schedule.placement,
+        "unit": timeline.unit,
+        "how": timeline.how,
+        "spans": [[s.rank, str(s.action), s.start, s.end] for s in timeline.spans],
+        "others": [[s.rank, str(s.action), s.start, s.end] for s in timeline.others],
+    }
+
+
+def from_dict(data: dict) -> Timeline:
+    """The timeline that `to_dict` wrote."""
+    starts, ends = [start for _, _, start, _ in data["spans"]], [end for *_, end in data["spans"]]
+    others = tuple(Span(rank, _action_or_label(text), *times) for rank, text, *times in data.get("others", ()))
+    return Timeline(Schedule(data["rows"], data["schedule"]), starts, ends, data["unit"], data["how"], others)
+
+
+def _action_or_label(text: str) -> Action | Overlap | str:
+    try:
+        return parse(text)
+    except ValueError:
+        return text
+
+
+def write_perfetto(path: str | Path, events: Sequence[dict]) -> None:
     """Write events in Chrome's trace event format."""
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
