@@ -15,7 +15,9 @@ from pplab import Costs, Schedule, ScheduleError, Timeline, simulate, validate
 from pplab.actions import parts
 from pplab.builders import ALL, find
 from pplab.deps import needs
-from pplab.metrics import critical_path, idle_intervals, in_flight, num_messages
+from pplab.footprint import in_flight
+from pplab.metrics import critical_path, num_messages
+from pplab.timeline import idle_intervals
 
 SEARCHED = ("ZB-1P", "ZB-2P")
 OF_TODAY = {  # the page may lack a newer schedule, and says so, but none of these
