@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def simulator() -> list[dict]:
-    """Operations per second of building, simulating for the first time, again, and with narrow links, and validating."""
+    """Operations per second of building, simulating for the first time, again, with narrow links, and validating."""
     rows = []
     print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
     heads = " ".join(f"{name:>8}" for name in ("build", *_TIMED))
