@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 import pplab as pp
-from pplab import lab, models
+from pplab import models
 from pplab.lab.against_torch import HEADINGS, versus
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
@@ -56,7 +55,6 @@ def main() -> None:
     figures = {
         "versions": versions(),
         "simulator": simulator(),
-        "sweep": sweeps(),
         "split": split_backward(rounds),
         "runtime": runtime(rounds),
     }
@@ -65,10 +63,11 @@ def main() -> None:
 
 
 def simulator() -> list[dict]:
-    """Operations per second of building, of simulating a schedule for the first time, and again."""
+    """Operations per second of building, simulating for the first time, again, with narrow links, and validating."""
     rows = []
     print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
-    print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {'build':>7} {'first':>7} {'again':>7}")
+    heads = " ".join(f"{name:>8}" for name in ("build", *_TIMED))
+    print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {heads}")
     for builder in pp.builders.ALL:
         searches = "costs" in builder.options  # these simulate hundreds of schedules to build one
         rows.append(_speed(builder, *((8, 64) if searches else (64, 1024))))
@@ -77,49 +76,31 @@ def simulator() -> list[dict]:
     return rows
 
 
+_TIMED = {
+    "first": pp.simulate,
+    "again": pp.simulate,
+    "narrow": lambda schedule: pp.simulate(schedule, pp.Costs(latency=1, bandwidth=2)),
+    "validate": pp.validate,
+}
+
+
 def _speed(builder: pp.builders.Builder, num_ranks: int, num_microbatches: int, rounds: int = 5) -> dict:
-    found: dict[str, list[float]] = {"build": [], "first": [], "again": []}
+    found: dict[str, list[float]] = {"build": [], **{name: [] for name in _TIMED}}
     for _ in range(rounds):
         marks = [time.perf_counter()]
         schedule = builder(num_ranks, num_microbatches)
         marks.append(time.perf_counter())
-        for _ in range(2):
-            pp.simulate(schedule)
+        for work in _TIMED.values():
+            work(schedule)
             marks.append(time.perf_counter())
         count = len(schedule.columns.kinds)
         for name, start, end in zip(found, marks, marks[1:], strict=False):
             found[name].append(count / (end - start) / 1e6)
     best = {name: max(values) for name, values in found.items()}
     size = f"{num_ranks} x {num_microbatches}"
-    numbers = " ".join(f"{value:7.2f}" if value > 0.1 else f"{value:7.4f}" for value in best.values())
+    numbers = " ".join(f"{value:8.2f}" if value > 0.1 else f"{value:8.4f}" for value in best.values())
     print(f"{builder.name:22} {size:>20} {count:11,} {numbers}", flush=True)
     return {"schedule": builder.name, "size": size, "operations": count, **best}
-
-
-def sweeps() -> list[dict]:
-    """Operation-settings per second of one schedule under many costs at once, beside single runs."""
-    rows, rng = [], random.Random(0)
-    print(
-        "\nsweep, million operation-settings per second on one core (best of 3), and how many times that of single runs"
-    )
-    print(f"{'schedule':22} {'ranks x microbatches':>20} {'settings':>9} {'sweep':>7} {'times':>7}")
-    for name in ("1F1B", "InterleavedZeroBubble", "DualPipeV"):
-        schedule = pp.build(name, num_ranks=8, num_microbatches=64)
-        for count in (10, 100, 1000, 10_000):
-            settings = [pp.Costs(rng.random(), rng.random(), rng.random()) for _ in range(count)]
-            swept, single = [], []
-            for _ in range(3):
-                start = time.perf_counter()
-                result = lab.sweep(schedule, settings)
-                middle = time.perf_counter()
-                for k in range(10):
-                    assert pp.simulate(schedule, settings[k]).makespan == result.makespan[k]
-                swept.append((middle - start) / count)
-                single.append((time.perf_counter() - middle) / 10)
-            speed = len(schedule.columns.kinds) / min(swept) / 1e6
-            rows.append({"schedule": name, "settings": count, "speed": speed, "times": min(single) / min(swept)})
-            print(f"{name:22} {'8 x 64':>20} {count:9,} {speed:7.1f} {rows[-1]['times']:7.1f}", flush=True)
-    return rows
 
 
 def split_backward(rounds: int) -> list[dict]:

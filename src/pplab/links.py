@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from math import inf
 
 from .costs import Costs
@@ -17,11 +18,12 @@ def queueing(columns: Columns, costs: Costs, latency: Sequence[Sequence[float]])
     A link's messages leave in the order of its source's row, so that no other clock decides.
     """
     backwards = {i: backward for backward, i in enumerate(columns.overlaps, columns.bounds[-1])}
+    link_of = cache(costs.link)
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
     def send(source: int, target: int, i: int, half: int, now: float) -> float:
         """When the message arrives that the first or second half of item i makes."""
-        if source != target and (link := costs.link(source, target)).bandwidth < inf:
+        if source != target and (link := link_of(source, target)).bandwidth < inf:
             entry = backwards[i] if half else i
             takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link.bandwidth)
             free[source, target] = now = max(now, free[source, target]) + takes

@@ -37,22 +37,13 @@ def num_messages(schedule: Schedule) -> int:
     )
 
 
-_COLUMNS = (
-    "schedule",
-    "makespan",
-    "bubble fraction",
-    "bubble ratio",
-    "span bubble",
-    "peak held",
-    "messages",
-    "parameters",
-)
+_COLUMNS = "schedule, makespan, bubble fraction, bubble ratio, span bubble, peak held, messages, parameters"
 
 
 class Table(list):
     """Rows of cells under `columns`, which print as text and draw themselves in a notebook."""
 
-    columns: tuple[str, ...] = _COLUMNS
+    columns: tuple[str, ...] = tuple(_COLUMNS.split(", "))
 
     def __str__(self) -> str:
         lines = [self.columns, *self]
@@ -102,17 +93,7 @@ def _balance(timeline: Timeline) -> tuple[str, ...]:
 def summary(timeline: Timeline) -> dict:
     """The figures of a timeline as plain JSON values."""
     schedule = timeline.schedule
-    return {
-        "schedule": schedule.name,
-        "num_ranks": schedule.num_ranks,
-        "num_stages": schedule.num_stages,
-        "num_microbatches": schedule.num_microbatches,
-        "makespan": timeline.makespan,
-        "bubble_fraction": timeline.bubble_fraction,
-        "bubble_ratio": timeline.bubble_ratio,
-        "span_bubble_fraction": timeline.span_bubble_fraction,
-        "peak_in_flight": timeline.peak_in_flight,
-        "busy": timeline.busy,
-        "idle": timeline.idle,
-        "messages": num_messages(schedule),
-    }
+    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
+    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
+    figures = {name: getattr(timeline, name) for name in names}
+    return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}

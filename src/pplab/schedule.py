@@ -15,7 +15,6 @@ from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from .footprint import Memory
 
-Row = Sequence[Action | Overlap]
 NOBODY = -1  # in place of an id or an entry
 
 
@@ -138,9 +137,9 @@ class Schedule:
         return text.write_csv(self.rows)
 
     def __repr__(self) -> str:
-        counts = {"rank": self.num_ranks, "stage": self.num_stages, "microbatch": self.num_microbatches}
-        counts["action"] = sum(map(len, self.rows))
-        return f"<Schedule {self.name}: {', '.join(plural(n, noun) for noun, n in counts.items())}>"
+        counts = self.num_ranks, self.num_stages, self.num_microbatches, self.columns.bounds[-1]
+        named = map(plural, counts, ("rank", "stage", "microbatch", "action"))
+        return f"<Schedule {self.name}: {', '.join(named)}>"
 
     def __str__(self) -> str:
         """A text grid: one line per rank, actions in order, aligned by their place in the row."""
@@ -171,7 +170,7 @@ class Columns:
     num_microbatches: int
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Columns:
+    def of(cls, rows: Sequence[Sequence[Action | Overlap]]) -> Columns:
         """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of at least 0."""
         items, overlaps = list(chain.from_iterable(rows)), []
         stages = [*map(itemgetter(0), items)]
@@ -218,9 +217,7 @@ class Graph:
 
     columns: Columns
     waits: list[int]  # of every id: for how many messages it waits, two at most
-    users: list[
-        list[int]
-    ]  # of every id: who waits for what it makes, or NOBODY; of an overlap's backward, a second list
+    users: list[list[int]]  # of every id: who waits for what it makes, or NOBODY; then the same of overlaps' backwards
     slots: list[int]  # of every entry
     entries: list[int]  # of every slot, or NOBODY
     whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
@@ -270,8 +267,7 @@ class Graph:
 def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     """Whether a stage's work on a microbatch is on one rank, with a W after every I and none after a B.
 
-    For actions of which none is doubled, and no F or backward is missing. `blocks`: entries of every stage's F, of its
-    B or I, and of its W.
+    `blocks`: entries of every stage's F, of its B or I, and of its W; none doubled, and of the first two none missing.
     """
     kinds, ranks, found = columns.kinds, columns.ranks, set(columns.kinds)
     places = sum(len(set(columns.of_rank(rank, columns.stages))) for rank in range(len(columns.bounds) - 1))

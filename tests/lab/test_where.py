@@ -11,10 +11,10 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import random_costs, random_schedule
-from pplab import engine, lab
+from pplab import lab
 from pplab.lab.attribution import IDLE_PARTS
 from pplab.runtime import Pool
-from pplab.simulator import durations_of, lags_of
+from pplab.simulator import durations_of, latencies_of, run
 
 
 def test_the_parts_add_up_to_the_step(rng):
@@ -111,9 +111,11 @@ def test_noise_makes_no_narrow_link(rng):
     """Durations and latencies that vary, and some that are far off, look like no queue."""
     for name in ("GPipe", "1F1B", "ZB-H2", "Interleaved1F1B"):
         s = pp.build(name, num_ranks=4, num_microbatches=8)
-        durations, lags = durations_of(s.columns, pp.Costs()), lags_of(s, pp.Costs(latency=0.3))
+        durations, latencies = durations_of(s.columns, pp.Costs()), latencies_of(s.num_ranks, pp.Costs(latency=0.3))
         vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
-        noisy = pp.Timeline(s, *engine.run(s, list(map(vary, durations)), list(map(vary, lags))))
+        late = lambda source, target, i, half, now, of=(vary, latencies): now + of[0](of[1][source][target])  # noqa: E731
+        starts, ends, _ = run(s.graph, list(map(vary, durations)), latencies, late)
+        noisy = pp.Timeline(s, starts, ends)
         assert all(link.bandwidth == float("inf") for link in lab.calibrate(noisy).links.values())
 
 

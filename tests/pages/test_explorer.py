@@ -17,7 +17,9 @@ from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
-from pplab.metrics import critical_path, idle_intervals, in_flight, num_messages
+from pplab.footprint import in_flight
+from pplab.metrics import critical_path, num_messages
+from pplab.timeline import idle_intervals
 
 NAMES = [b.name for b in ALL]
 

@@ -14,7 +14,7 @@ import pytest
 
 import browser as chromium
 import pplab as pp
-from pplab import palette
+from pplab import palette, plot
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -337,10 +337,10 @@ def test_colours_are_the_packages(visit):
     assert tab.evaluate("pplabChart.FILL") == {kind.name: fill for kind, fill in palette.FILL.items()}
     assert tab.evaluate("pplabChart.NAME") == {kind.name: name for kind, name in palette.NAME.items()}
     assert tab.evaluate("pplabChart.IDLE") == palette.IDLE
-    shades = [palette.shade(fill, k, n) for fill in palette.FILL.values() for n in range(1, 9) for k in range(n)]
+    shades = [plot.shade(fill, k, n) for fill in palette.FILL.values() for n in range(1, 9) for k in range(n)]
     js = "Object.values(pplabChart.FILL).flatMap((f) => [1,2,3,4,5,6,7,8].flatMap((n) => Array.from({length: n}, (_, k) => pplabChart.shade(f, k, n))))"  # fmt: skip # noqa: E501
     assert tab.evaluate(js) == shades
-    assert tab.evaluate(f"({js}).map(pplabChart.ink)") == [palette.ink(shade) for shade in shades]
+    assert tab.evaluate(f"({js}).map(pplabChart.ink)") == [plot.ink(shade) for shade in shades]
 
 
 def test_what_the_directive_leaves_out_is_what_the_view_assumes(visit):

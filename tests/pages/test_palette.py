@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pplab import palette
+from pplab import palette, plot
 from pplab.actions import B, F, I, W
 
 cspace_convert = pytest.importorskip("colorspacious").cspace_convert
@@ -48,7 +48,7 @@ def test_colours_of_a_drawing(drawing, sight):
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_shades_of_stages(steps, sight):
-    shades = {kind: [palette.shade(fill, step, steps) for step in range(steps)] for kind, fill in palette.FILL.items()}
+    shades = {kind: [plot.shade(fill, step, steps) for step in range(steps)] for kind, fill in palette.FILL.items()}
     for one, other in combinations(shades, 2):
         for a in shades[one]:
             for b in shades[other]:
