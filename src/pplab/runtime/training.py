@@ -114,7 +114,7 @@ class Rank:
         extras = [extra.listen(self) for extra in self.job.extras]
         self._extras = [listener or Listener() for listener in extras]
         listeners = [*first, self.clock, self.counting, *([self.allocator] if self.allocator else []), *self._extras]
-        self.around = Listeners([*listeners, *self._reduction()])
+        self.around = Listeners([*self._reduction(), *listeners])  # it starts a sum before an item's time begins
         return self.around
 
     def _reduction(self) -> list[Listener]:
