@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..actions import Action, Overlap
@@ -29,10 +28,8 @@ class Builder:
 
     def __post_init__(self) -> None:
         # Help on a builder (`gpipe?` in a notebook), and doctest, see the function: its words and its parameters.
-        signature = inspect.signature(self.rows).replace(return_annotation=Schedule)
-        seen = {"__doc__": self.rows.__doc__, "__module__": self.rows.__module__, "__signature__": signature}
-        for name, value in {**seen, "__wrapped__": self.rows}.items():
-            object.__setattr__(self, name, value)  # the dataclass is frozen
+        seen = {"__doc__": self.rows.__doc__, "__module__": self.rows.__module__, "__wrapped__": self.rows}
+        vars(self).update(seen, __signature__=inspect.signature(self.rows))  # so, since the dataclass is frozen
 
     @property
     def names(self) -> frozenset[str]:
@@ -42,8 +39,7 @@ class Builder:
     @property
     def options(self) -> tuple[str, ...]:
         """The keyword options of this schedule."""
-        parameters = inspect.signature(self.rows).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        return tuple(p.name for p in inspect.signature(self.rows).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
     @property
     def summary(self) -> str:
@@ -56,20 +52,13 @@ class Builder:
             if option not in self.options:
                 raise unknown(f"option of {self.name}", option, self.options or ["none: it takes no options"])
         sizes = positive_int("num_ranks", num_ranks), positive_int("num_microbatches", num_microbatches)
-        with _collection_paused():
+        collects = gc.isenabled()
+        gc.disable()  # it would look again and again at millions of new actions, none of them garbage
+        try:
             return Schedule(self.rows(*sizes, **options), self.name)
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """No garbage collection: it would look again and again at millions of new actions, none of them garbage."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+        finally:
+            if collects:
+                gc.enable()
 
 
 ALL: list[Builder] = []  # the package's, in the order of the imports in `builders/__init__.py`, then the session's
@@ -77,9 +66,8 @@ ALL: list[Builder] = []  # the package's, in the order of the imports in `builde
 
 def find(name: str) -> Builder:
     """The builder of that name, whatever its case; ValueError with the nearest names when there is none."""
-    for builder in ALL:
-        if str(name).lower() in builder.names:
-            return builder
+    if found := [builder for builder in ALL if str(name).lower() in builder.names]:
+        return found[0]
     raise unknown("schedule", name, [builder.name for builder in ALL])
 
 
@@ -107,10 +95,9 @@ def register(
 ) -> Callable[[Callable[..., Rows]], Builder]:
     """Decorate a function of (num_ranks, num_microbatches, *, options), so that `build` knows its schedule by name.
 
-    The function returns a row per rank, of actions or their text form. `rules`, `source` and `placement` are said by
-    `pplab schedules`; `aliases` are further names. In a notebook the names are known for as long as the session lasts,
-    and a cell that is run again replaces what it registered. ValueError for a name or alias that one of the package's
-    own schedules has.
+    The function returns a row per rank, of actions or their text form. `pplab schedules` says `rules`, `source` and
+    `placement`; `aliases` are further names. In a notebook a cell that is run again replaces what it registered, which
+    lasts as long as the session. ValueError for a name or alias of one of the package's own schedules.
 
     >>> @register("all forward")
     ... def all_forward(num_ranks, num_microbatches):
@@ -124,16 +111,13 @@ def register(
 
     def add(rows: Callable) -> Builder:
         made = Builder(name, rows, rules, source, placement, aliases)
-        replaced = []
-        for known in ALL:
-            taken = made.names & known.names
-            if taken and known.__module__.startswith(f"{__package__}.") and known.__module__ != made.__module__:
+        for known in (taken := [known for known in ALL if made.names & known.names]):
+            if known.__module__.startswith(f"{__package__}.") and known.__module__ != made.__module__:
                 raise ValueError(
-                    f"{name!r} can't be registered: {min(taken)!r} is a name of pplab's own {known.name}, which others "
-                    "rely on. Register yours under another name"
+                    f"{name!r} can't be registered: {min(made.names & known.names)!r} is a name of pplab's own "
+                    f"{known.name}, which others rely on. Register yours under another name"
                 )
-            replaced += [known] if taken else []
-        ALL[:] = [known for known in ALL if known not in replaced] + [made]
+        ALL[:] = [known for known in ALL if known not in taken] + [made]
         return made
 
     return add

@@ -87,6 +87,8 @@ class Options:
 
     def __post_init__(self) -> None:
         positive_int("steps", self.steps)
+        if isinstance(self.recompute, Iterable):
+            object.__setattr__(self, "recompute", tuple(self.recompute))  # a generator lasts only once
         if not isinstance(self.warmup, int) or self.warmup < 0:
             raise ValueError(f"warmup must be an integer of at least 0, got {self.warmup!r}")
         if self.autocast not in (None, torch.bfloat16, torch.float16):
