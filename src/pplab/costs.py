@@ -40,8 +40,7 @@ class Costs:
     - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
     - `overlap`: of an overlapped forward and backward: "sum" or "max" of the two, a duration, or durations by stages,
       (forward's, backward's); pairs that these lack take the sum.
-    - `latency`, `bandwidth`: of every link between two ranks; `links[source, target]` sets one of them apart. The
-      sender goes on meanwhile.
+    - `latency`, `bandwidth`: of every link between two ranks, but for those in `links[source, target]`.
     - `message`: what a stage gives the next, and takes back as a gradient, in the unit of bandwidth; per stage: what
       leaves that stage forward.
     """

@@ -21,10 +21,10 @@ def queueing(columns: Columns, costs: Costs, latency: Sequence[Sequence[float]])
     link_of = cache(costs.link)
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
-    def send(source: int, target: int, i: int, half: int, now: float) -> float:
-        """When the message arrives that the first or second half of item i makes."""
+    def send(source: int, target: int, i: int, more: bool, now: float) -> float:
+        """When a message of item i arrives. There is `more` to come of an overlap when its forward's leaves."""
         if source != target and (link := link_of(source, target)).bandwidth < inf:
-            entry = backwards[i] if half else i
+            entry = i if more else backwards.get(i, i)
             takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link.bandwidth)
             free[source, target] = now = max(now, free[source, target]) + takes
         return now + latency[source][target]

@@ -127,8 +127,8 @@ class Schedule:
     def from_csv(cls, source: str | Path, name: str = "custom") -> Schedule:
         """Read PyTorch's CSV form, from text or from a file: row i is rank i, blank cells are ignored.
 
-        What a lowered file adds (sends, receives, sharding) is left out: `pplab.lower` derives communication from the
-        computation. Raises ScheduleError with row, column and what was expected for a cell that isn't an action.
+        Sends, receives and sharding of a lowered file are left out: `pplab.lower` derives them. Raises ScheduleError
+        with row, column and what was expected for a cell that isn't an action.
         """
         return cls(text.read_csv(source), name)
 
@@ -217,7 +217,8 @@ class Graph:
 
     columns: Columns
     waits: list[int]  # of every id: for how many messages it waits, two at most
-    users: list[list[int]]  # of every id: who waits for what it makes, or NOBODY; then the same of overlaps' backwards
+    users: list[int]  # of every id: the id that waits for what it makes, or NOBODY
+    second: dict[int, int]  # of every overlap: the same for what its backward makes
     slots: list[int]  # of every entry
     entries: list[int]  # of every slot, or NOBODY
     whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
@@ -240,13 +241,14 @@ class Graph:
         whole = each_once and _is_paired(columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W)))
         waits = [start <= slot < end for slot in slots]
         users = [entries[slot + M] for slot in slots]
-        if not columns.overlaps:
-            return cls(columns, waits, [users], slots, entries, whole)
-        ids, second = [*range(n), *columns.overlaps, NOBODY], [NOBODY] * n
-        for backward, i in enumerate(columns.overlaps, n):
-            waits[i] += waits[backward]
-            second[i] = ids[users[backward]]
-        return cls(columns, waits[:n], [[ids[user] for user in users[:n]], second], slots, entries, whole)
+        second = {}
+        if columns.overlaps:
+            ids = [*range(n), *columns.overlaps, NOBODY]  # of every entry, and of NOBODY
+            users = [ids[user] for user in users]
+            for backward, i in enumerate(columns.overlaps, n):
+                second[i] = users[backward]
+                waits[i] += waits[backward]
+        return cls(columns, waits[:n], users[:n], second, slots, entries, whole)
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
         """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""

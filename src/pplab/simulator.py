@@ -12,10 +12,10 @@ from .actions import COMPUTE
 from .costs import Costs
 from .errors import positive_int
 from .footprint import Memory
-from .schedule import Columns, Graph, Schedule
+from .schedule import NOBODY, Columns, Graph, Schedule
 from .timeline import Timeline
 
-Send = Callable[[int, int, int, int, float], float]
+Send = Callable[[int, int, int, bool, float], float]
 
 
 def run(
@@ -27,7 +27,7 @@ def run(
     message that hasn't been sent, and goes on once it has. An item takes `durations[i]`, a message to another rank
     `latency[source][target]`; where links are narrow, `send` says when it arrives.
     """
-    bounds, ranks, messages = graph.columns.bounds, graph.columns.ranks, list(enumerate(graph.users))
+    bounds, ranks, users, second = graph.columns.bounds, graph.columns.ranks, graph.users, graph.second.copy()
     starts, ends = [None] * bounds[-1], [None] * bounds[-1]
     missing, arrived = graph.waits.copy(), [0] * bounds[-1]  # of every item: messages to come, when the last one came
     clock, at = [0] * (len(bounds) - 1), list(bounds[:-1])  # of every rank: how far its time and its row have come
@@ -43,16 +43,16 @@ def run(
                 now = arrived[i]
             starts[i] = now
             ends[i] = now = now + durations[i]
-            for half, users in messages:  # what it makes goes to its user; of an overlap, what each half makes
-                user = users[i]
-                if user >= 0:
-                    target = ranks[user]
-                    arrival = now + lag[target] if send is None else send(rank, target, i, half, now)
-                    if arrival > arrived[user]:
-                        arrived[user] = arrival
-                    missing[user] -= 1
-                    if at[target] == user:
-                        ready.append(target)
+            user = users[i]
+            while user != NOBODY:
+                target = ranks[user]
+                arrival = now + lag[target] if send is None else send(rank, target, i, i in second, now)
+                if arrival > arrived[user]:
+                    arrived[user] = arrival
+                missing[user] -= 1
+                if at[target] == user:
+                    ready.append(target)
+                user = second.pop(i) if i in second else NOBODY  # an overlap's backward sends as well
         else:
             at[rank] = bounds[rank + 1]
         clock[rank] = now

@@ -106,10 +106,8 @@ class Timeline:
         return from_dict(data)
 
     def to_perfetto(self, path: str | Path) -> None:
-        """Write Chrome trace JSON, which the Perfetto viewer opens: a track per rank, an arrow per message.
-
-        A simulation without a unit shows one of its units as one millisecond.
-        """
+        """Write Chrome trace JSON, which the Perfetto viewer opens: a track per rank, an arrow per message. Where a
+        simulation has no unit, one of its units is shown as one millisecond."""
         from .exchange import events_of, write_perfetto
 
         write_perfetto(path, events_of(self))

@@ -113,7 +113,7 @@ def test_noise_makes_no_narrow_link(rng):
         s = pp.build(name, num_ranks=4, num_microbatches=8)
         durations, latencies = durations_of(s.columns, pp.Costs()), latencies_of(s.num_ranks, pp.Costs(latency=0.3))
         vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
-        late = lambda source, target, i, half, now, of=(vary, latencies): now + of[0](of[1][source][target])  # noqa: E731
+        late = lambda source, target, i, more, now, of=(vary, latencies): now + of[0](of[1][source][target])  # noqa: E731
         starts, ends, _ = run(s.graph, list(map(vary, durations)), latencies, late)
         noisy = pp.Timeline(s, starts, ends)
         assert all(link.bandwidth == float("inf") for link in lab.calibrate(noisy).links.values())
