@@ -79,9 +79,13 @@ class Costs:
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`."""
-        forward, inputs, weights, again = (of_stage(getattr(self, name), stage) for name in _PARTS)
-        whole = inputs + weights if self.backward is None else of_stage(self.backward, stage)
-        return {F: forward, B: whole + again, I: inputs + again, W: weights}[kind]
+        if kind == F or kind == W:
+            return of_stage(self.forward if kind == F else self.backward_weight, stage)
+        again = of_stage(self.recompute, stage)
+        if kind == B and self.backward is not None:
+            return of_stage(self.backward, stage) + again
+        inputs = of_stage(self.backward_input, stage)
+        return (inputs if kind == I else inputs + of_stage(self.backward_weight, stage)) + again
 
     def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
         """How long a forward takes that is overlapped with a full backward."""
@@ -142,8 +146,7 @@ class Costs:
                 )
 
 
-_PARTS = ("forward", "backward_input", "backward_weight", "recompute")
-_DURATIONS = (*_PARTS, "backward")
+_DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
 _PER_STAGE = (*_DURATIONS, "message")
 
 
