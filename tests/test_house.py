@@ -82,7 +82,6 @@ def into(paths: list[Path], *rings: str) -> list[str]:
     return [f"{path} imports {name}" for path, name in found if re.match(rf"pplab\.({'|'.join(rings)})(\.|$)", name)]
 
 
-@pytest.mark.xfail(strict=False, reason="runtime and cli still import lab")
 def test_the_small_package_imports_neither_lab_nor_course():
     """But for `__main__.py`, the door: it joins the rings on the command line."""
     assert into([path for path in SMALL if path.name != "__main__.py"], "lab", "course") == []
@@ -99,12 +98,14 @@ def test_imports_are_seen_wherever_they_stand():
     assert "pplab.plot.gantt" in set(imports(HOUSE / "course" / "notebook.py"))  # in a function
 
 
-@pytest.mark.xfail(strict=False, reason="runtime and cli are still too large")
-def test_the_small_package_is_read_in_an_evening():
+MOST_LINES = 7_400  # of the small package: what it has today. It is to come down to 5,000, and never to go up
+
+
+def test_the_small_package_has_small_files_and_functions():
     lines = {path.relative_to(HOUSE): len(path.read_text().splitlines()) for path in SMALL}
     assert [f"{path}: {count} lines" for path, count in lines.items() if count > 300] == []
     assert functions_over(60) == []
-    assert sum(lines.values()) <= 5000
+    assert sum(lines.values()) <= MOST_LINES
 
 
 def functions_over(most: int) -> list[str]:
@@ -215,10 +216,7 @@ def test_private_names_are_seen():
     assert private(ast.parse(code)) == ["_x", "pplab.a._b", "pplab._a.b", "pplab._c", "_rows"]
 
 
-TO_COME = pytest.mark.xfail(strict=False, reason="runtime/options.py and runtime/listener.py are to come")
-
-
-@pytest.mark.parametrize("page", [pytest.param("CONTRIBUTING.md", marks=TO_COME), "README.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
 def test_the_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
     places = re.findall(r"\b(?:src|tests|book|benchmarks|tools|notebooks)/[\w./-]*\w", text)

@@ -3,7 +3,7 @@
 python tools/execute_notebooks.py [NOTEBOOK ...]
 
 What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
-while a cell runs other processes may take no more than a twentieth of all cores' time (seen on Linux only). Otherwise
+while a cell runs other processes may take no more than a tenth of all cores' time (seen on Linux only). Otherwise
 the command says so and ends with status 1: this notebook and those after it stay as they were.
 """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-LIMIT = 0.05  # of the time of all cores: more than this by others shows in a chart
+LIMIT = 0.1  # of the time of all cores: more than this by others shows in a chart
 FLOOR_S = 0.3  # of one core's time: less than this is what a machine does by itself
 GPU_LIMIT = 10  # percent of the time in which a GPU computes
 

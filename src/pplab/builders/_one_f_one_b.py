@@ -28,11 +28,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
     return [capped_row(rank, cap, num_microbatches) for rank, cap in enumerate(caps)]
 
 
-@register(
-    "eager-1F1B",
-    rules="any number of ranks and microbatches",
-    source="Zhuang et al. 2023, arXiv:2211.05322",
-)
+@register("eager-1F1B", rules="any number of ranks and microbatches", source="Zhuang et al. 2023, arXiv:2211.05322")
 def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
     """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
     return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
