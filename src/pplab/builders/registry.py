@@ -93,7 +93,7 @@ def register(
     placement: str = "one stage per rank",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Rows]], Builder]:
-    """Decorate a function of (num_ranks, num_microbatches, *, options), so that `build` knows its schedule by name.
+    """Decorate a function of ranks, microbatches and options by keyword, so that `build` knows its schedule by name.
 
     The function returns a row per rank, of actions or their text form. `pplab schedules` says `rules`, `source` and
     `placement`; `aliases` are further names. In a notebook a cell that is run again replaces what it registered, which
