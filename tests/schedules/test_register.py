@@ -112,7 +112,7 @@ s = pp.build("patient", num_ranks=2, num_microbatches=4)
 with Pool(2, device="cpu", timeout_s=60) as pool:
     run = pool.train(s, small, steps=2, check_gradients=True)
 assert run.gradients.equal, run
-assert run.peak_in_flight == s.peak_in_flight == (3, 2)
+assert run.held.peak_in_flight == s.peak_in_flight == (3, 2)
 assert run.timeline.schedule == s
 for axes in pp.compare([pp.simulate(s, run.costs), run.timeline]):
     print(axes.get_title(loc="left"))

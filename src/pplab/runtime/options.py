@@ -87,7 +87,7 @@ class Options:
 
     def __post_init__(self) -> None:
         positive_int("steps", self.steps)
-        if isinstance(self.recompute, Iterable):
+        if isinstance(self.recompute, Iterable) and not isinstance(self.recompute, Sequence):
             object.__setattr__(self, "recompute", tuple(self.recompute))  # a generator lasts only once
         if not isinstance(self.warmup, int) or self.warmup < 0:
             raise ValueError(f"warmup must be an integer of at least 0, got {self.warmup!r}")
