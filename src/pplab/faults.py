@@ -170,15 +170,17 @@ def check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[flo
         raise ValueError(
             f"limit has {len(limits)} values for {schedule.num_ranks} ranks: give one per rank, or a number"
         )
-    for rank, (peak, most) in enumerate(zip(schedule.peak_held(memory), limits, strict=True)):
+    memory.check(schedule.num_stages)
+    for rank, most in enumerate(limits):
         before = memory.constant(schedule.stages_of(rank))
         halves = list(chain.from_iterable(map(parts, schedule.rows[rank])))
-        for action, (during, after) in zip(halves, memory.levels(halves), strict=True):
+        levels = list(memory.levels(halves))
+        for action, (during, after) in zip(halves, levels, strict=True):
             if during > most:
                 raise ScheduleError(
                     f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {action}, which "
                     f"needs {during - before:g} more, and the limit is {most:g}",
-                    f"run a backward before {action}, or raise the limit to {peak:g}",
+                    f"run a backward before {action}, or raise the limit to {max(levels)[0]:g}",
                     rank,
                     action,
                 )
