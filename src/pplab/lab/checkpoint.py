@@ -146,9 +146,16 @@ class Resume(Extra):
     flag = {"name": "--resume", "metavar": "FILE", "help": "go on from a checkpoint, of any number of ranks"}
 
     def check(self, job: Job) -> Job:
-        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from."""
+        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from, ValueError where the
+        optimizer's state would be lost in what the run saves."""
         checkpoint = Checkpoint.open(self.path)
         checkpoint.check_fits(job.workload)
+        saves = [extra.path for extra in job.extras if isinstance(extra, Save)]
+        if saves and job.options.optimizer is None and checkpoint.optimizer is not None:
+            raise ValueError(
+                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost in {saves[0]}, "
+                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't save"
+            )
         resumed = Resumed(job.workload, checkpoint)
         return replace(job, workload=resumed, first_step=checkpoint.step)
 
@@ -156,9 +163,6 @@ class Resume(Extra):
         """Give this rank's optimizer its state. The stages have their weights already."""
         if rank.optimizer is not None:
             rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
-
-    def finish(self, job: Job, reports: Sequence[object]) -> None:
-        """It has found nothing."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +175,8 @@ class Save(Extra):
     flag = {"name": "--save", "metavar": "FILE", "help": "write a checkpoint after the last step"}
 
     def check(self, job: Job) -> Job:
-        """ValueError for a place that can't be written to, and where a state that was resumed would be lost."""
+        """ValueError for a place that can't be written to."""
         check_place(self.path)
-        resumed = [Checkpoint.open(extra.path) for extra in job.extras if isinstance(extra, Resume)]
-        if resumed and job.options.optimizer is None and (kind := resumed[0].optimizer) is not None:
-            raise ValueError(
-                f"{resumed[0].path} holds the state of {kind}, which would be lost in {self.path}, since this run has "
-                f"no optimizer: resume with {kind}, or don't save"
-            )
         return job
 
     def listen(self, rank: Rank) -> Listener:

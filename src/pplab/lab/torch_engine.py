@@ -79,9 +79,6 @@ class TorchEngine(Extra):
                 "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
             )
 
-    def finish(self, job: Job, reports: Sequence[object]) -> None:
-        """The Run says it in other places."""
-
 
 def _check_order_of_losses(schedule: Schedule) -> None:
     """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""

@@ -58,9 +58,6 @@ class Pace(Extra):
         """Stretch this rank's actions and messages."""
         return _Pacing(self.seconds(rank.job.schedule.num_stages), self._links(rank) if self._delays else {}, rank)
 
-    def finish(self, job: Job, reports: Sequence[object]) -> None:
-        """Nothing is found."""
-
     def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
         """How long each kind lasts at least, per stage."""
         unit = _SECONDS[self.costs.unit]
