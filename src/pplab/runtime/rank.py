@@ -38,13 +38,14 @@ class Board:
     def __init__(self, context: BaseContext, num_ranks: int):
         self._phases = context.RawArray("c", num_ranks * PHASE_BYTES)
         self._numbers = context.RawArray("q", num_ranks * 3)  # the place, whether it waits, a count of changes
+        self._said = ""  # by this process's rank: a step says the same phase at every item
 
     def put(self, rank: int, phase: str, position: int = 0, waits: bool = False) -> None:
         """A rank says where it is."""
-        text = phase.encode()[: PHASE_BYTES - 1].ljust(PHASE_BYTES, b"\0")
-        at = slice(rank * PHASE_BYTES, (rank + 1) * PHASE_BYTES)
-        if self._phases[at] != text:
-            self._phases[at] = text
+        if phase != self._said:
+            text = phase.encode()[: PHASE_BYTES - 1].ljust(PHASE_BYTES, b"\0")
+            self._phases[rank * PHASE_BYTES : (rank + 1) * PHASE_BYTES] = text
+            self._said = phase
         self._numbers[rank * 3 : rank * 3 + 3] = [position, waits, self._numbers[rank * 3 + 2] + 1]
 
     def place(self, rank: int) -> Place:
