@@ -6,14 +6,11 @@ marked `alone` runs, the other process waits.
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import heapq
 import itertools
-import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -22,12 +19,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import pplab
-import pplab.lab
 from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 
@@ -224,20 +218,6 @@ def assert_explained(check, answer: object, says: str) -> None:
     verdict = check(answer)
     assert verdict.right is False and not verdict, verdict
     assert says in verdict.says, verdict
-
-
-def assert_solutions(notebook: str, exercise: ModuleType, count: int) -> None:
-    """A chapter's folded solutions, each run by itself, are as many as said, and its checkers accept them."""
-    path = Path(__file__).parents[1] / "notebooks" / f"{notebook}.ipynb"
-    cells = json.loads(path.read_text())["cells"]
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    codes = re.findall(r"<summary>Solution</summary>\s*```python\n(.*?)```", prose, flags=re.S)
-    assert len(codes) == count
-    for code in codes:
-        *statements, last = ast.parse(code).body
-        names = {"pp": pplab, "lab": pplab.lab, "exercise": exercise}
-        exec(compile(ast.Module(statements, []), "solution", "exec"), names)
-        assert eval(compile(ast.Expression(last.value), "solution", "eval"), names).right is True, code
 
 
 def built(builder, P: int, M: int, **options) -> Schedule | None:

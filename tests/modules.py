@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pplab.runtime import Batch, Executor, Extra, Listener, Modules
+from pplab.runtime import Batch, Executor, Extra, Listener, Modules, Workload
 from pplab.runtime.options import Job
 from pplab.runtime.training import Rank
 
@@ -25,6 +26,20 @@ def batch(size: int = 8, width: int = 6) -> Batch:
 def workload(*stages: nn.Module, **options) -> Modules:
     """Stages trained to a random target."""
     return Modules(stages, batch(**options), nn.functional.mse_loss)
+
+
+def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callable) -> list[float]:
+    """The losses of so many steps of the whole model, in this process."""
+    model = workload.build_whole()
+    optimizer, losses = make_optimizer(model.parameters()), []
+    for step in range(steps):
+        batch = workload.batch(step)
+        loss = workload.loss(model(*batch.inputs), batch.target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 class Two(nn.Module):

@@ -144,15 +144,7 @@ def test_four_replicas_of_one_rank_are_plain_data_parallelism(four):
 @pytest.mark.parametrize("reduction", ["end", "drain"])
 def test_several_steps_keep_the_copies_equal(four, reduction, tied):
     workload = tiny(tied=tied)
-    model = workload.build_whole()
-    optimizer, losses = SGD(model.parameters()), []
-    for step in range(4):
-        batch = workload.batch(step)
-        loss = workload.loss(model(*batch.inputs), batch.target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = modules.losses_of_one_process(workload, 4, SGD)
     s = lab.replicate(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=2), 2)
     run = four.train(s, workload, steps=4, optimizer=SGD, reduction=reduction)
     assert run.losses == pytest.approx(losses, abs=1e-5) and len(set(losses)) == 4

@@ -113,7 +113,7 @@ def test_any_bidirectional_order_equals_one_process(pools, rng):
     workload = modules.workload(*stages, size=2 * s.num_microbatches)
     run = pools(s.num_ranks).train(s, workload, steps=3, check_gradients=True, optimizer=SGD)
     assert run.gradients.equal, (s, run)
-    assert run.losses == pytest.approx(losses_of_one_process(workload, 3), abs=1e-5)
+    assert run.losses == pytest.approx(modules.losses_of_one_process(workload, 3, SGD), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["1F1B", "DualPipeV"])
@@ -193,23 +193,10 @@ def test_what_a_split_backward_cannot_put_off_is_said(pools, gpt, distilbert):
         assert not any("not put off" in note for note in run.notes)
 
 
-def losses_of_one_process(workload, steps: int) -> list[float]:
-    model = workload.build_whole()
-    optimizer, losses = SGD(model.parameters()), []
-    for step in range(steps):
-        batch = workload.batch(step)
-        loss = workload.loss(model(*batch.inputs), batch.target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])
 def test_several_optimizer_steps_equal_one_process(pools, gpt, name):
     run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), gpt, steps=4, optimizer=SGD)
-    losses = losses_of_one_process(gpt, 4)
+    losses = modules.losses_of_one_process(gpt, 4, SGD)
     assert run.losses == pytest.approx(losses, abs=1e-5)
     assert run.first_loss == pytest.approx(losses[0], abs=1e-5)
     assert len(set(losses)) == 4
