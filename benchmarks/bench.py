@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import pplab as pp
-from pplab import models
+from pplab.lab import models
 from pplab.lab.against_torch import HEADINGS, versus
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES

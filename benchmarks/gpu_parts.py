@@ -18,7 +18,8 @@ import torch
 from gpu_setting import ROOT, Part, Setting, Size
 
 import pplab as pp
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.lab.against_torch import HEADINGS, versus
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
@@ -260,7 +261,7 @@ def real_distilbert(folder: Path, *, checkpoint: str, **options: object) -> obje
         return workload
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    from pplab.data import small_tokenizer
+    from pplab.lab.data import small_tokenizer
 
     torch.manual_seed(0)
     DistilBertForSequenceClassification(DistilBertConfig(num_labels=5)).save_pretrained(folder)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+import pplab.lab  # noqa: F401 (its schedules are tested with the others)
 from javascript import evaluate  # noqa: F401 (a fixture)
 from pplab import Action, Costs, Kind, Link, Overlap, Schedule
 

@@ -1,4 +1,4 @@
-"""Write src/pplab/sample: made-up reviews in the layout of the Yelp data set. Seeded: the same files every time."""
+"""Write src/pplab/lab/sample: made-up reviews in the layout of the Yelp data set. Seeded: the same files every time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-OUT = Path(__file__).parents[1] / "src" / "pplab" / "sample"
+OUT = Path(__file__).parents[1] / "src" / "pplab" / "lab" / "sample"
 SEED = 2026
 SIZES = {"train": 1200, "test": 200}
 NAMES = ["1 star", "2 star", "3 stars", "4 stars", "5 stars"]

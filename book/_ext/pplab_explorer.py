@@ -166,7 +166,7 @@ def _picture(state: dict[str, object]) -> str:
     from matplotlib import pyplot as plt
 
     import pplab as pp
-    from pplab.figures import figure_html
+    from pplab.course.figures import figure_html
 
     shown = timelines(state)
     if len(shown) > 1:

@@ -10,7 +10,7 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
                                                     that only the page has are tags: `controls: ranks latency`
 
-Charts keep their page's form under a type of their own (see pplab.figures).
+Charts keep their page's form under a type of their own (see pplab.course.figures).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import re
 from itertools import product
 from pathlib import Path
 
+import pplab.lab  # noqa: F401 (its schedules are on the page, too)
 from pplab import validate
 from pplab.builders import ALL, Builder
 

@@ -1,7 +1,7 @@
 """pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
 
 What is imported here is pure Python: torch and matplotlib load only where they are used. `pplab.lab` has what single
-chapters of practice need, `pplab.course` the chapters' checkers.
+chapters need, `pplab.course` the chapters' checkers.
 """
 
 from importlib import import_module as _import_module
@@ -22,7 +22,7 @@ from .timeline import Span, Timeline, idle_intervals
 
 __version__ = "0.1.0"
 
-_LATER = ("builders", "data", "formulas", "models", "runtime")  # modules, some of which load torch
+_LATER = ("builders", "runtime")  # modules, of which one loads torch
 
 __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),

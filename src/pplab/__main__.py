@@ -11,7 +11,7 @@ from .lab import commands
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line with all that `pplab.lab` adds to it; returns the exit status."""
-    return cli.main(arguments, plugins=(commands,))
+    return cli.main(arguments, more=commands.COMMANDS)
 
 
 if __name__ == "__main__":

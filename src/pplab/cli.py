@@ -1,6 +1,6 @@
-"""`pplab`: list, simulate, validate and run schedules from a shell.
+"""`pplab`: list, simulate and validate schedules from a shell.
 
-These are the small package's commands; `pplab.__main__` joins them with those of `pplab.lab.commands`.
+`pplab.__main__` joins these commands with those of `pplab.lab.commands`, which run schedules.
 A flag is a dict of what argparse's `add_argument` takes, with its name as "name".
 """
 
@@ -10,11 +10,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from . import builders
 from .costs import Costs, Link
@@ -23,10 +21,6 @@ from .metrics import summary
 from .schedule import Schedule
 from .simulator import simulate, validate
 from .timeline import Timeline
-
-if TYPE_CHECKING:
-    from .runtime import Extra, Run, Workload
-    from .runtime.pool import Beside
 
 Flag = Mapping[str, object]
 
@@ -37,21 +31,19 @@ class Command(NamedTuple):
     name: str
     says: str
     run: Callable[[argparse.Namespace], int | None]  # returns the exit status; None is 0
-    flags: Callable[[Sequence[ModuleType]], Iterable[Flag]]  # called only for the command that is given
+    flags: Callable[[], Iterable[Flag]]  # called only for the command that is given
 
 
-def main(arguments: Sequence[str] | None = None, *, plugins: Sequence[ModuleType] = ()) -> int:
-    """Run a command; returns the exit status: 0 for success, 1 for an error that is told on stderr, 2 for usage.
-
-    `plugins` have further COMMANDS and, for `pplab train`, `flags()`, `before(training)` and `after(training)`.
-    """
+def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -> int:
+    """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error that is told on
+    stderr, 2 for usage."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="pplab", description="list, simulate, validate and run schedules")
     chosen = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
-    for command in (*COMMANDS, *(each for plugin in plugins for each in plugin.COMMANDS)):
+    for command in (*COMMANDS, *more):
         inner = chosen.add_parser(command.name, help=command.says)
-        inner.set_defaults(run=command.run, plugins=plugins)
-        for flag in command.flags(plugins) if command.name in arguments else ():  # train's flags load torch
+        inner.set_defaults(run=command.run)
+        for flag in command.flags() if command.name in arguments else ():  # some of the lab's load torch
             words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
             words |= {word: value for word, value in flag.items() if word != "name"}
             words["help"] += " (default %(default)s)" * bool(flag.get("default"))
@@ -86,7 +78,7 @@ def _simulate(given: argparse.Namespace) -> None:
     costs = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
     timeline = simulate(schedule_of(given, costs), costs)
     figures = summary(timeline)
-    _draw(given, timeline)
+    draw(given, timeline)
     texts = (f"{name:22} {_readable(value)}" for name, value in figures.items())
     write(given, {**figures, **timeline.to_dict()}, texts)
 
@@ -97,65 +89,6 @@ def _validate(given: argparse.Namespace) -> None:
     memory = Memory(given.activation, given.weight_input)
     validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
     print(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
-
-
-def _train_in_pool(training: Training) -> Run:
-    from .runtime import Pool
-    from .runtime.options import make_job
-
-    what, num_ranks = (training.schedule, training.workload), training.schedule.num_ranks
-    make_job(*what, num_ranks, training.extras, **training.options)  # so that errors come before "starting"
-    with Pool(num_ranks, device=training.given.device, beside=training.beside) as pool:
-        print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        return pool.train(*what, *training.extras, **training.options)
-
-
-@dataclass
-class Training:
-    """What `pplab train` is going to do, and then what it says. Plugins change it before the run and after it."""
-
-    given: argparse.Namespace
-    schedule: Schedule
-    workload: Workload
-    options: dict[str, object]  # fields of `pplab.runtime.Options`
-    extras: list[Extra] = field(default_factory=list)
-    beside: Beside | None = None
-    carry_out: Callable[[Training], Run | None] = _train_in_pool  # None: another process has the run
-
-    run: Run | None = None
-    data: dict[str, object] = field(default_factory=dict)  # in JSON, beside the run's
-    texts: list[object] = field(default_factory=list)  # printed below the run
-    trace: object = None  # whose `to_perfetto` writes --perfetto's file, instead of the timeline's
-
-
-def _train(given: argparse.Namespace) -> int:
-    from .runtime import Options
-
-    options = {each.name: getattr(given, each.name) for each in fields(Options) if each.metadata["flag"]}
-    training = Training(given, schedule_of(given), workload_of(given), options)
-    for plugin in given.plugins:
-        plugin.before(training)
-    run = training.run = training.carry_out(training)
-    if run is None:
-        return 0
-    for plugin in given.plugins:
-        plugin.after(training)
-    _draw(given, run.timeline, training.trace)
-    write(given, {**run.to_dict(), **training.data}, (run, *training.texts))
-    return 0 if run.gradients is None or run.gradients.equal else 1
-
-
-def _train_flags(plugins: Sequence[ModuleType]) -> Iterable[Flag]:
-    from .runtime import Options
-
-    yield from (*SCHEDULE, *WORKLOAD)
-    for each in fields(Options):
-        if flag := each.metadata["flag"]:
-            usual = {"name": f"--{each.name.replace('_', '-')}", "help": each.metadata["says"], "default": each.default}
-            yield {"dest": each.name, **usual, **flag}
-    for plugin in plugins:
-        yield from plugin.flags()
-    yield from OUTPUT
 
 
 def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
@@ -175,13 +108,6 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     return schedule
 
 
-def workload_of(given: argparse.Namespace) -> Workload:
-    """What the flags WORKLOAD ask for."""
-    from . import models
-
-    return models.workload(given.model, batch_size=given.batch_size, source=given.source)
-
-
 def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable[object]) -> None:
     """Print `texts` and write `data`, as the flag JSON asks for."""
     text = json.dumps(data, indent=1) if given.json else ""
@@ -190,7 +116,8 @@ def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable
         Path(given.json).write_text(text + "\n")
 
 
-def _draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
+def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
+    """Draw and trace what OUTPUT asks for. `trace`: whose `to_perfetto` writes the file, if not the timeline's."""
     if given.png:
         import matplotlib
 
@@ -234,12 +161,6 @@ SCHEDULE: tuple[Flag, ...] = (
     dict(name="--stages-per-rank", type=int, metavar="V", help="for schedules that have several"),
     dict(name="--csv", metavar="FILE", help="read the schedule from FILE, or with --schedule write it there"),
 )
-WORKLOAD: tuple[Flag, ...] = (
-    dict(name="--model", default="gpt", help="gpt or distilbert"),
-    dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
-    dict(name="--device", default="auto", help="auto, cpu or cuda"),
-    dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
-)
 JSON: Flag = dict(name="--json", nargs="?", const="-", metavar="FILE", help="everything, to FILE or standard output")
 OUTPUT: tuple[Flag, ...] = (
     JSON,
@@ -265,8 +186,7 @@ _MEMORY: tuple[Flag, ...] = (
 )
 _LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
 COMMANDS = (
-    Command("schedules", "list the schedules, with their rules and options", _schedules, lambda _: [_LISTING]),
-    Command("simulate", "predict a schedule's timeline", _simulate, lambda _: (*SCHEDULE, *_COSTS, *OUTPUT)),
-    Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda _: _MEMORY),
-    Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
+    Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
+    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *OUTPUT)),
+    Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
 )

@@ -2,11 +2,12 @@
 
 Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
 figure of a fitting size. Colour is the kind of action, the number is the microbatch, a lighter shade is a later stage
-of the rank. Text is black in the figure; `figures.figure_html` writes it in the page's own colour.
+of the rank.
 """
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -37,6 +38,16 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
     legend(ax, [timeline])
     return ax
+
+
+def picture(timeline: Timeline) -> bytes:
+    """A Gantt chart as a PNG file."""
+    from matplotlib import pyplot as plt
+
+    file, figure = io.BytesIO(), gantt(timeline).figure
+    plt.close(figure)  # or a notebook shows it once more
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return file.getvalue()
 
 
 def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:

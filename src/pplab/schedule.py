@@ -145,12 +145,6 @@ class Schedule:
         """A text grid: one line per rank, actions in order, aligned by their place in the row."""
         return "\n".join([repr(self)[10:-1], *text.grid(self.rows)])
 
-    def _repr_html_(self) -> str:
-        """The grid as coloured cells. It shows order, not time."""
-        from .figures import schedule_html
-
-        return schedule_html(self)
-
 
 @dataclass(frozen=True)
 class Columns:

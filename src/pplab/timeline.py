@@ -115,11 +115,11 @@ class Timeline:
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
-        """Its Gantt chart."""
-        from .figures import timeline_bundle
+    def _repr_png_(self) -> bytes:
+        """Its Gantt chart, in a notebook."""
+        from .plot import picture
 
-        return timeline_bundle(self)
+        return picture(self)
 
 
 @dataclass(frozen=True)

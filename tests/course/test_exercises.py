@@ -192,7 +192,7 @@ def test_the_symptoms_are_those_of_the_bugs():
     import torch
     from torch import nn
 
-    from pplab.models import split
+    from pplab.lab.models import split
 
     x, y = torch.randn(4, 8), torch.randn(4, 2)
     found = {}

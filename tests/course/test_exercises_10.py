@@ -140,7 +140,7 @@ def test_the_peak_is_the_simulators():
 
 @pytest.mark.slow
 def test_the_run_that_fits_is_recognised():
-    from pplab import models
+    from pplab.lab import models
     from pplab.runtime import Pool
 
     with Pool(2, device="cpu") as pool:

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 import pplab as pp
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.runtime.devices import choose_transport
 from pplab.runtime.options import make_job
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import modules
 import pplab as pp
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.runtime import Pool, RankError
 from pplab.runtime.options import make_job
 

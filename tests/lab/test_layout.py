@@ -8,7 +8,9 @@ from itertools import permutations
 import pytest
 
 import pplab as pp
-from pplab import builders, figures, formulas, lab
+from pplab import builders, lab
+from pplab.course import figures
+from pplab.lab import formulas
 from pplab.lab.layout import AXES, Layout, Machine, Transformer, best, dp_degree, layouts, plan
 
 MODEL = Transformer(num_layers=8, width=1024, sequence=512)

@@ -108,7 +108,7 @@ def test_what_cannot_be_split_is_said(arguments, options, says):
 
 @pytest.mark.slow
 def test_a_gpt_is_cut_where_it_is_told():
-    from pplab import models
+    from pplab.lab import models
 
     gpt = models.gpt(batch_size=2, num_layers=5, width=16, num_heads=2, context=12, source="sample", split=(0, 3, 2, 0))
     stages = [gpt.build_stage(stage, 4) for stage in range(4)]
@@ -125,7 +125,7 @@ def test_distilbert_and_a_sequential_are_cut_where_they_are_told():
     import torch
     from torch import nn
 
-    from pplab import models
+    from pplab.lab import models
 
     bert = models.distilbert(batch_size=2, length=8, checkpoint="small", source="sample", split=(1, 7, 0))
     batch, x = bert.batch(0), None
@@ -149,7 +149,7 @@ def test_distilbert_and_a_sequential_are_cut_where_they_are_told():
     ],
 )
 def test_a_cut_that_does_not_fit_is_said(split, num_stages, says):
-    from pplab import models
+    from pplab.lab import models
 
     gpt = models.gpt(batch_size=2, width=16, num_heads=2, context=12, source="sample", split=split)
     with pytest.raises(ValueError) as error:

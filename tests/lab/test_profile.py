@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import pplab as pp
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.lab.profiles import PHASES, ProfileReport, profile_table, summarise
 from pplab.runtime import Pool
 

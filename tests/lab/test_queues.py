@@ -6,7 +6,8 @@ import pytest
 
 import pplab as pp
 from conftest import random_costs, random_schedule
-from pplab import figures, lab
+from pplab import lab
+from pplab.course import figures
 from pplab.lab.queues import QUEUES, compute_of, parse_lowered
 from pplab.lab.torch_rows import lower_by_torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pplab import models
+from pplab.lab import models
 from pplab.lab.serve import decode
 from pplab.runtime import Pool, RankError
 

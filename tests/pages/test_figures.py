@@ -13,8 +13,8 @@ import pplab as pp
 
 pytest.importorskip("matplotlib").use("Agg")
 
+from pplab.course.figures import PAGE, figure_bundle, timeline_bundle  # noqa: E402
 from pplab.course.notebook import Slider, explore, explored  # noqa: E402
-from pplab.figures import PAGE, figure_bundle  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,18 +39,18 @@ def test_a_timeline_shows_itself_in_every_form():
 
     plt.close("all")  # what other tests have left
     t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))
-    data, metadata = t._repr_mimebundle_()
+    data, metadata = timeline_bundle(t)
     assert not plt.get_fignums(), "the notebook would show the figure twice"
     assert set(data) == {PAGE, "image/png", "text/plain"}
     assert data["text/plain"] == metadata["image/png"]["alt"] and "makespan 33" in data["text/plain"]
     assert "currentColor" in data[PAGE] and size(data)[0] == pytest.approx(1.5 * metadata["image/png"]["width"], abs=1)
-    assert (data, metadata) == t._repr_mimebundle_(), "executed again, a notebook would change"
+    assert (data, metadata) == timeline_bundle(t), "executed again, a notebook would change"
 
 
 def test_a_slider_is_all_its_charts_where_nothing_moves():
     timelines = {m: pp.simulate(pp.build("GPipe", num_ranks=2, num_microbatches=m)) for m in (1, 2, 4)}
     data, _ = Slider("slices", {m: pp.gantt(t) for m, t in timelines.items()})._repr_mimebundle_()
-    one = size(timelines[1]._repr_mimebundle_()[0])
+    one = size(timeline_bundle(timelines[1])[0])
     assert size(data)[1] > 3 * one[1] and data[PAGE].count("<svg") == 3
     said = data["text/plain"].splitlines()
     assert [line.partition(":")[0] for line in said] == ["slices 1", "slices 2", "slices 4"]

@@ -171,7 +171,7 @@ def test_a_wrong_usage_exits_with_2(command, capsys):
     assert caught.value.code == 2 and "usage: pplab" in capsys.readouterr().err
 
 
-def flags_of(command: str, capsys, main=main) -> dict[str, str]:
+def flags_of(command: str, capsys) -> dict[str, str]:
     """What `--help` says of each flag."""
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -197,11 +197,12 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
     assert shown["--engine"].startswith("ENGINE whose runtime")
 
 
-def test_without_the_lab_train_has_the_options_alone(capsys):
-    shown = flags_of("train", capsys, cli.main)
-    assert "--steps" in shown and not shown.keys() & {"--clip-norm", "--save", "--explain", "--replicas"}
+@pytest.mark.parametrize("command", ["train", "predict", "bench"])
+def test_commands_that_run_schedules_come_with_the_lab(command, capsys):
+    assert "--ranks" in flags_of(command, capsys)
     with pytest.raises(SystemExit):
-        cli.main(["predict"])
+        cli.main([command, "--help"])
+    assert "invalid choice" in capsys.readouterr().err
 
 
 def test_a_new_option_is_a_flag_without_more_being_said(monkeypatch, capsys):
@@ -252,7 +253,7 @@ from pplab.__main__ import main
 assert main("simulate --schedule GPipe --ranks 2 --microbatches 2".split()) == 0
 assert "torch" not in sys.modules
 try:
-    cli.main(["train", "--help"])
+    main(["train", "--help"])
 except SystemExit:
     pass
 assert "torch" in sys.modules

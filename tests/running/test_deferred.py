@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modules
-from pplab import models
+from pplab.lab import models
 from pplab.runtime.deferred import Deferred
 from pplab.runtime.meter import Meter
 from pplab.runtime.stage import Stage, autocast

@@ -19,7 +19,8 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import built
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.runtime import Pool, RankError
 
 DEVICE = os.environ.get("PPLAB_TEST_DEVICE", "cuda")

@@ -67,5 +67,5 @@ def test_a_plain_run_loads_nothing_that_it_was_not_asked_for(pool):
     assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
     for _, loaded in run.extras["diary"]:
         assert "pplab.runtime.executor" in loaded
-        assert not {name for name in loaded if name.startswith(("pplab.lab", "pplab.course", "pplab.models"))}
+        assert not {name for name in loaded if name.startswith(("pplab.lab", "pplab.course", "pplab.lab.models"))}
         assert not {"pplab.runtime.pace", "pplab.runtime.reduction"} & loaded

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pplab import data, models
+from pplab.lab import data, models
 
 pytestmark = pytest.mark.slow
 

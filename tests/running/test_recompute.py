@@ -11,7 +11,8 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import built, random_schedule
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.runtime import Batch, Pool
 from pplab.runtime.stage import Stage
 

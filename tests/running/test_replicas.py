@@ -16,8 +16,9 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import built, random_schedule, slow_simulate
-from pplab import lab, models
+from pplab import lab
 from pplab.actions import parts
+from pplab.lab import models
 from pplab.runtime import Pool, RankError
 from pplab.runtime.meter import RankHeld
 from pplab.runtime.reference import WholeReport, report_gradients

@@ -16,7 +16,8 @@ from torch import nn
 import modules
 import pplab as pp
 from conftest import built, random_schedule
-from pplab import lab, models
+from pplab import lab
+from pplab.lab import models
 from pplab.runtime import Executor, Modules, Pool, RankError, devices
 from pplab.runtime.clock import StepTrace
 from pplab.runtime.listener import Listeners
@@ -388,7 +389,7 @@ def test_torchrun_gives_the_same_numbers(tmp_path):
 
 
 def test_train_from_the_shell(tmp_path, capsys):
-    from pplab.cli import main
+    from pplab.__main__ import main
 
     files = {name: tmp_path / f"out.{name}" for name in ("png", "perfetto", "json")}
     options = [x for name, path in files.items() for x in (f"--{name}", str(path))]
@@ -402,7 +403,7 @@ def test_train_from_the_shell(tmp_path, capsys):
 
 
 def test_a_users_csv_runs(tmp_path, capsys):
-    from pplab.cli import main
+    from pplab.__main__ import main
 
     path = tmp_path / "mine.csv"
     path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")

@@ -104,7 +104,7 @@ def test_what_can_not_run_is_said_with_its_place():
 def test_two_processes_run_it_with_the_gradients_of_one():
     """From a session as a notebook's, whose `__main__` is in no file, so that the ranks can't know the function."""
     run = """
-from pplab import models
+from pplab.lab import models
 from pplab.runtime import Pool
 
 small = models.gpt(batch_size=8, num_layers=4, width=32, num_heads=2, context=16, source="sample")

@@ -7,6 +7,7 @@ import pytest
 import pplab as pp
 from conftest import is_ready, random_schedule
 from pplab.actions import SEND_F, actions_of
+from pplab.course.figures import schedule_html
 from pplab.deps import incoming, needs, outgoing
 from pplab.text import overlap
 
@@ -58,7 +59,7 @@ def test_a_bidirectional_schedule_has_two_ranks_per_stage():
 
 
 def test_a_schedule_draws_itself_in_a_notebook():
-    page = pp.build("1F1B", num_ranks=2, num_microbatches=40)._repr_html_()
+    page = schedule_html(pp.build("1F1B", num_ranks=2, num_microbatches=40))
     assert page.count("<tr>") == 2
     assert "0F0" in page and "16 more" in page
 

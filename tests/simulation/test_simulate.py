@@ -9,7 +9,9 @@ import pytest
 
 import pplab as pp
 from conftest import random_costs, random_schedule, slow_simulate
-from pplab import figures, formulas, lab
+from pplab import lab
+from pplab.course import figures
+from pplab.lab import formulas
 from pplab.metrics import summary
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,14 +62,15 @@ class Builder:
                 gc.enable()
 
 
-ALL: list[Builder] = []  # the package's, in the order of the imports in `builders/__init__.py`, then the session's
+ALL: list[Builder] = []  # in the order of the imports in `builders/__init__.py`, then the lab's, then the session's
 
 
 def find(name: str) -> Builder:
     """The builder of that name, whatever its case; ValueError with the nearest names when there is none."""
     if found := [builder for builder in ALL if str(name).lower() in builder.names]:
         return found[0]
-    raise unknown("schedule", name, [builder.name for builder in ALL])
+    more = [] if "pplab.lab" in sys.modules else ["and more once pplab.lab is imported"]
+    raise unknown("schedule", name, [builder.name for builder in ALL] + more)
 
 
 def build(name: str, *, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
@@ -112,7 +114,7 @@ def register(
     def add(rows: Callable) -> Builder:
         made = Builder(name, rows, rules, source, placement, aliases)
         for known in (taken := [known for known in ALL if made.names & known.names]):
-            if known.__module__.startswith(f"{__package__}.") and known.__module__ != made.__module__:
+            if known.__module__.startswith("pplab.") and known.__module__ != made.__module__:
                 raise ValueError(
                     f"{name!r} can't be registered: {min(made.names & known.names)!r} is a name of pplab's own "
                     f"{known.name}, which others rely on. Register yours under another name"

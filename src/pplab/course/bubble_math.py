@@ -9,7 +9,7 @@ from numbers import Real
 from ..builders import build
 from ..costs import Costs
 from ..deps import needs
-from ..formulas import floor_makespan
+from ..lab.formulas import floor_makespan
 from ..simulator import simulate
 from ..text import parse
 from .answers import actions_of, schedule_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from ..models import LanguageModel
+    from ..lab.models import LanguageModel
 
 FAULTS = ("raise", "kill", "stop")
 
@@ -76,7 +76,7 @@ def alive(context: object) -> int:
 
 def small_gpt() -> LanguageModel:
     """The GPT of the exercises: 8 layers, and quick."""
-    from ..models import gpt
+    from ..lab.models import gpt
 
     return gpt(num_layers=8, width=32, num_heads=2, context=16, batch_size=8, source="sample")
 

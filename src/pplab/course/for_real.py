@@ -109,7 +109,7 @@ def whole_name(answer: object) -> Verdict:
 
     Layers are cut as `layer_ranges` does. Names without a layer stay.
     """
-    from ..models import layer_ranges
+    from ..lab.models import layer_ranges
 
     for num_layers, num_stages in ((8, 2), (8, 4), (6, 4), (14, 4)):
         for stage, layers in enumerate(layer_ranges(num_layers, num_stages)):

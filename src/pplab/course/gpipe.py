@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..builders import build
-from ..formulas import gpipe_makespan
+from ..lab.formulas import gpipe_makespan
 from ..timeline import Timeline
 from .answers import builder, drawn, is_module, trained
 from .verdict import Verdict, checker, number, numbers, readers_code, right, wrong

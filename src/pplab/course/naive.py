@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..builders import build
-from ..formulas import naive_makespan
+from ..lab.formulas import naive_makespan
 from .answers import builder, drawn, is_module, trained
 from .verdict import Verdict, checker, checker_of_each, first_wrong, number, readers_code, right, wrong
 
@@ -114,7 +114,7 @@ def backward_by_hand(answer: Callable[[Tensor, Tensor, Tensor], None] | object) 
     import torch
     from torch import nn
 
-    from ..models import split
+    from ..lab.models import split
 
     model, (x, y) = whole(), drawn(1, (4, 8), (4, 2))
     nn.functional.mse_loss(model(x), y).backward()

@@ -1,7 +1,7 @@
 """What notebooks show beside figures: `%load_ext pplab.course.notebook`, sources of functions, and views with settings.
 
-With the extension, matplotlib's figures are kept as `pplab.figures` says: for the book's page in its own text colour,
-for other viewers as pictures, and for readers who don't see them in words.
+With the extension, matplotlib's figures and timelines are kept as `figures` says: for the book's page in its own text
+colour, for other viewers as pictures, and for readers who don't see them in words. Schedules are grids of colours.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .. import builders
+from .. import builders, lab  # noqa: F401 (with its schedules)
 from ..costs import Costs
+from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
+from . import figures
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.axes import Axes
 
-    from ..figures import Bundle
-
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Show matplotlib figures by `pplab.figures.figure_bundle`."""
+    """Show figures, timelines and schedules by `pplab.course.figures`."""
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib_inline.config import InlineBackend
 
-    from ..figures import figure_bundle
     from ..panels import AxesColumn
 
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
     plt.close("all")
     InlineBackend.instance(parent=shell).figure_formats = set()
-    shell.display_formatter.mimebundle_formatter.for_type(Figure, figure_bundle)
+    formatter = shell.display_formatter
+    formatter.mimebundle_formatter.for_type(Figure, figures.figure_bundle)
+    formatter.mimebundle_formatter.for_type(Timeline, figures.timeline_bundle)
+    formatter.formatters["text/html"].for_type(Schedule, figures.schedule_html)
     for kind in (Axes, AxesColumn):  # a cell that ends with a drawing shows the drawing, not also its Axes
-        shell.display_formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
+        formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
 
 
 class Source:
@@ -64,25 +66,21 @@ class Slider:
     figures, one above the other.
     """
 
-    def __init__(self, name: str, figures: Mapping[object, Axes]):
+    def __init__(self, name: str, drawings: Mapping[object, Axes]):
         from matplotlib import pyplot as plt
 
-        from ..figures import alternative_text, figure_html, figure_picture
-
-        self.name, self.values = name, list(figures)
+        self.name, self.values = name, list(drawings)
         self._frames, self._pictures, self._said = [], [], []
-        for value, ax in figures.items():
-            self._frames.append(figure_html(ax.figure))
-            self._said.append(f"{name} {value}: {alternative_text(ax.figure)}")
+        for value, ax in drawings.items():
+            self._frames.append(figures.figure_html(ax.figure))
+            self._said.append(f"{name} {value}: {figures.alternative_text(ax.figure)}")
             slides = "" if self._pictures else " (on the book's page, a slider moves it)"
             ax.figure.text(0.01, 1, f"{name}: {value}{slides}", va="bottom", fontsize=10)
-            self._pictures.append(figure_picture(ax.figure))
+            self._pictures.append(figures.figure_picture(ax.figure))
             plt.close(ax.figure)
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
-        from ..figures import bundle
-
-        return bundle(self._page(), self._pictures, "\n".join(self._said))
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+        return figures.bundle(self._page(), self._pictures, "\n".join(self._said))
 
     def _page(self) -> str:
         frames = "".join(

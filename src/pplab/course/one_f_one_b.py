@@ -6,7 +6,7 @@ from operator import index
 
 from ..builders import build
 from ..costs import Costs
-from ..formulas import floor_makespan, one_f_one_b_peak_in_flight
+from ..lab.formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, schedule_of

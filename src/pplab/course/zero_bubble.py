@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..builders import build
 from ..costs import Costs
-from ..formulas import floor_makespan
+from ..lab.formulas import floor_makespan
 from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, drawn, schedule_of

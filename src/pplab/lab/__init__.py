@@ -1,7 +1,9 @@
-"""What single chapters of practice need beside the small package: where the time of a step went, predictions, layouts,
-torch's own engine, checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
+"""What single chapters need beside the small package: the papers' closed forms, the models that are trained and their
+data, where the time of a step went, predictions, layouts, torch's own engine, checkpoints, profiles. It imports
+`pplab`, and `pplab` never imports it.
 
-One file per thing, opened when one of its names is asked for.
+One file per thing, opened when one of its names is asked for; but for the schedules that are searched for, which
+`pplab.build` knows from then on.
 """
 
 from importlib import import_module as _import_module
@@ -12,6 +14,7 @@ _HOMES = {
     "checkpoint": ("Checkpoint", "CheckpointError", "Resume", "Save"),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
+    "controllable": ("repeated", "v_half", "v_min"),
     "greedy": ("depth_first",),
     "layer_profile": ("LayerProfile", "profile_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
@@ -23,6 +26,7 @@ _HOMES = {
     "profiling": ("Profile",),
     "queues": ("simulate_lowered", "parse_lowered"),
     "replicas": ("replicate",),
+    "search": ("Policy", "zb_1p", "zb_2p"),
     "serve": ("Decoded", "decode"),
     "sweeps": ("sweep", "Sweep"),
     "torch_engine": ("TorchEngine",),
@@ -30,7 +34,10 @@ _HOMES = {
     "torchrun": ("train_here",),
     "transformer": ("Transformer",),
 }
-_MODULES = ("profiles", "results")  # what they define is used under their name: `lab.results.tables()`
+# What these define is used under their name: `lab.results.tables()`.
+_MODULES = ("data", "formulas", "models", "profiles", "results")
+for _name in ("search", "controllable"):  # they register their schedules
+    _import_module(f".{_name}", __name__)
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_MODULES]
 

@@ -29,11 +29,11 @@ from typing import NamedTuple
 from ..actions import Action, B, F, I, Kind, Overlap, W
 from ..costs import Costs, Link, PerStage
 from ..exchange import MICROSECONDS, events_of, write_perfetto
-from ..formulas import message_time
 from ..palette import NAME
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline, total
+from .formulas import message_time
 from .link_fit import fit, observe
 
 IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")

@@ -1,4 +1,4 @@
-"""What the lab adds to the command line: `pplab predict`, `pplab bench`, and further flags of `pplab train`.
+"""What the lab adds to the command line: `pplab train`, `pplab predict` and `pplab bench`.
 
 Loading this module loads no torch: what does is imported where it is used.
 """
@@ -8,10 +8,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from ..cli import JSON, SCHEDULE, WORKLOAD, Command, Flag, Training, schedule_of, workload_of, write
+from ..cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 from ..errors import positive_int
+
+if TYPE_CHECKING:
+    from ..runtime import Extra, Run, Workload
+    from ..runtime.pool import Beside
+    from ..schedule import Schedule
 
 # What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
 # the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
@@ -25,23 +32,53 @@ EXTRAS = [
 ]
 
 
-def flags() -> Iterator[Flag]:
-    """What can be asked of `pplab train` beside the options that every run has."""
+def _train_flags() -> Iterator[Flag]:
+    from ..runtime import Options
+
+    yield from (*SCHEDULE, *WORKLOAD)
+    for each in fields(Options):
+        if flag := each.metadata["flag"]:
+            usual = {"name": f"--{each.name.replace('_', '-')}", "help": each.metadata["says"], "default": each.default}
+            yield {"dest": each.name, **usual, **flag}
     yield dict(name="--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks")
     yield dict(name="--explain", action="store_true", help="say where the median step's time went, also in --perfetto")
     for path in EXTRAS:
         yield {"dest": path, **resolve_name(path).flag}
+    yield from OUTPUT
 
 
-def before(training: Training) -> None:
-    """Change the run to what the flags ask for. ValueError for what doesn't go together."""
-    from ..runtime import Extra
+def _train(given: argparse.Namespace) -> int:
+    from ..runtime import Options
     from .replicas import replicate
-    from .torch_engine import TorchEngine
-    from .torchrun import is_torchrun
+    from .torchrun import is_torchrun, train_here
 
-    given = training.given
-    training.schedule = replicate(training.schedule, given.replicas)
+    options = {each.name: getattr(given, each.name) for each in fields(Options) if each.metadata["flag"]}
+    what = replicate(schedule_of(given), given.replicas), workload_of(given)
+    extras, beside = _extras(given)
+    if not is_torchrun():
+        run = _train_in_pool(given, *what, *extras, beside=beside, **options)
+    elif beside is not None:
+        raise ValueError("--share mps is for ranks that pplab starts: torchrun has started these")
+    elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
+        return 0  # another rank has the run
+    found = None
+    if (given.explain or given.json) and run.job.engine_name == "pplab":
+        from .attribution import where
+
+        found = where(run.timeline)
+    draw(given, run.timeline, found if given.explain else None)
+    data = {**run.to_dict(), **({"where": found and found.to_dict()} if given.explain or given.json else {})}
+    printed = [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
+    write(given, data, (run, *([found] if given.explain else []), *printed))
+    return 0 if run.gradients is None or run.gradients.equal else 1
+
+
+def _extras(given: argparse.Namespace) -> tuple[list[Extra], Beside | None]:
+    """What the flags of EXTRAS ask for: of the run, and of its pool. ValueError for what doesn't go together."""
+    from ..runtime import Extra
+    from .torch_engine import TorchEngine
+
+    extras, beside = [], None
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
         if value is None or value is False:
@@ -49,36 +86,37 @@ def before(training: Training) -> None:
         make = getattr(kind, "from_flag", kind)
         asked = make() if value is True else make(value)
         if isinstance(asked, Extra):
-            training.extras.append(asked)
+            extras.append(asked)
         elif asked is not None:
-            training.beside = asked
-    if given.explain and any(isinstance(extra, TorchEngine) for extra in training.extras):
+            beside = asked
+    if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
         raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
-    if is_torchrun():
-        if training.beside is not None:
-            raise ValueError("--share mps is for ranks that pplab starts: torchrun has started these")
-        training.carry_out = _be_a_rank
+    return extras, beside
 
 
-def _be_a_rank(training: Training) -> object:
-    from .torchrun import train_here
+def _train_in_pool(
+    given: argparse.Namespace,
+    schedule: Schedule,
+    workload: Workload,
+    *extras: Extra,
+    beside: Beside | None,
+    **options: object,
+) -> Run:
+    from ..runtime import Pool
+    from ..runtime.options import make_job
 
-    given, what = training.given, (training.schedule, training.workload)
-    return train_here(*what, *training.extras, device=given.device, **training.options)
+    num_ranks = schedule.num_ranks
+    make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
+    with Pool(num_ranks, device=given.device, beside=beside) as pool:
+        print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        return pool.train(schedule, workload, *extras, **options)
 
 
-def after(training: Training) -> None:
-    """Say more of the run: where its time went, and what its extras found that is to be read."""
-    given, run = training.given, training.run
-    if given.explain or given.json:
-        from .attribution import where
+def workload_of(given: argparse.Namespace) -> Workload:
+    """What the flags WORKLOAD ask for."""
+    from . import models
 
-        found = where(run.timeline) if run.job.engine_name == "pplab" else None
-        training.data["where"] = found and found.to_dict()
-        if given.explain:
-            training.trace = found
-            training.texts.append(found)
-    training.texts += [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
+    return models.workload(given.model, batch_size=given.batch_size, source=given.source)
 
 
 def _predict(given: argparse.Namespace) -> None:
@@ -95,7 +133,7 @@ def _predict(given: argparse.Namespace) -> None:
     write(given, found.to_dict(), [found])
 
 
-def _predict_flags(_: object) -> Iterator[Flag]:
+def _predict_flags() -> Iterator[Flag]:
     yield from (*SCHEDULE, *WORKLOAD, JSON)
     yield dict(name="predict", nargs="+", metavar="NAME", help="schedules to predict, of the same stages")
     yield dict(name="--steps", type=int, default=3, metavar="N", help="measured steps of a run")
@@ -118,14 +156,21 @@ def _bench(given: argparse.Namespace) -> None:
     write(given, found.to_dict(), [HEADINGS, found, *notes])
 
 
-def _bench_flags(_: object) -> Iterator[Flag]:
+def _bench_flags() -> Iterator[Flag]:
     yield from (*SCHEDULE, *WORKLOAD, JSON)
     yield dict(name="--against", default="torch", choices=["torch"], help="what to compare with")
     yield dict(name="--rounds", type=int, default=5, metavar="N", help="of both")
     yield dict(name="--steps", type=int, default=6, metavar="N", help="of each in a round")
 
 
+WORKLOAD: tuple[Flag, ...] = (
+    dict(name="--model", default="gpt", help="gpt or distilbert"),
+    dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
+    dict(name="--device", default="auto", help="auto, cpu or cuda"),
+    dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
+)
 COMMANDS = (
+    Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
     Command("predict", "measure one schedule, predict others, measure them too", _predict, _predict_flags),
     Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
 )

@@ -9,9 +9,9 @@ from ..actions import Action, B, F
 from ..costs import Costs
 from ..errors import positive_int
 from ..footprint import Memory
-from ..models import LayeredModel
 from ..runtime import Pool
 from ..schedule import Schedule
+from .models import LayeredModel
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ..builders import build
 from ..costs import Costs, Link
 from ..errors import positive_int
 from ..footprint import Memory
-from ..formulas import ring_all_reduce_time
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
+from .formulas import ring_all_reduce_time
 from .transformer import Transformer
 
 AXES = ("tp", "dp", "pp")

@@ -16,7 +16,7 @@ from ..runtime.pace import paced
 from ..runtime.training import RankContext
 
 if TYPE_CHECKING:
-    from ..models import LanguageModel
+    from .models import LanguageModel
 
 
 @dataclass(frozen=True)

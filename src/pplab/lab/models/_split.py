@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from torch import nn
 
-from ..errors import positive_int
+from ...errors import positive_int
 
 
 class LayeredModel:

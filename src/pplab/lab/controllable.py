@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from ..actions import Action, F, I, W
+from ..builders.registry import Rows, register
 from ..costs import Costs
 from ..deps import needs
 from ..schedule import Schedule
 from ..simulator import simulate
-from .registry import Rows, register
 
 _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism"
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from .errors import positive_int
+from ..errors import positive_int
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from ...errors import positive_int
+from ...runtime.workload import Batch
 from .. import data
-from ..errors import positive_int
-from ..runtime.workload import Batch
 from ._split import LayeredModel
 
 
@@ -165,7 +165,7 @@ def gpt(
     *, batch_size: int = 32, source: str = "auto", split: Sequence[int] | None = None, **sizes: int
 ) -> LanguageModel:
     """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's weight with the
-    embedding); `source` is that of `pplab.data.reviews`.
+    embedding); `source` is that of `pplab.lab.data.reviews`.
 
     `split`: how many layers each stage gets; evenly when left out. The first and the last may have none.
 

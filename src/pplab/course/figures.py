@@ -15,16 +15,16 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import palette
-from .actions import Action, Overlap, parts
-from .plot import gantt, ink, shade
+from .. import palette
+from ..actions import Action, Overlap, parts
+from ..plot import gantt, ink, shade
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-    from .schedule import Schedule
-    from .timeline import Timeline
+    from ..schedule import Schedule
+    from ..timeline import Timeline
 
 PAGE = "application/vnd.pplab.page+html"
 Bundle = tuple[dict[str, str], dict[str, dict[str, object]]]  # data and metadata, by MIME type
@@ -33,8 +33,8 @@ _SHARPNESS = 1.5  # of a picture's pixels per pixel of the screen
 _COLOURS = 64  # charts have few, and a small palette makes a small file
 
 
-def timeline_bundle(timeline: Timeline) -> Bundle:
-    """A timeline's Gantt chart."""
+def timeline_bundle(timeline: Timeline, include: object = None, exclude: object = None) -> Bundle:
+    """A timeline's Gantt chart, as IPython's `_repr_mimebundle_` wants it."""
     from matplotlib import pyplot as plt
 
     figure = gantt(timeline).figure
@@ -43,7 +43,7 @@ def timeline_bundle(timeline: Timeline) -> Bundle:
 
 
 def figure_bundle(figure: Figure, include: object = None, exclude: object = None) -> Bundle:
-    """The figure for a notebook, as IPython's `_repr_mimebundle_` wants it."""
+    """The figure, likewise."""
     return bundle(figure_html(figure), [figure_picture(figure)], alternative_text(figure))
 
 

@@ -14,13 +14,13 @@ from math import inf
 from typing import NamedTuple
 
 from ..actions import Action, F, I, Kind, W
+from ..builders._zero_bubble import zb_h1, zb_h2
+from ..builders.registry import Rows, register
 from ..costs import Costs
 from ..errors import positive_int
 from ..footprint import Memory
 from ..schedule import Schedule
 from ..simulator import simulate
-from ._zero_bubble import zb_h1, zb_h2
-from .registry import Rows, register
 
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from ...errors import positive_int
+from ...runtime.workload import Batch
 from .. import data
-from ..errors import positive_int
-from ..runtime.workload import Batch
 from ._split import LayeredModel
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
@@ -116,7 +116,7 @@ def distilbert(
     """DistilBERT on reviews of `length` tokens.
 
     `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached; "small"; or a name on
-    the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.data.reviews`.
+    the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.lab.data.reviews`.
     `split`: how many layers each stage gets; evenly when left out.
     """
     found = data.reviews(source=source, limit=512)
