@@ -1,16 +1,15 @@
-"""`python -m pplab`, which is the installed `pplab`, too: the one door through which both rings are entered."""
+"""`python -m pplab`, which is the installed `pplab`, too: the door to the command line, which is in the lab."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from . import cli
-from .lab import commands
+from .lab import cli, commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line with all that `pplab.lab` adds to it; returns the exit status."""
+    """The command line; returns the exit status."""
     return cli.main(arguments, more=commands.COMMANDS)
 
 

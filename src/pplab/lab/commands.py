@@ -1,4 +1,4 @@
-"""What the lab adds to the command line: `pplab train`, `pplab predict` and `pplab bench`.
+"""What runs schedules from a shell: `pplab train`, `pplab predict` and `pplab bench`.
 
 Loading this module loads no torch: what does is imported where it is used.
 """
@@ -12,8 +12,8 @@ from dataclasses import fields
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from ..cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 from ..errors import positive_int
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 
 if TYPE_CHECKING:
     from ..runtime import Extra, Run, Workload

@@ -1,6 +1,5 @@
-"""`pplab`: list, simulate and validate schedules from a shell.
+"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run them.
 
-`pplab.__main__` joins these commands with those of `pplab.lab.commands`, which run schedules.
 A flag is a dict of what argparse's `add_argument` takes, with its name as "name".
 """
 
@@ -14,13 +13,13 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from . import builders
-from .costs import Costs, Link
-from .footprint import Memory
-from .metrics import summary
-from .schedule import Schedule
-from .simulator import simulate, validate
-from .timeline import Timeline
+from .. import builders
+from ..costs import Costs, Link
+from ..footprint import Memory
+from ..metrics import summary
+from ..schedule import Schedule
+from ..simulator import simulate, validate
+from ..timeline import Timeline
 
 Flag = Mapping[str, object]
 
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     for command in (*COMMANDS, *more):
         inner = chosen.add_parser(command.name, help=command.says)
         inner.set_defaults(run=command.run)
-        for flag in command.flags() if command.name in arguments else ():  # some of the lab's load torch
+        for flag in command.flags() if command.name in arguments else ():  # some load torch
             words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
             words |= {word: value for word, value in flag.items() if word != "name"}
             words["help"] += " (default %(default)s)" * bool(flag.get("default"))
@@ -121,7 +120,7 @@ def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) ->
     if given.png:
         import matplotlib
 
-        from .plot import gantt
+        from ..plot import gantt
 
         matplotlib.use("Agg")
         gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")

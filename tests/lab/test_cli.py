@@ -13,7 +13,6 @@ from pkgutil import resolve_name
 import pytest
 
 import pplab as pp
-from pplab import cli
 from pplab.__main__ import main
 from pplab.lab import commands
 from pplab.runtime import Extra, Options
@@ -197,14 +196,6 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
     assert shown["--engine"].startswith("ENGINE whose runtime")
 
 
-@pytest.mark.parametrize("command", ["train", "predict", "bench"])
-def test_commands_that_run_schedules_come_with_the_lab(command, capsys):
-    assert "--ranks" in flags_of(command, capsys)
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    assert "invalid choice" in capsys.readouterr().err
-
-
 def test_a_new_option_is_a_flag_without_more_being_said(monkeypatch, capsys):
     from pplab import runtime
 
@@ -246,9 +237,6 @@ def test_a_new_extra_has_its_flag_by_being_listed(monkeypatch, capsys):
 
 LIGHT = """
 import sys
-from pplab import cli
-assert cli.main("simulate --schedule GPipe --ranks 2 --microbatches 2".split()) == 0
-assert not [name for name in sys.modules if name.startswith(("torch", "pplab.lab"))]
 from pplab.__main__ import main
 assert main("simulate --schedule GPipe --ranks 2 --microbatches 2".split()) == 0
 assert "torch" not in sys.modules
