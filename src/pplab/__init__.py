@@ -13,7 +13,7 @@ from .errors import ScheduleError
 from .footprint import Memory, held, in_flight
 from .lowering import lower
 from .metrics import critical_path, num_messages, table
-from .panels import compare, memory
+from .panels import compare, memory_chart
 from .plot import gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
@@ -28,7 +28,7 @@ __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "held", "idle_intervals", "in_flight", "num_messages", "table"),
-    *("compare", "gantt", "memory"),
+    *("compare", "gantt", "memory_chart"),
     *_LATER,
 ]
 

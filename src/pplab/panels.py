@@ -43,7 +43,9 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     return column
 
 
-def memory(timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = None, until: float | None = None) -> Axes:
+def memory_chart(
+    timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = None, until: float | None = None
+) -> Axes:
     """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or what `of` says."""
     curves = held(timeline, of or Memory())
     if ax is None:

@@ -192,13 +192,13 @@ def test_the_symptoms_are_those_of_the_bugs():
     import torch
     from torch import nn
 
-    from pplab.lab.models import split
+    from pplab.lab.models import cut
 
     x, y = torch.randn(4, 8), torch.randn(4, 2)
     found = {}
     for bug in naive.BUGS:
         model = naive.whole()
-        front, back = split(model, 2)
+        front, back = cut(model, 2)
         sent = front(x)
         received = sent if bug == "no detach" else sent.detach()
         if bug == "no detach":

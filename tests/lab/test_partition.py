@@ -110,14 +110,14 @@ def test_what_cannot_be_split_is_said(arguments, options, says):
 def test_a_gpt_is_cut_where_it_is_told():
     from pplab.lab import models
 
-    gpt = models.gpt(batch_size=2, num_layers=5, width=16, num_heads=2, context=12, source="sample", split=(0, 3, 2, 0))
+    gpt = models.gpt(batch_size=2, num_layers=5, width=16, num_heads=2, context=12, source="sample", cut=(0, 3, 2, 0))
     stages = [gpt.build_stage(stage, 4) for stage in range(4)]
     assert [len(stage.blocks) for stage in stages] == [0, 3, 2, 0]
     assert [stage.embedding is not None for stage in stages] == [True, False, False, False]
     assert [stage.head is not None for stage in stages] == [False, False, False, True]
     assert [n for s in stages for n, _ in s.named_parameters()] == [n for n, _ in gpt.build_whole().named_parameters()]
     assert "cut 0+3+2+0" in gpt.name
-    assert [len(replace(gpt, split=None).build_stage(s, 2).blocks) for s in range(2)] == [3, 2]
+    assert [len(replace(gpt, cut=None).build_stage(s, 2).blocks) for s in range(2)] == [3, 2]
 
 
 @pytest.mark.slow
@@ -127,23 +127,23 @@ def test_distilbert_and_a_sequential_are_cut_where_they_are_told():
 
     from pplab.lab import models
 
-    bert = models.distilbert(batch_size=2, length=8, checkpoint="small", source="sample", split=(1, 7, 0))
+    bert = models.distilbert(batch_size=2, length=8, checkpoint="small", source="sample", cut=(1, 7, 0))
     batch, x = bert.batch(0), None
     for stage in range(3):
         x = bert.build_stage(stage, 3)(*(batch.inputs if x is None else (x,)), **batch.context)
     torch.testing.assert_close(x, bert.build_whole()(*batch.inputs, **batch.context).logits, rtol=0, atol=1e-6)
 
     layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
-    assert [len(part) for part in models.split(layers, 2, (3, 1))] == [3, 1]
+    assert [len(part) for part in models.cut(layers, 2, (3, 1))] == [3, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "num_stages", "says"),
     [
-        ((4, 4), 4, "split=(4, 4) is for 2 stages, and the schedule has 4"),
-        ((4, 3), 2, "split=(4, 3) places 7 layers, and the model has 8"),
-        ((4, 0, 4), 3, "stage 1 of split=(4, 0, 4) would be empty"),
+        ((4, 4), 4, "cut=(4, 4) is for 2 stages, and the schedule has 4"),
+        ((4, 3), 2, "cut=(4, 3) places 7 layers, and the model has 8"),
+        ((4, 0, 4), 3, "stage 1 of cut=(4, 0, 4) would be empty"),
         ((9, -1), 2, "split must be whole numbers of at least 0, got (9, -1)"),
         ((4, 4.0), 2, "split must be whole numbers of at least 0"),
     ],
@@ -151,7 +151,7 @@ def test_distilbert_and_a_sequential_are_cut_where_they_are_told():
 def test_a_cut_that_does_not_fit_is_said(split, num_stages, says):
     from pplab.lab import models
 
-    gpt = models.gpt(batch_size=2, width=16, num_heads=2, context=12, source="sample", split=split)
+    gpt = models.gpt(batch_size=2, width=16, num_heads=2, context=12, source="sample", cut=split)
     with pytest.raises(ValueError) as error:
         gpt.check(num_stages)
     assert says in str(error.value)

@@ -70,7 +70,7 @@ def test_rows_are_read_from_text():
 def test_the_drawing_says_what_stands_longest():
 
     s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-    column = lab.messages([pp.simulate(s), lab.simulate_lowered(lower_by_torch(s), name="queued")])
+    column = lab.message_chart([pp.simulate(s), lab.simulate_lowered(lower_by_torch(s), name="queued")])
     said = figures.alternative_text(column[0].figure)
     assert "makespan 57" in said and said.endswith("112 messages, of which the longest stands for 4")
     assert figures.figure_html(column[0].figure).count("<svg") == 1

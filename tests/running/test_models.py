@@ -34,12 +34,12 @@ def test_distilbert_in_stages_equals_the_whole_with_ragged_padding(reviews, atte
         mask[row, length:] = 0
     model = workload.build_whole()
     whole = model(*batch.inputs, attention_mask=mask).logits
-    parts = chain(models.split(model, num_stages), *batch.inputs, attention_mask=mask)
+    parts = chain(models.cut(model, num_stages), *batch.inputs, attention_mask=mask)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
-    unmasked = chain(models.split(model, num_stages), *batch.inputs, attention_mask=torch.ones_like(mask))
+    unmasked = chain(models.cut(model, num_stages), *batch.inputs, attention_mask=torch.ones_like(mask))
     assert (unmasked - whole).abs().max() > 1e-3, "the mask makes no difference: it is being ignored"
 
-    names = {name for part in models.split(model, num_stages) for name, _ in part.named_parameters()}
+    names = {name for part in models.cut(model, num_stages) for name, _ in part.named_parameters()}
     assert names == {name for name, _ in model.named_parameters()}
     (expected,) = torch.autograd.grad(whole.square().sum(), [model.distilbert.embeddings.word_embeddings.weight])
     (found,) = torch.autograd.grad(parts.square().sum(), [model.distilbert.embeddings.word_embeddings.weight])
@@ -68,7 +68,7 @@ def test_a_gpt_does_not_see_the_future():
 
 def test_a_sequential_keeps_its_names():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-    front, back = models.split(model, 2)
+    front, back = models.cut(model, 2)
     assert [n for n, _ in back.named_parameters()] == ["2.weight", "2.bias"]
     x = torch.randn(4, 2)
     assert torch.equal(back(front(x)), model(x))
@@ -84,14 +84,14 @@ def test_layers_are_cut_evenly():
 
 def test_more_stages_than_layers_are_refused(reviews):
     with pytest.raises(ValueError, match="8 layers can't make 9 stages: .* Use at most 8 stages"):
-        models.split(reviews.build_whole(), 9)
+        models.cut(reviews.build_whole(), 9)
     with pytest.raises(ValueError, match="num_stages must be at least 1"):
         models.layer_ranges(4, 0)
 
 
 def test_a_model_that_cannot_be_split_is_named():
     with pytest.raises(ValueError, match="don't know how to split a Linear: .*runtime.Modules"):
-        models.split(nn.Linear(2, 2), 2)
+        models.cut(nn.Linear(2, 2), 2)
 
 
 @pytest.mark.parametrize(

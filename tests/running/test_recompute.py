@@ -135,14 +135,14 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
     workload = gpt
     if model == "distilbert":
         workload = models.distilbert(batch_size=8, length=16, checkpoint="small", source="sample")
-    found = lab.profile_layers(workload, 4, steps=1, device="cpu")
+    found = lab.measure_layers(workload, 4, steps=1, device="cpu")
     assert found.names[0] == "embedding" and found.names[-1] == "head" and len(found.names) == 10
     assert all(ms > 0 for ms in found.times_ms) and str(found).count("\n") == 10
     whole = sum(p.numel() * p.element_size() for p in workload.build_whole().parameters())
     assert sum(found.parameters) == whole
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     for counts, again in (((5, 5), ()), ((8, 2), (0,)), ((1, 9), (1,)), (lab.partition(found.times_ms, 2), (0, 1))):
-        cut = replace(workload, split=found.split(counts))
+        cut = replace(workload, cut=found.layers(counts))
         run = pool.train(s, cut, steps=1, check_gradients=True, recompute=again)
         assert run.gradients.equal, run
         assert run.held.peak_bytes == s.peak_held(found.memory(counts, again))
@@ -151,11 +151,11 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
 
 def test_what_cannot_be_profiled_is_said(gpt):
     with pytest.raises(ValueError, match="knows the layers of models.gpt and models.distilbert, got Modules"):
-        lab.profile_layers(modules.workload(nn.Linear(6, 6)))
-    found = lab.LayerProfile(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
-    assert found.split((2, 1)) == (1, 0) and found.split((3,)) == (1,)
+        lab.measure_layers(modules.workload(nn.Linear(6, 6)))
+    found = lab.MeasuredLayers(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
+    assert found.layers((2, 1)) == (1, 0) and found.layers((3,)) == (1,)
     with pytest.raises(ValueError, match="at least one layer per stage and 3 in all, .* got \\(2, 2\\)"):
-        found.split((2, 2))
+        found.layers((2, 2))
 
 
 @pytest.mark.parametrize(

@@ -663,8 +663,8 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
     s = builder(2, 4)
     t = pp.simulate(s, pp.Costs(latency=0.5, unit="ms"))
     assert f"{t.bubble_fraction:.1%}" in figures.figure_html(pp.gantt(t, path=True).figure)
-    pp.memory(t)
-    pp.memory(t, of=pp.Memory(3, unit="GB"))
+    pp.memory_chart(t)
+    pp.memory_chart(t, of=pp.Memory(3, unit="GB"))
     plt.close("all")
     assert len(pp.table([t])) == 1
     assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans

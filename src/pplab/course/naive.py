@@ -114,13 +114,13 @@ def backward_by_hand(answer: Callable[[Tensor, Tensor, Tensor], None] | object) 
     import torch
     from torch import nn
 
-    from ..lab.models import split
+    from ..lab.models import cut
 
     model, (x, y) = whole(), drawn(1, (4, 8), (4, 2))
     nn.functional.mse_loss(model(x), y).backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    front, back = split(model, 2)
+    front, back = cut(model, 2)
     sent = front(x)
     received = sent.detach().requires_grad_()
     with readers_code():

@@ -25,7 +25,7 @@ _WAITED, _LATE = 0.1, 5  # of an action's mean duration, of mean lateness: a rec
 _EXPLAINS = 0.75  # of the squared deviations: what a queue must explain to be believed
 
 
-class Message(NamedTuple):
+class Delivery(NamedTuple):
     """A message on a link. Its receiver was ready for it from `begun` on, and had it at `there`."""
 
     sent: tuple[int, int]  # the id that made it, and its entry: of an overlap, the forward's leaves first
@@ -35,7 +35,7 @@ class Message(NamedTuple):
     there: float
 
 
-def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, int], list[Message]], list[float]]:
+def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, int], list[Delivery]], list[float]]:
     """Every link's messages in the order of sending, and each rank's mean time from being able to start an action to
     starting it."""
     schedule, graph, columns = timeline.schedule, timeline.schedule.graph, timeline.schedule.columns
@@ -44,7 +44,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
     waits = {
         (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
     }
-    found: dict[tuple[int, int], list[Message]] = defaultdict(list)
+    found: dict[tuple[int, int], list[Delivery]] = defaultdict(list)
     late: list[list[float]] = [[] for _ in schedule.rows]
     for rank in range(schedule.num_ranks):
         free = 0.0
@@ -57,7 +57,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
                 receive = incoming(graph.action(user), schedule.num_stages)
                 begun, there = waits.get((rank, receive), (since, start))
                 size = sizes.occupancy(columns.kinds[maker], columns.stages[maker], 1)
-                found[columns.ranks[maker], rank].append(Message(sent, size, timeline.ends[sent[0]], begun, there))
+                found[columns.ranks[maker], rank].append(Delivery(sent, size, timeline.ends[sent[0]], begun, there))
                 ready = max(ready, there)
             late[rank].append(max(0.0, start - ready))
             free = timeline.ends[i]
@@ -66,7 +66,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
     return found, [total(each) / len(each) for each in late]
 
 
-def fit(messages: Sequence[Message], action: float, late: float) -> Link:
+def fit(messages: Sequence[Delivery], action: float, late: float) -> Link:
     """The link by which these messages came when they did. `action` is the mean duration of an action, `late` how long
     after it could one starts: what is small beside them says nothing.
 
@@ -91,7 +91,7 @@ def fit(messages: Sequence[Message], action: float, late: float) -> Link:
     return link if left <= (1 - _EXPLAINS) * error else plain
 
 
-def _narrow(messages: Sequence[Message], told: Sequence[bool], slope: float) -> tuple[Link, float]:
+def _narrow(messages: Sequence[Delivery], told: Sequence[bool], slope: float) -> tuple[Link, float]:
     """The link that fits best, where each message's queue is the one that `slope`, a time per size, makes, then the one
     that the new slope makes, and so on; and the sum of squared errors."""
     best = Link(), inf
@@ -110,7 +110,7 @@ def _narrow(messages: Sequence[Message], told: Sequence[bool], slope: float) -> 
     return best
 
 
-def _queue(messages: Sequence[Message], slope: float) -> list[tuple[float, float]]:
+def _queue(messages: Sequence[Delivery], slope: float) -> list[tuple[float, float]]:
     """Of each message: when its queue began, and how much passes from then to its end."""
     free, queue = -inf, []
     since, passed = 0.0, 0.0
@@ -124,7 +124,7 @@ def _queue(messages: Sequence[Message], slope: float) -> list[tuple[float, float
 
 
 def _error(
-    messages: Sequence[Message], told: Sequence[bool], queue: Sequence[tuple[float, float]], link: Link
+    messages: Sequence[Delivery], told: Sequence[bool], queue: Sequence[tuple[float, float]], link: Link
 ) -> float:
     """The sum of squared errors: of what isn't told, only of what would come too late."""
     error = 0.0

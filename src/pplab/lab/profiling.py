@@ -39,7 +39,7 @@ class Profile(Extra):
 
     def listen(self, rank: Rank) -> Listener:
         """Record this rank."""
-        return _Recording(Path(self.folder).resolve() / f"rank{rank.context.rank}.json.gz", rank)
+        return _Tracing(Path(self.folder).resolve() / f"rank{rank.context.rank}.json.gz", rank)
 
     def finish(self, job: Job, reports: Sequence[RankProfile]) -> ProfileReport:
         """The summaries of all ranks."""
@@ -47,7 +47,7 @@ class Profile(Extra):
         return ProfileReport(f"{job.schedule.name}{by}", tuple(reports))
 
 
-class _Recording(Listener):
+class _Tracing(Listener):
     """Spans of the measured steps: each of the row's items inside the phase that it belongs to.
 
     The warm-up ends where the first backward starts, and the drain starts after the last forward.

@@ -101,7 +101,7 @@ def train_torch(
     rank.listen()
     pace = job.options.pace and Pace(job.options.pace).seconds(schedule.num_stages)
     times: dict[Action, tuple[object, object]] = {}
-    messages = _Messages(rank) if one_queue else None
+    messages = _Queue(rank) if one_queue else None
     runner = _runner(rank, pace, times, rows, messages)
     last = schedule.num_stages - 1 in rank.modules
 
@@ -130,7 +130,7 @@ def _runner(
     pace_s: Mapping[Kind, Sequence[float]] | None,
     times: dict,
     rows: Sequence[LoweredRow] | None,
-    messages: _Messages | None,
+    messages: _Queue | None,
 ):
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
@@ -208,7 +208,7 @@ def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:
     return [[*row, *(f"{stage}REDUCE_GRAD" for stage in own)] for row, own in zip(rows, stages, strict=True)]
 
 
-class _Messages:
+class _Queue:
     """A rank's sends and receives, one after the other: each begins when the one before it has passed."""
 
     def __init__(self, rank: Rank):

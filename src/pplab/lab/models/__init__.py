@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...errors import unknown
+from ._cutting import LayeredModel, cut, layer_ranges
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt
-from ._split import LayeredModel, layer_ranges, split
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
 
@@ -21,5 +21,5 @@ def workload(name: str, **options: object) -> LayeredModel:
     return WORKLOADS[name](**options)
 
 
-__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "layer_ranges", "split", "workload"]
+__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "layer_ranges", "cut", "workload"]
 __all__ += WORKLOADS

@@ -1,4 +1,4 @@
-"""DistilBERT for review classification, from transformers, split by layers."""
+"""DistilBERT for review classification, from transformers, cut by layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data
-from ._split import LayeredModel
+from ._cutting import LayeredModel
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
 SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
@@ -71,12 +71,12 @@ class DistilBert(LayeredModel):
     attention: str = "sdpa"
     seed: int = 0
     notes: tuple[str, ...] = ()
-    split: tuple[int, ...] | None = None  # layers of each stage; evenly when None
+    cut: tuple[int, ...] | None = None  # layers of each stage; evenly when None
 
     @property
     def name(self) -> str:
         """The model's size in words."""
-        size = f"{'' if self.checkpoint else 'small '}DistilBERT with {self.num_layers} layers{self.cut}"
+        size = f"{'' if self.checkpoint else 'small '}DistilBERT with {self.num_layers} layers{self.cut_in_words}"
         return f"{size}, batch {self.batch_size} x {self.input_ids.shape[1]} tokens"
 
     def build_whole(self) -> nn.Module:
@@ -111,13 +111,13 @@ def distilbert(
     checkpoint: str = "auto",
     source: str = "auto",
     seed: int = 0,
-    split: Sequence[int] | None = None,
+    cut: Sequence[int] | None = None,
 ) -> DistilBert:
     """DistilBERT on reviews of `length` tokens.
 
     `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached; "small"; or a name on
     the hub or a folder, which must be there (OSError otherwise). `source` is that of `pplab.lab.data.reviews`.
-    `split`: how many layers each stage gets; evenly when left out.
+    `cut`: how many layers each stage gets; evenly when left out.
     """
     found = data.reviews(source=source, limit=512)
     folder, said = _find_checkpoint(checkpoint)
@@ -144,7 +144,7 @@ def distilbert(
         num_layers,
         seed=seed,
         notes=(f"reviews: {found.source}", f"model: {said}"),
-        split=None if split is None else tuple(split),
+        cut=None if cut is None else tuple(cut),
     )
 
 

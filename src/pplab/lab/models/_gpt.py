@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data
-from ._split import LayeredModel
+from ._cutting import LayeredModel
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,15 @@ class LanguageModel(LayeredModel):
     batch_size: int
     tokens: Tensor = field(repr=False)  # (rows, T + 1)
     notes: tuple[str, ...] = ()
-    split: tuple[int, ...] | None = None  # layers of each stage; evenly when None
+    cut: tuple[int, ...] | None = None  # layers of each stage; evenly when None
 
     @property
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
-        sizes = f"{c.num_layers} layers of width {c.width}{self.cut}, batch {self.batch_size} x {c.context} bytes"
+        sizes = (
+            f"{c.num_layers} layers of width {c.width}{self.cut_in_words}, batch {self.batch_size} x {c.context} bytes"
+        )
         return f"GPT with {sizes}{', tied' * c.tied}"
 
     @property
@@ -161,15 +163,13 @@ class LanguageModel(LayeredModel):
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def gpt(
-    *, batch_size: int = 32, source: str = "auto", split: Sequence[int] | None = None, **sizes: int
-) -> LanguageModel:
+def gpt(*, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None = None, **sizes: int) -> LanguageModel:
     """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's weight with the
     embedding); `source` is that of `pplab.lab.data.reviews`.
 
-    `split`: how many layers each stage gets; evenly when left out. The first and the last may have none.
+    `cut`: how many layers each stage gets; evenly when left out. The first and the last may have none.
 
-    >>> model = gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16, split=(1, 3))
+    >>> model = gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16, cut=(1, 3))
     >>> print(model.name)
     GPT with 4 layers of width 32 cut 1+3, batch 4 x 16 bytes
     >>> batch = model.batch(step=0)
@@ -184,5 +184,5 @@ def gpt(
     tokens = torch.frombuffer(bytearray(text[: rows * width]), dtype=torch.uint8).view(rows, width)
     notes = (f"text: {found.source}",)
     return LanguageModel(
-        config, positive_int("batch_size", batch_size), tokens, notes, None if split is None else tuple(split)
+        config, positive_int("batch_size", batch_size), tokens, notes, None if cut is None else tuple(cut)
     )

@@ -17,26 +17,26 @@ from ...errors import positive_int
 
 
 class LayeredModel:
-    """What the workloads of the course have in common: layers between two ends, cut evenly or as `split` says.
+    """What the workloads of the course have in common: layers between two ends, cut evenly or as `cut` says.
 
     A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at every call.
     """
 
     num_layers: int
-    split: tuple[int, ...] | None  # layers of each stage; evenly when None
+    cut: tuple[int, ...] | None  # layers of each stage; evenly when None
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers, or when `split` is for others."""
-        check_layers(self.num_layers, num_stages, self.split)
+        """Raise ValueError when there are more stages than layers, or when `cut` is for others."""
+        check_layers(self.num_layers, num_stages, self.cut)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with the weights that the whole model would have there."""
-        return split(self.build_whole(), num_stages, self.split)[stage]
+        return cut(self.build_whole(), num_stages, self.cut)[stage]
 
     @property
-    def cut(self) -> str:
-        """`split` in words, where there is one."""
-        return f" cut {'+'.join(map(str, self.split))}" if self.split else ""
+    def cut_in_words(self) -> str:
+        """`cut` in words, where there is one."""
+        return f" cut {'+'.join(map(str, self.cut))}" if self.cut else ""
 
 
 def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:
@@ -69,30 +69,30 @@ def check_layers(num_layers: int, num_stages: int, layers: Sequence[int] | None 
 
 def _check_counts(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> None:
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
-        raise ValueError(f"split must be whole numbers of at least 0, got {layers!r}")
+        raise ValueError(f"cut must be whole numbers of at least 0, got {layers!r}")
     if len(layers) != positive_int("num_stages", num_stages):
         raise ValueError(
-            f"split={layers} is for {len(layers)} stages, and the schedule has {num_stages}: give one count per stage"
+            f"cut={layers} is for {len(layers)} stages, and the schedule has {num_stages}: give one count per stage"
         )
     if sum(layers) != num_layers:
-        raise ValueError(f"split={layers} places {sum(layers)} layers, and the model has {num_layers}")
+        raise ValueError(f"cut={layers} places {sum(layers)} layers, and the model has {num_layers}")
     if 0 in layers[1:-1]:
         raise ValueError(
-            f"stage {layers.index(0, 1)} of split={layers} would be empty: only the first stage, which has the "
+            f"stage {layers.index(0, 1)} of cut={layers} would be empty: only the first stage, which has the "
             "embedding, and the last, which has the head, may have no layer"
         )
 
 
-def split(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
+def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
     """The stages of `model`, which share its parameters and keep their names.
 
     `layers` says how many of its layers each stage gets; evenly, if left out.
 
     The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
-    model's output. Splits pplab's GPT, transformers' DistilBertForSequenceClassification and nn.Sequential; raises
+    model's output. Cuts pplab's GPT, transformers' DistilBertForSequenceClassification and nn.Sequential; raises
     ValueError for another model and for more stages than layers.
 
-    >>> [len(stage) for stage in split(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
+    >>> [len(stage) for stage in cut(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
     [2, 1]
     """
     from ._gpt import GPT  # here, since what trains it is a LayeredModel
@@ -109,7 +109,7 @@ def split(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None
         ranges = layer_ranges(len(model.distilbert.transformer.layer), num_stages, layers)
         return [DistilBertStage(model, r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
     raise ValueError(
-        f"don't know how to split a {type(model).__name__}: pplab splits GPT, DistilBertForSequenceClassification and "
+        f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, DistilBertForSequenceClassification and "
         "nn.Sequential. For another model make the stages yourself and pass runtime.Modules([stage0, stage1, ...])"
     )
 

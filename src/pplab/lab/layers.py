@@ -15,7 +15,7 @@ from .models import LayeredModel
 
 
 @dataclass(frozen=True)
-class LayerProfile:
+class MeasuredLayers:
     """A model's layers in order, embedding and head included, each with its values for one microbatch."""
 
     names: tuple[str, ...]
@@ -30,8 +30,8 @@ class LayerProfile:
         """Forward and backward of every layer."""
         return tuple(f + b for f, b in zip(self.forward_ms, self.backward_ms, strict=True))
 
-    def split(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """What a workload's `split` is for these counts of layers, which include embedding and head."""
+    def layers(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """What a workload's `cut` is for these counts of layers, which include embedding and head."""
         self._stages(counts)
         only = [*counts]
         only[0] -= 1
@@ -71,21 +71,21 @@ class LayerProfile:
     __repr__ = __str__
 
 
-def profile_layers(
+def measure_layers(
     workload: LayeredModel,
     num_microbatches: int = 8,
     *,
     steps: int = 5,
     threads: int = 1,
     device: str = "auto",
-) -> LayerProfile:
+) -> MeasuredLayers:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
     `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
     """
     if not isinstance(workload, LayeredModel):
         raise ValueError(
-            f"profile_layers knows the layers of models.gpt and models.distilbert, got {type(workload).__name__}: "
+            f"measure_layers knows the layers of models.gpt and models.distilbert, got {type(workload).__name__}: "
             "give modules of your own one stage per layer, and read run.costs and run.memory"
         )
     num_layers = workload.num_layers
@@ -94,7 +94,7 @@ def profile_layers(
     row = []
     for m in range(positive_int("num_microbatches", num_microbatches)):
         row += [Action(stage, F, m) for stage in range(last + 1)] + [Action(s, B, m) for s in range(last, -1, -1)]
-    layerwise = replace(workload, split=(0, *[1] * num_layers, 0))
+    layerwise = replace(workload, cut=(0, *[1] * num_layers, 0))
     schedule = Schedule([row], name="layer by layer")
     with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, steps=steps)
@@ -103,4 +103,4 @@ def profile_layers(
         sum(p.numel() * p.element_size() for p in layerwise.build_stage(stage, last + 1).parameters())
         for stage in range(last + 1)
     ]
-    return LayerProfile(names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, tuple(sizes))
+    return MeasuredLayers(names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, tuple(sizes))

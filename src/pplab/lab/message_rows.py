@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def messages(timelines: Sequence[Timeline]) -> AxesColumn:
+def message_chart(timelines: Sequence[Timeline]) -> AxesColumn:
     """Draw timelines one above the other on one time axis, with each rank's sends and receives in a strip of its own.
 
     They are the timelines' `others`, as `simulate_lowered` and a run with one queue have them; a timeline without any
