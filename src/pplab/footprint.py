@@ -48,11 +48,6 @@ class Memory:
         during = again + of_stage(self.while_input_gradient, stage)
         return {F: (whole, 0), B: (again, -again - whole), I: (during, -during - whole + kept), W: (0, -kept)}
 
-    def kept_share(self, stage: int) -> float:
-        """How much of a stage's activations stays after I, as a share."""
-        whole = of_stage(self.activation, stage)
-        return 1 if self.weight_input is None or not whole else of_stage(self.weight_input, stage) / whole
-
     def levels(self, row: Sequence[Action | Overlap]) -> Iterator[tuple[float, float]]:
         """What a rank holds while each item of its row runs, and after it: (during, after). Order alone decides."""
         stages = sorted({action.stage for item in row for action in parts(item)})
@@ -73,17 +68,12 @@ class Memory:
 _HELD = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
 
 
-def in_flight(timeline: Timeline) -> tuple[tuple[list[float], list[int]], ...]:
-    """Per rank, how many forwards' activations are held over time: times and the count from each on.
+def held(timeline: Timeline, memory: Memory | None = None) -> tuple[tuple[list[float], list[float]], ...]:
+    """Per rank, what is held over time: times and what is held from each on, in the unit of `memory`.
 
-    Held from the start of F until the end of B, or of W when the backward is split.
+    Without a `memory`, forwards' activations: held from the start of F until the end of B, or of W when it is split.
     """
-    return held(timeline, Memory())
-
-
-def held(timeline: Timeline, memory: Memory) -> tuple[tuple[list[float], list[float]], ...]:
-    """Per rank, what is held over time, in the unit of `memory`: times and what is held from each on."""
-    schedule = timeline.schedule
+    schedule, memory = timeline.schedule, memory or Memory()
     memory.check(schedule.num_stages)
     curves = []
     for rank, row in enumerate(schedule.rows):

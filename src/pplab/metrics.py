@@ -88,12 +88,3 @@ def _balance(timeline: Timeline) -> tuple[str, ...]:
         str(num_messages(schedule)),
         str(schedule.copies),
     )
-
-
-def summary(timeline: Timeline) -> dict:
-    """The figures of a timeline as plain JSON values."""
-    schedule = timeline.schedule
-    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
-    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
-    figures = {name: getattr(timeline, name) for name in names}
-    return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}

@@ -47,7 +47,7 @@ def memory_chart(
     timeline: Timeline, ax: Axes | None = None, *, of: Memory | None = None, until: float | None = None
 ) -> Axes:
     """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or what `of` says."""
-    curves = held(timeline, of or Memory())
+    curves = held(timeline, of)
     if ax is None:
         ax = new_axes(len(curves))
     until = until or timeline.makespan

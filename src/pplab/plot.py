@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import palette
@@ -59,7 +59,8 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     if path:
         from .metrics import critical_path
 
-        _draw_path(ax, critical_path(timeline))
+        for rank, _, start, end in critical_path(timeline):
+            _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))
 
 
@@ -151,12 +152,6 @@ def _draw_idle(ax: Axes, timeline: Timeline) -> None:
         _bars(ax, rank, spans, facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, alpha=0.55)
 
 
-def _draw_path(ax: Axes, spans: Iterable[Span]) -> None:
-    for span in spans:
-        bar = (span.start, span.end - span.start)
-        _bars(ax, span.rank, [bar], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
-
-
 def _bars(ax: Axes, rank: int, places: Sequence[tuple[float, float]], **style: object) -> None:
     ax.broken_barh(places, (rank - BAR / 2, BAR), **style)
 
@@ -202,10 +197,7 @@ def shade(colour: str, step: int, steps: int) -> str:
 
 def ink(fill: str) -> str:
     """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
-    linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in _channels(fill)]
+    channels = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in channels]
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#ffffff" if luminance < 0.179 else "#111111"
-
-
-def _channels(colour: str) -> list[float]:
-    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -17,7 +17,7 @@ from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
-from pplab.footprint import in_flight
+from pplab.footprint import held
 from pplab.metrics import critical_path, num_messages
 from pplab.timeline import idle_intervals
 
@@ -45,7 +45,7 @@ def expected_of(t: Timeline) -> dict:
         "figures": [t.makespan, t.bubble_fraction, t.bubble_ratio, t.span_bubble_fraction],
         "peaks": list(t.peak_in_flight),
         "busy": list(t.busy),
-        "held": [[list(step) for step in zip(*curve, strict=True)] for curve in in_flight(t)],
+        "held": [[list(step) for step in zip(*curve, strict=True)] for curve in held(t)],
         "path": [[s.rank, str(s.action), s.start] for s in critical_path(t)],
         "idle": [
             [i.rank, i.start, i.end, phases[i.phase], i.waits_for and str(i.waits_for), i.on_rank, i.until]

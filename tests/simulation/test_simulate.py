@@ -12,7 +12,7 @@ from conftest import random_costs, random_schedule, slow_simulate
 from pplab import lab
 from pplab.course import figures
 from pplab.lab import formulas
-from pplab.metrics import summary
+from pplab.lab.cli import summary
 
 
 def run(name: str, P: int, M: int, under: pp.Costs | None = None, /, **options) -> pp.Timeline:
@@ -688,8 +688,8 @@ def test_metrics_hang_together(rng):
             assert sum(i.end - i.start for i in idle if i.rank == rank) == pytest.approx(t.idle[rank])
         assert t.bubble_fraction == pytest.approx(sum(t.idle) / (s.num_ranks * t.makespan))
         assert t.bubble_ratio == pytest.approx(sum(t.idle) / sum(t.busy))
-        assert tuple(max(counts) for _, counts in pp.in_flight(t)) == t.peak_in_flight
-        assert all(counts[-1] == 0 for _, counts in pp.in_flight(t))
+        assert tuple(max(counts) for _, counts in pp.held(t)) == t.peak_in_flight
+        assert all(counts[-1] == 0 for _, counts in pp.held(t))
         assert tuple(max(amounts) for _, amounts in pp.held(t, pp.Memory(2))) == tuple(2 * p for p in t.peak_in_flight)
         path = pp.critical_path(t)
         assert path[0].start == 0 and path[-1].end == t.makespan

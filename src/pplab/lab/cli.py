@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .. import builders
 from ..costs import Costs, Link
 from ..footprint import Memory
-from ..metrics import summary
+from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate, validate
 from ..timeline import Timeline
@@ -105,6 +105,15 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     if given.csv:
         Path(given.csv).write_text(schedule.to_csv())
     return schedule
+
+
+def summary(timeline: Timeline) -> dict:
+    """The figures of a timeline as plain JSON values."""
+    schedule = timeline.schedule
+    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
+    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
+    figures = {name: getattr(timeline, name) for name in names}
+    return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}
 
 
 def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable[object]) -> None:

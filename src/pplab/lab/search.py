@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..actions import Action, F, I, Kind, W
 from ..builders._zero_bubble import zb_h1, zb_h2
 from ..builders.registry import Rows, register
-from ..costs import Costs
+from ..costs import Costs, of_stage
 from ..errors import positive_int
 from ..footprint import Memory
 from ..schedule import Schedule
@@ -93,7 +93,11 @@ class _Growth:
     def __init__(self, P: int, M: int, costs: Costs, memory: Memory, limit: int):
         self.M, self.limit = M, limit
         self.durations = [{kind: costs.of(kind, rank) for kind in (F, I, W)} for rank in range(P)]
-        self.kept = [memory.kept_share(rank) for rank in range(P)]
+        whole = [of_stage(memory.activation, rank) for rank in range(P)]
+        self.kept = [  # of a forward's activations after its I, as a share
+            1 if memory.weight_input is None or not all_ else of_stage(memory.weight_input, rank) / all_
+            for rank, all_ in enumerate(whole)
+        ]
         self.lag = {(a, b): costs.link(a, b).latency for a in range(P) for b in (a - 1, a + 1)}
 
     def rows(self, policies: list[Policy]) -> Rows:
