@@ -7,7 +7,7 @@ from functools import cache
 from math import inf
 
 from .costs import Costs
-from .schedule import NOBODY, Graph
+from .schedule import Graph
 from .simulator import Send
 
 
@@ -16,11 +16,9 @@ def sending(graph: Graph, costs: Costs) -> Send:
 
     Those of one narrow link pass one after the other, in the order of its source's row, so that no other clock decides.
     """
-    columns, ranks, link_of = graph.columns, graph.columns.ranks, cache(costs.link)
-    users = (graph.entries[slot + columns.num_microbatches] for slot in graph.slots)
-    targets = [rank if user == NOBODY else ranks[user] for rank, user in zip(ranks, users, strict=True)]
-    ways = zip(ranks, targets, strict=True)
-    lags = [0 if source == target else link_of(source, target).latency for source, target in ways]
+    columns, ranks, targets, link_of = graph.columns, graph.columns.ranks, graph.targets, cache(costs.link)
+    lag_of = cache(lambda source, target: 0 if source == target else costs.link(source, target).latency)
+    lags = [*map(lag_of, ranks, targets)]
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
     def send(entry: int, now: float) -> float:

@@ -185,7 +185,7 @@ class Columns:
     @cached_property
     def ranks(self) -> list[int]:
         """Of every entry."""
-        ranks = [rank for rank, (first, end) in enumerate(pairwise(self.bounds)) for _ in range(first, end)]
+        ranks = list(chain.from_iterable([rank] * (b - a) for rank, (a, b) in enumerate(pairwise(self.bounds))))
         return ranks + [ranks[i] for i in self.overlaps]
 
     def of_rank(self, rank: int, column: list) -> list:
@@ -242,6 +242,12 @@ class Graph:
         whole = each_once and _is_paired(columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W)))
         second = dict(zip(columns.overlaps, range(columns.bounds[-1], len(slots)), strict=True))
         return cls(columns, slots, entries, second, whole)
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Of every entry: the rank to which its message goes, its own where nobody waits for one."""
+        ranks, users = self.columns.ranks, (self.entries[slot + self.columns.num_microbatches] for slot in self.slots)
+        return [rank if user == NOBODY else ranks[user] for rank, user in zip(ranks, users, strict=True)]
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
         """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""
