@@ -1,32 +1,31 @@
-"""Narrow links, on which messages queue."""
+"""Links that take time, and narrow ones, on which messages queue."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import cache
 from math import inf
 
 from .costs import Costs
-from .schedule import Columns
+from .schedule import Graph
 from .simulator import Send
 
 
-def queueing(columns: Columns, costs: Costs, latency: Sequence[Sequence[float]]) -> Send:
-    """What tells the simulator's loop when a message arrives: those of one link pass one after the other.
+def sending(graph: Graph, costs: Costs) -> Send:
+    """What tells the simulator's loop when an entry's message arrives that leaves now: at once on its own rank.
 
-    A link's messages leave in the order of its source's row, so that no other clock decides.
+    Those of one narrow link pass one after the other, in the order of its source's row, so that no other clock decides.
     """
-    backwards = {i: backward for backward, i in enumerate(columns.overlaps, columns.bounds[-1])}
-    link_of = cache(costs.link)
+    columns, ranks, targets, link_of = graph.columns, graph.columns.ranks, graph.targets, cache(costs.link)
+    lag_of = cache(lambda source, target: 0 if source == target else costs.link(source, target).latency)
+    lags = [*map(lag_of, ranks, targets)]
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
-    def send(source: int, target: int, i: int, more: bool, now: float) -> float:
-        """When a message of item i arrives. There is `more` to come of an overlap when its forward's leaves."""
+    def send(entry: int, now: float) -> float:
+        source, target = ranks[entry], targets[entry]
         if source != target and (link := link_of(source, target)).bandwidth < inf:
-            entry = i if more else backwards.get(i, i)
             takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link.bandwidth)
             free[source, target] = now = max(now, free[source, target]) + takes
-        return now + latency[source][target]
+        return now + lags[entry]
 
-    return send
+    return send if costs.has_queues else lambda entry, now: now + lags[entry]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from operator import gt, itemgetter
 from pathlib import Path
 
@@ -158,7 +158,6 @@ class Columns:
     stages: list[int]  # of every entry
     kinds: list[Kind]
     microbatches: list[int]
-    ranks: list[int]
     overlaps: list[int]  # their ids; the backward of the k-th is entry bounds[-1] + k
     num_stages: int
     num_microbatches: int
@@ -174,10 +173,14 @@ class Columns:
             items = [item.forward if type(item) is Overlap else item for item in items] + backwards
             stages = [*map(itemgetter(0), items)]
         kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
-        ranks = list(chain.from_iterable([rank] * len(row) for rank, row in enumerate(rows)))
-        ranks += [ranks[i] for i in overlaps]
         counts = _count("stage", stages), _count("microbatch", microbatches)
-        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, ranks, overlaps, *counts)
+        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, overlaps, *counts)
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Of every entry."""
+        ranks = list(chain.from_iterable([rank] * (b - a) for rank, (a, b) in enumerate(pairwise(self.bounds))))
+        return ranks + [ranks[i] for i in self.overlaps]
 
     def of_rank(self, rank: int, column: list) -> list:
         """What a rank's entries have in a column."""
@@ -210,18 +213,16 @@ class Graph:
     """
 
     columns: Columns
-    waits: list[int]  # of every id: for how many messages it waits, two at most
-    users: list[int]  # of every id: the id that waits for what it makes, or NOBODY
-    second: dict[int, int]  # of every overlap: the same for what its backward makes
     slots: list[int]  # of every entry
     entries: list[int]  # of every slot, or NOBODY
+    second: dict[int, int]  # of every overlap: the entry of its backward
     whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
 
     @classmethod
     def of(cls, columns: Columns) -> Graph:
         """Find who waits for whom. Linear; never raises: see `whole`."""
-        S, M, n = columns.num_stages, columns.num_microbatches, columns.bounds[-1]
-        start, end = 2 * M, (2 * S + 1) * M  # of the hops that wait for one before them
+        S, M = columns.num_stages, columns.num_microbatches
+        end = (2 * S + 1) * M  # of the hops
         first = dict.fromkeys(Kind, [(4 * S + 1) * M] * S)  # of a kind's blocks, by stage; communication has none
         first[F] = [*range(M, (S + 1) * M, M)]
         first[B] = first[I] = [*range(2 * S * M, S * M, -M)]
@@ -233,21 +234,18 @@ class Graph:
             entries[slot] = entry
         each_once = len(entries) - entries.count(NOBODY) == len(slots) and NOBODY not in entries[M:end]
         whole = each_once and _is_paired(columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W)))
-        waits = [start <= slot < end for slot in slots]
-        users = [entries[slot + M] for slot in slots]
-        second = {}
-        if columns.overlaps:
-            ids = [*range(n), *columns.overlaps, NOBODY]  # of every entry, and of NOBODY
-            users = [ids[user] for user in users]
-            for backward, i in enumerate(columns.overlaps, n):
-                second[i] = users[backward]
-                waits[i] += waits[backward]
-        return cls(columns, waits[:n], users[:n], second, slots, entries, whole)
+        second = dict(zip(columns.overlaps, range(columns.bounds[-1], len(slots)), strict=True))
+        return cls(columns, slots, entries, second, whole)
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Of every entry: the rank to which its message goes, its own where nobody waits for one."""
+        ranks, users = self.columns.ranks, (self.entries[slot + self.columns.num_microbatches] for slot in self.slots)
+        return [rank if user == NOBODY else ranks[user] for rank, user in zip(ranks, users, strict=True)]
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
         """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""
-        k = bisect_left(self.columns.overlaps, i)
-        halves = [i, self.columns.bounds[-1] + k] if i in self.columns.overlaps[k : k + 1] else [i]
+        halves = [i, self.second[i]] if i in self.second else [i]
         makers = [self.entries[self.slots[entry] - self.columns.num_microbatches] for entry in halves]
         return [(entry, maker) for entry, maker in zip(halves, makers, strict=True) if maker >= 0]
 
@@ -265,12 +263,13 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
 
     `blocks`: entries of every stage's F, of its B or I, and of its W; none doubled, and of the first two none missing.
     """
-    kinds, ranks, found = columns.kinds, columns.ranks, set(columns.kinds)
+    kinds, found = columns.kinds, set(columns.kinds)
     places = sum(len(set(columns.of_rank(rank, columns.stages))) for rank in range(len(columns.bounds) - 1))
     if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
         return B in found or all(
             all(map(gt, weights, backwards)) for _, backwards, weights in zip(*blocks, strict=True)
         )
+    ranks = columns.ranks
     for of_stage in zip(*blocks, strict=True):
         for f, b, w in zip(*of_stage, strict=True):
             follows = w > b and ranks[w] == ranks[b]

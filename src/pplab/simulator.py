@@ -5,58 +5,63 @@ One loop, `run`, tells when every action starts and ends, whether a schedule can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
 from .actions import COMPUTE
 from .costs import Costs
 from .errors import positive_int
 from .footprint import Memory
-from .schedule import NOBODY, Columns, Graph, Schedule
+from .schedule import Columns, Graph, Schedule
 from .timeline import Timeline
 
-Send = Callable[[int, int, int, bool, float], float]
+Send = Callable[[int, float], float]
 
 
-def run(
-    graph: Graph, durations: Sequence[float], latency: Sequence[Sequence[float]], send: Send | None = None
-) -> tuple[list[float | None], list[float | None], list[int]]:
-    """Of every item, when it starts and ends, None if it never does; of every rank, the item at which it has stopped.
+def run(graph: Graph, durations: Sequence[float], send: Send | None = None) -> tuple[list, list]:
+    """When every item starts, and when it ends: None if it never does.
 
     Items are numbered along rank 0's row, then rank 1's, and so on. A rank runs its row until an item waits for a
-    message that hasn't been sent, and goes on once it has. An item takes `durations[i]`, a message to another rank
-    `latency[source][target]`; where links are narrow, `send` says when it arrives.
+    message that hasn't been sent, and goes on once it has. An item takes `durations[i]`; where messages take time,
+    `send` says when one arrives that leaves now. A message has its maker's slot, and is read M slots further on.
     """
-    bounds, ranks, users, second = graph.columns.bounds, graph.columns.ranks, graph.users, graph.second.copy()
+    bounds, slots, second, M = graph.columns.bounds, graph.slots, graph.second, graph.columns.num_microbatches
     starts, ends = [None] * bounds[-1], [None] * bounds[-1]
-    missing, arrived = graph.waits.copy(), [0] * bounds[-1]  # of every item: messages to come, when the last one came
-    clock, at = [0] * (len(bounds) - 1), list(bounds[:-1])  # of every rank: how far its time and its row have come
-    ready = list(range(len(clock)))
-    while ready:
-        rank = ready.pop()
-        now, lag = clock[rank], latency[rank]
-        for i in range(at[rank], bounds[rank + 1]):
-            if missing[i]:  # the rank stays here until the sender puts it back into `ready`
-                at[rank] = i
-                break
-            if arrived[i] > now:  # the rank is free and has to wait
-                now = arrived[i]
+    hops = 2 * graph.columns.num_stages * M  # of all slots, those whose messages somebody waits for
+    arrived = [0] * M + [None] * hops + [0] * (hops + 2 * M)  # of every slot: when its message has
+    waiting = [None] * len(arrived)  # of every slot: the rank that waits for its message
+    ready = list(range(len(bounds) - 1))
+
+    def work(rank: int) -> Iterator[None]:
+        now = 0
+        for i in range(bounds[rank], bounds[rank + 1]):
+            slot, backward = slots[i], second[i] if i in second else None
+            if arrived[slot - M] is None:
+                waiting[slot - M] = rank
+                yield  # the rank stays here until the sender puts it back into `ready`
+            if arrived[slot - M] > now:  # the rank is free and has to wait
+                now = arrived[slot - M]
+            if backward:  # of an overlap, which waits for two messages and sends two
+                other = slots[backward]
+                if arrived[other - M] is None:
+                    waiting[other - M] = rank
+                    yield
+                now = max(now, arrived[other - M])
             starts[i] = now
             ends[i] = now = now + durations[i]
-            user = users[i]
-            while user != NOBODY:
-                target = ranks[user]
-                arrival = now + lag[target] if send is None else send(rank, target, i, i in second, now)
-                if arrival > arrived[user]:
-                    arrived[user] = arrival
-                missing[user] -= 1
-                if at[target] == user:
-                    ready.append(target)
-                user = second.pop(i) if i in second else NOBODY  # an overlap's backward sends as well
-        else:
-            at[rank] = bounds[rank + 1]
-        clock[rank] = now
-    return starts, ends, at
+            arrived[slot] = send(i, now) if send else now
+            if waiting[slot] is not None:
+                ready.append(waiting[slot])
+            if backward:
+                arrived[other] = send(backward, now) if send else now
+                if waiting[other] is not None:
+                    ready.append(waiting[other])
+
+    rows = [work(rank) for rank in ready]
+    while ready:
+        next(rows[ready.pop()], None)
+    return starts, ends
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -73,13 +78,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     costs.check(schedule.num_stages, schedule.num_ranks)
     if not schedule.graph.whole:
         validate(schedule)
-    latency, send = latencies_of(schedule.num_ranks, costs), None
-    if costs.has_queues:
-        from .links import queueing
+    send = None
+    if costs.has_latency or costs.has_queues:
+        from .links import sending
 
-        send = queueing(schedule.columns, costs, latency)
-    starts, ends, at = run(schedule.graph, durations_of(schedule.columns, costs), latency, send)
-    if at != [*schedule.columns.bounds[1:]]:
+        send = sending(schedule.graph, costs)
+    starts, ends = run(schedule.graph, durations_of(schedule.columns, costs), send)
+    if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
         validate(schedule)
     return Timeline(schedule, starts, ends, unit=costs.unit)
 
@@ -117,9 +122,10 @@ def validate(
 
 def stuck_at(schedule: Schedule) -> dict[int, int]:
     """Of every rank that can't finish its row: the id of the item at which it is stuck. For a `whole` graph."""
-    bounds, P = schedule.columns.bounds, schedule.num_ranks
-    *_, at = run(schedule.graph, [0] * bounds[-1], [[0] * P] * P)
-    return {rank: i for rank, i in enumerate(at) if i < bounds[rank + 1]}
+    bounds = schedule.columns.bounds
+    starts, _ = run(schedule.graph, [0] * bounds[-1])
+    rows = enumerate(pairwise(bounds))
+    return {rank: starts.index(None, *row) for rank, row in rows if None in starts[slice(*row)][-1:]}
 
 
 def durations_of(columns: Columns, costs: Costs) -> list[float]:
@@ -131,13 +137,3 @@ def durations_of(columns: Columns, costs: Costs) -> list[float]:
     for backward, i in enumerate(columns.overlaps, columns.bounds[-1]):
         durations[i] = of_overlap(columns.stages[i], columns.stages[backward])
     return durations[: columns.bounds[-1]]
-
-
-def latencies_of(num_ranks: int, costs: Costs) -> list[list[float]]:
-    """How long a message is on its way from rank to rank, `latency[source][target]`, queues aside."""
-    latency = [[costs.latency] * num_ranks for _ in range(num_ranks)]
-    for (source, target), link in costs.links.items():
-        latency[source][target] = link.latency
-    for rank in range(num_ranks):
-        latency[rank][rank] = 0
-    return latency

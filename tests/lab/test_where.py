@@ -13,8 +13,9 @@ import pplab as pp
 from conftest import random_costs, random_schedule
 from pplab import lab
 from pplab.lab.attribution import IDLE_PARTS
+from pplab.links import sending
 from pplab.runtime import Pool
-from pplab.simulator import durations_of, latencies_of, run
+from pplab.simulator import durations_of, run
 
 
 def test_the_parts_add_up_to_the_step(rng):
@@ -111,10 +112,10 @@ def test_noise_makes_no_narrow_link(rng):
     """Durations and latencies that vary, and some that are far off, look like no queue."""
     for name in ("GPipe", "1F1B", "ZB-H2", "Interleaved1F1B"):
         s = pp.build(name, num_ranks=4, num_microbatches=8)
-        durations, latencies = durations_of(s.columns, pp.Costs()), latencies_of(s.num_ranks, pp.Costs(latency=0.3))
+        durations, arrival = durations_of(s.columns, pp.Costs()), sending(s.graph, pp.Costs(latency=0.3))
         vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
-        late = lambda source, target, i, more, now, of=(vary, latencies): now + of[0](of[1][source][target])  # noqa: E731
-        starts, ends, _ = run(s.graph, list(map(vary, durations)), latencies, late)
+        late = lambda entry, now, of=(vary, arrival): now + of[0](of[1](entry, 0))  # noqa: E731
+        starts, ends = run(s.graph, list(map(vary, durations)), late)
         noisy = pp.Timeline(s, starts, ends)
         assert all(link.bandwidth == float("inf") for link in lab.calibrate(noisy).links.values())
 
