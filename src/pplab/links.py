@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from math import inf
 
@@ -11,14 +12,19 @@ from .schedule import Graph
 from .simulator import Send
 
 
-def sending(graph: Graph, costs: Costs) -> Send:
-    """What tells the simulator's loop when an entry's message arrives that leaves now: at once on its own rank.
+def lags_of(graph: Graph, costs: Costs) -> list[float]:
+    """Of every entry: how long its message is under way, queues aside. It is there at once on its own rank."""
+    lag_of = cache(lambda source, target: costs.link(source, target).latency) if costs.links else None
+    ways = zip(graph.columns.ranks, graph.targets, strict=True)
+    return [0 if a == b else lag_of(a, b) if lag_of else costs.latency for a, b in ways]
+
+
+def queueing(graph: Graph, costs: Costs, lags: Sequence[float]) -> Send:
+    """What tells the simulator's loop when an entry's message arrives that leaves now.
 
     Those of one narrow link pass one after the other, in the order of its source's row, so that no other clock decides.
     """
     columns, ranks, targets, link_of = graph.columns, graph.columns.ranks, graph.targets, cache(costs.link)
-    lag_of = cache(lambda source, target: 0 if source == target else costs.link(source, target).latency)
-    lags = [*map(lag_of, ranks, targets)]
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
     def send(entry: int, now: float) -> float:
@@ -28,4 +34,4 @@ def sending(graph: Graph, costs: Costs) -> Send:
             free[source, target] = now = max(now, free[source, target]) + takes
         return now + lags[entry]
 
-    return send if costs.has_queues else lambda entry, now: now + lags[entry]
+    return send

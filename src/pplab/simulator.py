@@ -19,12 +19,12 @@ from .timeline import Timeline
 Send = Callable[[int, float], float]
 
 
-def run(graph: Graph, durations: Sequence[float], send: Send | None = None) -> tuple[list, list]:
+def run(graph: Graph, durations: Sequence[float], lags: Sequence[float], send: Send | None = None) -> tuple[list, list]:
     """When every item starts, and when it ends: None if it never does.
 
     Items are numbered along rank 0's row, then rank 1's, and so on. A rank runs its row until an item waits for a
-    message that hasn't been sent, and goes on once it has. An item takes `durations[i]`; where messages take time,
-    `send` says when one arrives that leaves now. A message has its maker's slot, and is read M slots further on.
+    message that hasn't been sent, and goes on once it has. An item takes `durations[i]`, its message `lags[i]`; where
+    links are narrow, `send` says when it arrives. A message has its maker's slot, and is read M slots further on.
     """
     bounds, slots, second, M = graph.columns.bounds, graph.slots, graph.second, graph.columns.num_microbatches
     starts, ends = [None] * bounds[-1], [None] * bounds[-1]
@@ -50,11 +50,11 @@ def run(graph: Graph, durations: Sequence[float], send: Send | None = None) -> t
                 now = max(now, arrived[other - M])
             starts[i] = now
             ends[i] = now = now + durations[i]
-            arrived[slot] = send(i, now) if send else now
+            arrived[slot] = send(i, now) if send else now + lags[i]
             if waiting[slot] is not None:
                 ready.append(waiting[slot])
             if backward:
-                arrived[other] = send(backward, now) if send else now
+                arrived[other] = send(backward, now) if send else now + lags[backward]
                 if waiting[other] is not None:
                     ready.append(waiting[other])
 
@@ -78,12 +78,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     costs.check(schedule.num_stages, schedule.num_ranks)
     if not schedule.graph.whole:
         validate(schedule)
-    send = None
+    lags, send = [0] * len(schedule.graph.slots), None
     if costs.has_latency or costs.has_queues:
-        from .links import sending
+        from .links import lags_of, queueing
 
-        send = sending(schedule.graph, costs)
-    starts, ends = run(schedule.graph, durations_of(schedule.columns, costs), send)
+        lags = lags_of(schedule.graph, costs)
+        send = queueing(schedule.graph, costs, lags) if costs.has_queues else None
+    starts, ends = run(schedule.graph, durations_of(schedule.columns, costs), lags, send)
     if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
         validate(schedule)
     return Timeline(schedule, starts, ends, unit=costs.unit)
@@ -123,7 +124,7 @@ def validate(
 def stuck_at(schedule: Schedule) -> dict[int, int]:
     """Of every rank that can't finish its row: the id of the item at which it is stuck. For a `whole` graph."""
     bounds = schedule.columns.bounds
-    starts, _ = run(schedule.graph, [0] * bounds[-1])
+    starts, _ = run(schedule.graph, [0] * bounds[-1], [0] * len(schedule.graph.slots))
     rows = enumerate(pairwise(bounds))
     return {rank: starts.index(None, *row) for rank, row in rows if None in starts[slice(*row)][-1:]}
 
