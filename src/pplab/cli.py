@@ -26,7 +26,6 @@ from .timeline import Timeline
 
 if TYPE_CHECKING:
     from .runtime import Extra, Run, Workload
-    from .runtime.pool import Beside
 
 Flag = Mapping[str, object]
 
@@ -119,7 +118,7 @@ class Training:
     workload: Workload
     options: dict[str, object]  # fields of `pplab.runtime.Options`
     extras: list[Extra] = field(default_factory=list)
-    beside: Beside | None = None
+    beside: object | None = None  # see `Pool`
     carry_out: Callable[[Training], Run | None] = _train_in_pool  # None: another process has the run
 
     run: Run | None = None

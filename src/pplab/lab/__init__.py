@@ -16,12 +16,16 @@ _HOMES = {
     "layer_profile": ("LayerProfile", "profile_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
     "message_chart": ("messages",),
+    "meter": ("Held", "Meter", "readable_bytes"),
     "mps": ("Mps",),
+    "pace": ("Pace",),
     "partitioning": ("partition",),
     "prediction": ("Prediction", "predict"),
     "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
     "profiling": ("Profile",),
     "queues": ("simulate_lowered", "parse_lowered"),
+    "recompute": ("Recompute",),
+    "reduction": ("Drain",),
     "replicas": ("replicate",),
     "serve": ("Decoded", "decode"),
     "sweeps": ("sweep", "Sweep"),
@@ -29,6 +33,7 @@ _HOMES = {
     "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),
     "torchrun": ("train_here",),
     "transformer": ("Transformer",),
+    "whole_model": ("Reference", "reference"),
 }
 _MODULES = ("profiles", "results")  # what they define is used under their name: `lab.results.tables()`
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

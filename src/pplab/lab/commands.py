@@ -21,6 +21,8 @@ EXTRAS = [
     "pplab.lab.checkpoint:Resume",
     "pplab.lab.profiling:Profile",
     "pplab.lab.torch_engine:TorchEngine",
+    "pplab.lab.recompute:Recompute",
+    "pplab.lab.reduction:Drain",
     "pplab.lab.mps:Mps",
 ]
 
@@ -36,12 +38,14 @@ def flags() -> Iterator[Flag]:
 def before(training: Training) -> None:
     """Change the run to what the flags ask for. ValueError for what doesn't go together."""
     from ..runtime import Extra
+    from .meter import Meter
     from .replicas import replicate
     from .torch_engine import TorchEngine
     from .torchrun import is_torchrun
 
     given = training.given
     training.schedule = replicate(training.schedule, given.replicas)
+    training.extras.append(Meter())
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
         if value is None or value is False:

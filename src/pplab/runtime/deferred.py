@@ -12,6 +12,7 @@ its backward is split.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -19,15 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .meter import Meter, unwrap
-
 
 class _Product(NamedTuple):
     """What a weight's gradient will be made of."""
 
     layer: nn.Linear
-    inputs: object  # a tensor, or what a meter holds in its place
-    gradients: object
+    inputs: Tensor
+    gradients: Tensor
+    counted: object = None  # what `hold` gave for both
 
 
 class Deferred:
@@ -38,7 +38,7 @@ class Deferred:
 
     def __init__(self, module: nn.Module):
         self.pending: list[_Product] | None = None
-        self.meter: Meter | None = None
+        self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
@@ -57,8 +57,8 @@ class Deferred:
         if self.pending is None:
             accumulate([_Product(layer, inputs, gradients)])
             return
-        both = (inputs, gradients) if self.meter is None else (self.meter.hold(inputs), self.meter.hold(gradients))
-        self.pending.append(_Product(layer, *both))
+        counted = self.hold and (self.hold(inputs), self.hold(gradients))
+        self.pending.append(_Product(layer, inputs, gradients, counted))
 
 
 class SplitLinear(torch.autograd.Function):
@@ -82,8 +82,8 @@ class SplitLinear(torch.autograd.Function):
 def accumulate(products: list[_Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
-        layer, inputs, gradients = products.pop(0)
-        inputs, gradients = _rows(unwrap(inputs)), _rows(unwrap(gradients))
+        layer, inputs, gradients, _ = products.pop(0)
+        inputs, gradients = _rows(inputs), _rows(gradients)
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
             if weight.grad is None:
