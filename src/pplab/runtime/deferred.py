@@ -14,20 +14,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-class _Product(NamedTuple):
-    """What a weight's gradient will be made of."""
-
-    layer: nn.Linear
-    inputs: Tensor
-    gradients: Tensor
-    counted: object = None  # what `hold` gave for both
+# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, what `hold` gave for both.
+Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 
 class Deferred:
@@ -37,7 +30,7 @@ class Deferred:
     """
 
     def __init__(self, module: nn.Module):
-        self.pending: list[_Product] | None = None
+        self.pending: list[Product] | None = None
         self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
@@ -55,10 +48,10 @@ class Deferred:
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
         """Leave a weight's gradient for later, or compute it now."""
         if self.pending is None:
-            accumulate([_Product(layer, inputs, gradients)])
-            return
-        counted = self.hold and (self.hold(inputs), self.hold(gradients))
-        self.pending.append(_Product(layer, inputs, gradients, counted))
+            accumulate([(layer, inputs, gradients, None)])
+        else:
+            counted = self.hold and (self.hold(inputs), self.hold(gradients))
+            self.pending.append((layer, inputs, gradients, counted))
 
 
 class SplitLinear(torch.autograd.Function):
@@ -79,7 +72,7 @@ class SplitLinear(torch.autograd.Function):
         return of_x, None, None, None, None
 
 
-def accumulate(products: list[_Product]) -> None:
+def accumulate(products: list[Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
         layer, inputs, gradients, _ = products.pop(0)

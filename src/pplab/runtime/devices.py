@@ -53,21 +53,14 @@ def load_eagerly(transport: str) -> None:
 
 def notes(devices: Sequence[str], cores: int) -> list[str]:
     """What this machine can't show, in so many words."""
-    num_ranks, places = len(devices), len(set(devices))
+    num_ranks, gpus = len(devices), len(set(devices))
     if devices[0] == "cpu":
-        if num_ranks <= cores:
-            return []
-        return [
-            f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other: losses, "
-            "gradients and memory are valid, the times and the bubble are not the schedule's"
-        ]
-    if places == num_ranks:
+        shared = f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other"
+    else:
+        shared = f"{num_ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, where processes take turns"
+    if num_ranks <= (cores if devices[0] == "cpu" else gpus):
         return []
-    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
-    return [
-        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
-        "not the schedule's"
-    ]
+    return [f"{shared}: losses, gradients and memory are valid, the times and the bubble are not the schedule's"]
 
 
 def _unwatched(phase: str, waits: bool = False) -> None:
