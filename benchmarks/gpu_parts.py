@@ -113,7 +113,7 @@ def _schedules(size: Size, num_ranks: int, part: Part) -> Iterator[pp.Schedule]:
 
 def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *extras: Extra, **options: object) -> dict:
     """One training run as a row: what it measured, its median timeline, and its prediction from its own durations."""
-    run = pool.train(schedule, workload, *extras, **options)
+    run = pool.train(schedule, workload, lab.Meter(), *extras, **options)
     print(run, flush=True)
     row = {**run.to_dict(), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
     if run.gradients is not None and not run.gradients.equal:
@@ -183,7 +183,7 @@ def _paced(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> d
     free = pool.train(schedule, workload, steps=size.steps)
     longest = max(span.end - span.start for span in free.timeline.spans)
     pace = pp.Costs(*[1.5 * longest] * 3, unit="ms")  # with the others taking turns, and some room
-    run = pool.train(schedule, workload, steps=size.steps, pace=pace)
+    run = pool.train(schedule, workload, lab.Pace(pace), lab.Meter(), steps=size.steps)
     predicted = pp.simulate(schedule, pace)
     print(run, flush=True)
     return {

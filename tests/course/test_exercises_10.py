@@ -146,7 +146,9 @@ def test_the_run_that_fits_is_recognised():
     with Pool(2, device="cpu") as pool:
         options = {"steps": 1, "warmup": 0, "check_gradients": True}
         gpt = models.gpt(batch_size=16)
-        runs = [pool.train(RUN.schedule, gpt, recompute=again, **options) for again in (False, [0], True)]
+        train = partial(pool.train, RUN.schedule, gpt, **options)
+        runs = [train(lab.Meter(), *again) for again in ((), [lab.Recompute([0])], [lab.Recompute()])]
+        assert "lab.Meter() does" in exercise.fits(train()).says
     plain, first, both = map(exercise.fits, runs)
     assert first and "rank 0 holds 16.8 MB" in plain.says and "stage 1 recomputes for nothing" in both.says
     assert not exercise.fits(replace(runs[1], gradients=None))

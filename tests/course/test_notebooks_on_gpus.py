@@ -100,7 +100,9 @@ def trained(code: str) -> list[tuple[int, dict, str, bool]]:
         options = {each.arg: each.value for each in call.keywords}
         engine = "torch" if always or any(map(by_torch, call.args[2:])) else "pplab"
         _, arguments = max((each for each in pools[pool.id] if each[0] <= call.lineno), key=lambda each: each[0])
-        found.append((call.lineno, arguments, engine, "pace" in options and late(options["pace"])))
+        paces = [n.args[0] for given in call.args[2:] for n in ast.walk(given) if called(n) == "Pace"]
+        paces += [options["pace"]] if "pace" in options else []  # of torch's interpreter
+        found.append((call.lineno, arguments, engine, any(map(late, paces))))
     return found
 
 
@@ -113,8 +115,8 @@ def refused(code: str) -> list[str]:
             places, transport = choose_transport(ranks, pool.get("device", "auto"), pool.get("transport", "auto"))
             s = pp.build("1F1B", num_ranks=ranks, num_microbatches=8)
             pace = pp.Costs(10, 10, 10, latency=3, unit="ms") if late else None
-            extras = [lab.TorchEngine()] if engine == "torch" else []
-            job = make_job(s, models.gpt(batch_size=8), ranks, extras, pace=pace)
+            extras = [*([lab.TorchEngine()] if engine == "torch" else []), *([lab.Pace(pace)] if pace else [])]
+            job = make_job(s, models.gpt(batch_size=8), ranks, extras)
             for extra in job.extras:
                 extra.check_devices(job, places, transport)
         except ValueError as error:
@@ -145,9 +147,9 @@ pool, runs = Pool(4), {}
 pool.train(s, gpt)
 late = pp.Costs(20, 20, 20, latency=20, unit="ms")
 for name, pace in {"late": late}.items():
-    pool.train(s, gpt, pace=pace)
+    pool.train(s, gpt, lab.Pace(pace))
 pool = Pool(4, device="cpu")
-pool.train(s, gpt, pace=late)
+pool.train(s, gpt, lab.Pace(late))
 versus(pool, s, gpt)
 """
     assert [(line, engine, slow) for line, _, engine, slow in sorted(trained(code), key=lambda each: each[0])] == [

@@ -372,20 +372,20 @@ class FakeEvent:
 
 
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
-    from pplab.runtime import clock
+    from pplab.runtime import cuda_clock
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
-    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(readings))
-    gpu = clock.CudaClock()
+    monkeypatch.setattr(cuda_clock.time, "perf_counter_ns", lambda: next(readings))
+    gpu = cuda_clock.CudaClock()
     gpu.tie()
     assert gpu.error_ns == 10_000
     assert gpu.resolve([gpu.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
 
 
 def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
-    from pplab.runtime.meter import Allocator
+    from pplab.lab.meter import Allocator
 
     layer = torch.nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()
@@ -395,6 +395,6 @@ def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 700)
     allocator = Allocator(torch.device("cuda:1"), [layer])
     assert layer.weight.grad is not None and not said
-    allocator.begin("steps", None)
+    allocator.begin()
     assert layer.weight.grad is None and allocator.report() == (100, 700)
     assert said == ["synchronize", "reset_peak_memory_stats", "memory_allocated"]

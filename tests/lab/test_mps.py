@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 import modules
+import pplab as pp
+from pplab import lab
 from pplab.lab.mps import CONTROL, Mps
 from pplab.runtime import Pool, RankError, devices
 
@@ -194,7 +196,8 @@ def test_notes_say_what_a_shared_gpu_shows(control, tmp_path):
     assert beside.startswith("4 ranks share 1 GPU by MPS")
     assert "at most 25 % of the multiprocessors" in beside and "only as far as" in beside
     assert devices.notes(["cuda:0", "cuda:1"], 8) == []
-    assert devices.paced_notes(["cpu"] * 2, []) == []
-    assert "the durations say nothing about the GPU" in devices.paced_notes(["cuda:0"] * 2, ["turns"])[1]
-    (paced,) = devices.paced_notes(["cpu"] * 4, ["4 ranks share 2 cores"])
+    notes = lab.Pace(pp.Costs(unit="ms")).notes
+    assert notes(["cpu"] * 2, []) == []
+    assert "the durations say nothing about the GPU" in notes(["cuda:0"] * 2, ["turns"])[1]
+    (paced,) = notes(["cpu"] * 4, ["4 ranks share 2 cores"])
     assert "the order and the waits are the schedule's" in paced and "share" not in paced

@@ -57,7 +57,7 @@ def test_messages_that_would_hang_are_refused_before_anything_runs(pool):
 
 def test_torch_can_be_paced(pool):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    run = pool.train(s, stages(2), lab.TorchEngine(), pace=pp.Costs(4, 4, 4, unit="ms"), steps=1)
+    run = pool.train(s, stages(2), lab.TorchEngine(), lab.Pace(pp.Costs(4, 4, 4, unit="ms")), steps=1)
     assert run.how == "paced" and run.machine.transport == "gloo" and run.timeline.makespan >= 60
     assert all(x.end - x.start >= 3.99 * (2 if "B" in str(x.action) else 1) for x in run.timeline.spans)
 
@@ -113,7 +113,7 @@ def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything
     check_transport(by_torch, ["cuda:0", "cuda:1"], "nccl")
     with pytest.raises(ValueError, match="can't send between ranks that share a GPU"):
         check_transport(by_torch, ["cuda:0"] * 2, "shared")
-    delayed = make_job(s, stages(2), 2, pace=pp.Costs(latency=1, unit="ms"))
+    delayed = make_job(s, stages(2), 2, [lab.Pace(pp.Costs(latency=1, unit="ms"))])
     check_transport(delayed, ["cpu"] * 2, "shared")
     with pytest.raises(
         ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'

@@ -185,7 +185,7 @@ def share(timeline: pp.Timeline) -> dict[str, float]:
 
 
 def least_disturbed(pool, schedule, workload, pace=PACE):
-    run = pool.train(schedule, workload, pace=pace)
+    run = pool.train(schedule, workload, lab.Pace(pace))
     return min(run.timelines, key=lambda timeline: timeline.makespan)
 
 
@@ -214,7 +214,7 @@ def test_causes_in_real_processes(pool):
             assert measured[cause] > 0.1 and max(IDLE_PARTS[1:], key=measured.__getitem__) == cause
 
     nap = [good[0], modules.Sleeps(0.3, only_call=8 * 2 + 4), *good[2:]]  # after the counting pass and the warm-up
-    once = pool.train(s, modules.workload(*nap), steps=1, pace=PACE)
+    once = pool.train(s, modules.workload(*nap), lab.Pace(PACE), steps=1)
     slept = share(once.timeline)
     assert max(IDLE_PARTS[1:], key=slept.__getitem__) in ("jitter", "imbalance")
     longest = max(once.timeline.spans, key=lambda span: span.end - span.start)
@@ -243,7 +243,9 @@ def test_a_link_that_is_put_there_is_found(pool, name):
     links = {(0, 1): pp.Link(latency=5, bandwidth=1 / 40), (1, 0): pp.Link(latency=5)}
     pace = replace(PACE, links=links)
     with Pool(2, device="cpu", timeout_s=60) as two:
-        run = two.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)]), steps=1, pace=pace)
+        run = two.train(
+            s, modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)]), lab.Pace(pace), lab.Meter(), steps=1
+        )
     found = lab.calibrate(run.timeline).links
     assert 1 / found[0, 1].bandwidth == pytest.approx(40, rel=0.1)
     assert found[1, 0].bandwidth == float("inf")
@@ -260,7 +262,7 @@ def test_a_link_that_is_put_there_is_found(pool, name):
 def test_a_paced_run_keeps_its_latency(pool):
     s = pp.build("1F1B", num_ranks=4, num_microbatches=4)
     late = pp.Costs(10, 10, 10, latency=10, unit="ms")
-    run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), steps=1, pace=late)
+    run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), lab.Pace(late), steps=1)
     assert 1 <= run.timeline.makespan / pp.simulate(s, late).makespan < 1.25
 
 
@@ -271,7 +273,7 @@ def test_paces_that_cannot_be_kept_are_refused():
     with Pool(2, device="cpu", transport="gloo") as pool:
         for late in (pp.Costs(bandwidth=1, unit="ms"), pp.Costs(latency=1, unit="ms")):
             with pytest.raises(ValueError, match='needs transport="shared", and these ranks have gloo'):
-                pool.train(s, workload, pace=late)
+                pool.train(s, workload, lab.Pace(late))
 
 
 def test_gaps_divide_the_same_idle_time(rng, tmp_path):

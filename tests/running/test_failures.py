@@ -19,7 +19,7 @@ from torch import nn
 
 import modules
 import pplab as pp
-from pplab.runtime import Options, Pool, RankError, processes
+from pplab.runtime import Options, Pool, RankError, failures
 from pplab.runtime.options import Job
 from pplab.runtime.training import train
 
@@ -149,14 +149,14 @@ def test_a_rank_that_exits(pool):
 
 def test_a_deadlock_that_was_not_validated_says_what_each_rank_waits_for(pool, monkeypatch):
     """`train` refuses such a schedule; here it is sent to the ranks behind its back."""
-    monkeypatch.setattr(processes, "ALL_WAIT_S", 1.0)
+    monkeypatch.setattr(failures, "ALL_WAIT_S", 1.0)
     stuck = pp.Schedule([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]])
     with pytest.raises(pp.ScheduleError, match="deadlock"):
         pool.train(stuck, modules.workload(*good()))
     job = Job(stuck, modules.workload(*good()), Options(steps=1, warmup=0), train)
     started = time.monotonic()
     with pytest.raises(RankError) as caught:
-        pool.run(train, job, where=processes.whereabouts_in(stuck))
+        pool.run(train, job)
     assert time.monotonic() - started < 10
     assert "rank 0 waits at 0B0 for 0RECV_B0; rank 1 waits at 1F1 for 1RECV_F1" in caught.value.cause
 

@@ -54,7 +54,7 @@ def test_every_schedule_equals_one_process(pool, name, autocast):
     if not any(schedules):
         pytest.skip(f"{name} isn't for {pool.num_ranks} ranks")
     for s in filter(None, schedules):
-        run = pool.train(s, gpt, steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
+        run = pool.train(s, gpt, lab.Meter(), steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
         assert run.gradients.equal, run
         assert run.held.peak_in_flight == s.peak_in_flight
         assert run.held.peak_bytes == run.predicted_peak_bytes
@@ -109,7 +109,7 @@ def test_a_paced_run_keeps_its_schedule(pool):
         pytest.skip(f"{pool!r}: nobody waits")
     pace = pp.Costs(40, 40, 40, unit="ms")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
-    run = pool.train(s, gpt, steps=2, pace=pace, check_gradients=True)
+    run = pool.train(s, gpt, lab.Pace(pace), steps=2, check_gradients=True)
     assert run.gradients.equal
     assert 1 <= run.timeline.makespan / pp.simulate(s, pace).makespan < 1.3
 
@@ -132,8 +132,8 @@ def test_recomputing_clipping_and_going_on(pool, tmp_path):
     gpt = models.gpt(batch_size=8, num_layers=4, width=64, num_heads=2, context=32, source="sample")
     s = pp.build("1F1B", num_ranks=pool.num_ranks, num_microbatches=4)
     adam, path = functools.partial(torch.optim.AdamW, lr=1e-3), tmp_path / "run.safetensors"
-    train = functools.partial(pool.train, s, gpt, lab.Clip(0.5), optimizer=adam)
-    plain, whole = train(steps=4), train(steps=4, recompute=True, check_gradients=True)
+    train = functools.partial(pool.train, s, gpt, lab.Clip(0.5), lab.Meter(), optimizer=adam)
+    plain, whole = train(steps=4), train(lab.Recompute(), steps=4, check_gradients=True)
     first, rest = train(lab.Save(path), steps=2), train(lab.Resume(path), steps=2)
     assert whole.gradients.equal and rest.job.first_step == 2
     assert sum(whole.held.bytes_of) < sum(plain.held.bytes_of) and whole.held.peak_bytes == whole.predicted_peak_bytes

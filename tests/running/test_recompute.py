@@ -13,10 +13,13 @@ import pplab as pp
 from conftest import built, random_schedule
 from pplab import lab
 from pplab.lab import models
+from pplab.lab.recompute import Recomputing
 from pplab.runtime import Batch, Pool
 from pplab.runtime.stage import Stage
 
 pytestmark = pytest.mark.slow
+
+METER = lab.Meter()
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +36,22 @@ def gpt():
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
 def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
-    plain = pool.train(s, gpt, steps=1)
+    plain = pool.train(s, gpt, METER, steps=1)
     some = ([0], range(1, s.num_stages)) if name in ("1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV") else ()
-    for stages in (True, *some):
-        run = pool.train(s, gpt, steps=1, check_gradients=True, recompute=stages)
+    for stages in (None, *some):
+        run = pool.train(s, gpt, METER, lab.Recompute(stages), steps=1, check_gradients=True)
         assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
         assert run.held.peak_bytes == run.predicted_peak_bytes
         assert run.held.peak_in_flight == s.peak_in_flight
-        again = set(range(s.num_stages) if stages is True else stages)
+        again = set(range(s.num_stages) if stages is None else stages)
         for stage in range(s.num_stages):
             if stage in again:
                 assert run.held.bytes_of[stage] < plain.held.bytes_of[stage] / 5
                 assert run.held.bytes_of[stage] + run.held.recomputed_of[stage] == plain.held.bytes_of[stage]
-                assert run.held.recompute_ms[stage] > 0
+                assert run.recompute_ms[stage] > 0
             else:
                 assert (run.held.bytes_of[stage], run.held.recomputed_of[stage]) == (plain.held.bytes_of[stage], 0)
-                assert run.held.recompute_ms[stage] == 0
+                assert run.recompute_ms[stage] == 0
 
 
 def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
@@ -56,7 +59,8 @@ def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
     size = s.num_microbatches * 2
     stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(s.num_stages)]
     again = [stage for stage in range(s.num_stages) if rng.random() < 0.7]
-    run = pool.train(s, modules.workload(*stages, size=size), steps=1, check_gradients=True, recompute=again)
+    workload = modules.workload(*stages, size=size)
+    run = pool.train(s, workload, METER, lab.Recompute(again), steps=1, check_gradients=True)
     assert run.gradients.equal, (s.rows, run)
     assert run.held.peak_in_flight == s.peak_in_flight
 
@@ -64,15 +68,15 @@ def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
 def test_stages_that_exchange_several_tensors(pool):
     s = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)
     stages = [modules.Two(), modules.Three(), modules.Sum(), nn.Linear(6, 6)]
-    run = pool.train(s, modules.workload(*stages), steps=1, check_gradients=True, recompute=True)
+    run = pool.train(s, modules.workload(*stages), lab.Recompute(), steps=1, check_gradients=True)
     assert run.gradients.equal, run
 
 
 @pytest.mark.alone
 def test_a_replay_of_its_own_costs_takes_as_long_as_the_actions_did(pool, gpt):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
-    run = pool.train(s, gpt, steps=3, recompute=[0])
-    assert run.costs.recompute == (run.held.recompute_ms[0], 0)
+    run = pool.train(s, gpt, lab.Recompute([0]), steps=3)
+    assert run.costs.recompute == (run.recompute_ms[0], 0)
     found = [span for t in run.timelines for span in t.spans if str(span.action).startswith("0B")]
     lasted = sorted(span.end - span.start for span in found)
     assert run.costs.of(pp.Kind.B, 0) == pytest.approx(lasted[len(lasted) // 2], rel=0.2)
@@ -84,7 +88,7 @@ def test_a_replay_of_its_own_costs_takes_as_long_as_the_actions_did(pool, gpt):
 def test_mixed_precision_is_the_same_with_and_without(pool, gpt, name):
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     options = {"steps": 1, "check_gradients": True, "autocast": torch.bfloat16}
-    plain, again = (pool.train(s, gpt, recompute=r, **options) for r in (False, True))
+    plain, again = (pool.train(s, gpt, METER, lab.Recompute(r), **options) for r in ((), None))
     assert again.gradients.equal and again.first_loss == plain.first_loss
     assert again.held.peak_bytes == again.predicted_peak_bytes
     assert again.gradients.parameters == plain.gradients.parameters
@@ -106,7 +110,8 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize("split", [False, True])
 def test_random_numbers_are_those_of_the_first_time_and_buffers_change_once(split):
     def gradients(recompute: bool):
-        stage = Stage(Noisy(), 0, 2, nn.functional.mse_loss, 1.0, split, recompute=recompute)
+        stage = Stage(Noisy(), 0, 2, nn.functional.mse_loss, 1.0, split)
+        stage = Recomputing(stage) if recompute else stage
         torch.manual_seed(7)
         batches = [Batch((torch.full((4, 6), m + 1.0).cumsum(0),), torch.zeros(4, 6)) for m in range(3)]
         made = [stage.forward(m, (), batch) for m, batch in enumerate(batches)]
@@ -125,9 +130,10 @@ def test_random_numbers_are_those_of_the_first_time_and_buffers_change_once(spli
 
 def test_only_a_forward_that_draws_keeps_where_the_random_numbers_stood():
     for module, draws in ((nn.Linear(6, 6), False), (nn.Dropout(0.5), True)):
-        stage = Stage(module, 1, 3, nn.functional.mse_loss, 1.0, recompute=True)
+        stage = Recomputing(Stage(module, 1, 3, nn.functional.mse_loss, 1.0))
         stage.forward(0, (torch.ones(4, 6),), Batch((), torch.zeros(4, 6)))
-        assert bool(stage.held[0].random) == draws
+        _, random = stage.again[0]
+        assert bool(random) == draws
 
 
 @pytest.mark.parametrize("model", ["gpt", "distilbert"])
@@ -143,7 +149,7 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     for counts, again in (((5, 5), ()), ((8, 2), (0,)), ((1, 9), (1,)), (lab.partition(found.times_ms, 2), (0, 1))):
         cut = replace(workload, cut=found.layers(counts))
-        run = pool.train(s, cut, steps=1, check_gradients=True, recompute=again)
+        run = pool.train(s, cut, METER, lab.Recompute(again), steps=1, check_gradients=True)
         assert run.gradients.equal, run
         assert run.held.peak_bytes == s.peak_held(found.memory(counts, again))
     assert found.costs((5, 5), [1]).recompute == (0, sum(found.forward_ms[5:]))
@@ -159,17 +165,17 @@ def test_what_cannot_be_profiled_is_said(gpt):
 
 
 @pytest.mark.parametrize(
-    ("extras", "recompute", "says"),
+    ("extras", "stages", "says"),
     [
-        ((), [2], "recompute must be True, False or some of the stages 0 to 1, such as [0], got [2]"),
-        ((), 1, "some of the stages 0 to 1, such as [0], got 1"),
-        ((), [0.0], "got [0.0]"),
-        ([lab.TorchEngine()], True, "recompute needs pplab's engine"),
+        ((), [2], "Recompute takes some of the stages 0 to 1, such as [0], or nothing for all of them, got (2,)"),
+        ((), 1, "or nothing for all of them, got 1"),
+        ((), [0.0], "got (0.0,)"),
+        ([lab.TorchEngine()], None, "Recompute needs pplab's engine"),
     ],
 )
-def test_what_cannot_be_recomputed_is_said(extras, recompute, says):
+def test_what_cannot_be_recomputed_is_said(extras, stages, says):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     with pytest.raises(ValueError) as error:
         workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
-        Pool(2).train(s, workload, *extras, recompute=recompute)
+        Pool(2).train(s, workload, *extras, lab.Recompute(stages))
     assert says in str(error.value)

@@ -20,11 +20,11 @@ from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
 from pplab.runtime import Pool, RankError
-from pplab.runtime.meter import RankHeld
-from pplab.runtime.reference import WholeReport, report_gradients
+from pplab.runtime.reference import report_gradients
 from pplab.runtime.training import RankReport
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
+REDUCTIONS = {"end": [], "drain": [lab.Drain()]}
 
 
 def test_replicas_are_the_schedule_several_times(rng):
@@ -75,10 +75,10 @@ def test_of_copies_the_one_that_differs_most_counts():
 
     def report(*gradient: float) -> RankReport:
         of_a = {"a": np.array(gradient, np.float32)}
-        return RankReport([], [], 0.5, RankHeld(), of_a, None, {}, frozenset(), ())
+        return RankReport([], [], 0.5, of_a, frozenset(), ())
 
     for reports in ([report(1, 3), report(1, 1)], [report(1, 1), report(1, 3)]):
-        found = report_gradients(reports, WholeReport(1.0, {"a": one}, []))
+        found = report_gradients(reports, (1.0, {"a": one}))
         assert not found.equal and found.difference == 2 and found.loss_difference == 0
 
 
@@ -105,7 +105,7 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
         s = built(pp.builders.find(name), 2, num_microbatches)
         if s is not None:
             r = lab.replicate(s, 2)
-            run = four.train(r, workload, steps=1, check_gradients=True, reduction=reduction)
+            run = four.train(r, workload, lab.Meter(), *REDUCTIONS[reduction], steps=1, check_gradients=True)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
             assert run.schedule is r and len(run.timeline.busy) == 4
             assert run.held.peak_in_flight == s.peak_in_flight * 2 and run.held.peak_bytes == run.predicted_peak_bytes
@@ -136,7 +136,7 @@ def test_runs_leave_no_process_groups_behind(four):
 def test_four_replicas_of_one_rank_are_plain_data_parallelism(four):
     for name in ("1F1B", "ZB-H1"):
         s = lab.replicate(pp.build(name, num_ranks=1, num_microbatches=2), 4)
-        run = four.train(s, tiny(tied=True), check_gradients=True, reduction="drain")
+        run = four.train(s, tiny(tied=True), lab.Drain(), check_gradients=True)
         assert run.gradients.equal and run.schedule.num_microbatches == 8
 
 
@@ -147,7 +147,7 @@ def test_several_steps_keep_the_copies_equal(four, reduction, tied):
     workload = tiny(tied=tied)
     losses = modules.losses_of_one_process(workload, 4, SGD)
     s = lab.replicate(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=2), 2)
-    run = four.train(s, workload, steps=4, optimizer=SGD, reduction=reduction)
+    run = four.train(s, workload, *REDUCTIONS[reduction], steps=4, optimizer=SGD)
     assert run.losses == pytest.approx(losses, abs=1e-5) and len(set(losses)) == 4
 
 
@@ -165,7 +165,7 @@ def test_means_and_sums(four, reduction):
 def test_gloo_carries_the_same():
     with Pool(4, device="cpu", transport="gloo", timeout_s=60) as pool:
         s = lab.replicate(pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), 2)
-        run = pool.train(s, tiny(tied=True), check_gradients=True, reduction="drain")
+        run = pool.train(s, tiny(tied=True), lab.Drain(), check_gradients=True)
     assert run.gradients.equal and run.machine.transport == "gloo"
 
 
@@ -182,7 +182,7 @@ def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
             if reduction == "end" and exposed["drain"] < 0.8 * exposed["end"]:
                 break
             pace = pp.Costs(15, 15, 15, unit="ms")
-            run = pool.train(s, workload, steps=5, pace=pace, reduction=reduction)
+            run = pool.train(s, workload, lab.Pace(pace), *REDUCTIONS[reduction], steps=5)
             spans = [t.others for t in run.timelines]
             waits = [max(x.end - x.start for x in others if isinstance(x.action, str)) for others in spans]
             exposed[reduction] = min(exposed[reduction], *waits)
@@ -194,7 +194,6 @@ def test_in_the_drain_the_reduction_of_a_stage_that_is_done_hides():
     ("ranks", "microbatches", "replicas", "extras", "options", "message"),
     [
         (4, 4, 2, (), {}, "1F1B, 2 replicas is for 8 ranks and there are 4: .* or build the schedule for 4"),
-        (4, 4, 1, (), {"reduction": "late"}, "unknown reduction 'late'"),
         (2, 3, 2, (), {}, "a batch of 8 doesn't divide into 6 equal microbatches"),
         (2, 4, 2, [lab.TorchEngine()], {}, "replicas needs pplab's engine: .*, reduce gradients yourself"),
         (4, 4, 1, [lab.TorchEngine()], {}, "a model with tied weights needs pplab's engine"),
@@ -262,5 +261,5 @@ def test_two_pipelines_of_two_ranks_on_cuda_equal_one_process(reduction):
         for name in ("1F1B", "ZBVZeroBubble", "DualPipe"):
             s = lab.replicate(pp.build(name, num_ranks=2, num_microbatches=4), 2)
             for tied in (False, True):
-                run = pool.train(s, tiny(tied=tied), check_gradients=True, reduction=reduction)
+                run = pool.train(s, tiny(tied=tied), *REDUCTIONS[reduction], check_gradients=True)
                 assert run.gradients.equal, run

@@ -19,18 +19,17 @@ from conftest import built, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.runtime import Executor, Modules, Pool, RankError, devices
-from pplab.runtime.clock import StepTrace
-from pplab.runtime.listener import Listeners
-from pplab.runtime.meter import RankHeld
+from pplab.runtime.devices import RankContext
+from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
-from pplab.runtime.pace import Pace
 from pplab.runtime.reference import compare_gradients
 from pplab.runtime.report import make_run
-from pplab.runtime.training import RankContext, RankReport
+from pplab.runtime.training import RankReport
 
 pytestmark = pytest.mark.slow
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
+METER = lab.Meter()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
     schedules = [built(pp.builders.find(name), num_ranks, num_microbatches) for num_microbatches in SIZES[num_ranks]]
     assert any(schedules) or num_ranks == 1
     for s in filter(None, schedules):
-        run = pools(num_ranks).train(s, gpt, steps=1, check_gradients=True)
+        run = pools(num_ranks).train(s, gpt, METER, steps=1, check_gradients=True)
         assert run.gradients.equal, run
         assert run.gradients.loss_difference < 1e-5
         assert run.held.peak_in_flight == s.peak_in_flight
@@ -79,7 +78,7 @@ def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
 def test_distilbert_equals_one_process(pools, distilbert, name):
     """The reference is transformers' own model on the whole batch, with reviews of different lengths."""
     assert distilbert.attention_mask.sum(1).unique().numel() > 1
-    run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, check_gradients=True)
+    run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, METER, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
     assert run.held.peak_bytes == run.predicted_peak_bytes
 
@@ -90,7 +89,7 @@ def test_distilbert_with_ragged_masks_equals_one_process_however_stages_are_plac
 ):
     """What else a schedule does, GPT's stages show above: masks travel with every microbatch, in whatever order."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
-    run = pools(2).train(s, distilbert, steps=1, check_gradients=True)
+    run = pools(2).train(s, distilbert, METER, steps=1, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
     assert run.held.peak_bytes == run.predicted_peak_bytes
 
@@ -100,7 +99,7 @@ def test_any_legal_order_on_any_placement_equals_one_process(pools, rng, num_ran
     s = random_schedule(rng, num_ranks, overlap_share=0.4)
     stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(s.num_stages)]
     workload = modules.workload(*stages, size=2 * s.num_microbatches)
-    run = pools(num_ranks).train(s, workload, steps=1, check_gradients=True)
+    run = pools(num_ranks).train(s, workload, METER, steps=1, check_gradients=True)
     assert run.gradients.equal, (s, run)
     assert run.held.peak_in_flight == s.peak_in_flight
     assert pp.simulate(s, run.costs).makespan > 0
@@ -122,7 +121,7 @@ def test_mixed_precision_computes_in_it(pools, gpt, name):
     """That every schedule does, and holds what is predicted, is tested in test_gpu.py, which CI runs on the CPU too."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     exact, mixed = (
-        pools(2).train(s, gpt, steps=1, check_gradients=True, autocast=dtype) for dtype in (None, torch.bfloat16)
+        pools(2).train(s, gpt, METER, steps=1, check_gradients=True, autocast=dtype) for dtype in (None, torch.bfloat16)
     )
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
     assert mixed.held.peak_bytes == mixed.predicted_peak_bytes and max(mixed.held.bytes_of) < max(exact.held.bytes_of)
@@ -148,11 +147,11 @@ def test_gradients_accumulate_right_for_means_and_sums(pools, name, reduction):
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL if builder.name != "DualPipe"])
 def test_torchs_runtime_runs_the_same_stages_and_never_holds_less(pools, gpt, name):
     s = pp.build(name, num_ranks=2, num_microbatches=8)
-    theirs = pools(2).train(s, gpt, lab.TorchEngine(), steps=2, check_gradients=True)
+    theirs = pools(2).train(s, gpt, lab.TorchEngine(), METER, steps=2, check_gradients=True)
     assert theirs.gradients.equal and theirs.gradients.loss_difference < 1e-5, theirs
     assert str(theirs).startswith(f"{name} by torch, measured") and theirs.job.engine_name == "torch"
     assert {span.action for span in theirs.timeline.spans} == {item for row in s.rows for item in row}
-    ours = pools(2).train(s, gpt, steps=2)
+    ours = pools(2).train(s, gpt, METER, steps=2)
     assert max(ours.held.peak_bytes) <= max(theirs.held.peak_bytes)
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
 
@@ -253,7 +252,7 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     """Four ranks on however few cores: every action lasts as long as it was told to, and the order does the rest."""
     pace = pp.Costs(forward=20, backward_input=20, backward_weight=20, unit="ms")
     s = pp.build(name, num_ranks=4, num_microbatches=4)
-    run = pools(4).train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), steps=1, pace=pace)
+    run = pools(4).train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), lab.Pace(pace), steps=1)
     predicted = pp.simulate(s, pace)
     assert run.how == run.timeline.how == "paced"
     assert 1 <= run.timeline.makespan / predicted.makespan < 1.25
@@ -267,7 +266,7 @@ def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools)
     times = {}
     for name, options in (("naive", {}), ("1F1B", {"in_flight": (1, 1)}), ("1F1B", {})):
         s = pp.build(name, num_ranks=2, num_microbatches=8, **options)
-        times[name, bool(options)] = pools(2).train(s, workload, steps=1, pace=pace).timeline.makespan
+        times[name, bool(options)] = pools(2).train(s, workload, lab.Pace(pace), steps=1).timeline.makespan
     assert times["1F1B", True] / times["naive", False] == pytest.approx(1, abs=0.1)
     assert times["1F1B", True] / times["1F1B", False] == pytest.approx(48 / 27, rel=0.1)
 
@@ -302,7 +301,7 @@ def test_more_ranks_than_cores_is_said():
 
 
 def test_one_process_as_a_reference(pools, gpt):
-    reference = pools(2).reference(gpt, 4, steps=2)
+    reference = lab.reference(pools(2), gpt, 4, steps=2)
     assert len(reference.step_times_ms) == 2 and reference.step_time_ms > 0
     batch = gpt.batch(0)
     model = gpt.build_whole()
@@ -344,14 +343,15 @@ TWO, BY_TORCH = ["0F0 0B0", "1F0 1B0"], lab.TorchEngine()
         (["0F0 0B0", "1F0"], (), {}, "1B0 is missing"),
         (TWO, (), {"step": 2}, "unknown option of a run 'step'"),
         (["0F0 1F1 1B1 0B0", "1F0 0F1 1B0 0B1"], [BY_TORCH], {}, "bidirectional, which torch's runtime doesn't know"),
-        (TWO, [BY_TORCH], {"pace": pp.Costs(latency=1, unit="ms")}, "can't be delayed"),
+        (TWO, [BY_TORCH, lab.Pace(pp.Costs(latency=1, unit="ms"))], {}, "can't be delayed"),
         (TWO, (), {"autocast": "bf16"}, "autocast must be torch.bfloat16"),
         (["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"], (), {}, "a batch of 8 doesn't divide into 3"),
         (["0F0 2F0 2B0 0B0", "1F0 1B0"], (), {}, "the schedule has 3 stages, and 2 modules were given"),
-        (TWO, (), {"steps": 0}, "steps must be at least 1"),
+        (TWO, (), {"steps": 0}, "steps must be an integer of at least 1, got 0"),
         (TWO, (), {"warmup": -1}, "warmup must be an integer of at least 0"),
-        (TWO, (), {"pace": pp.Costs()}, "pace needs costs in a unit of time"),
-        (TWO, (), {"pace": pp.Costs([1, 2, 3], unit="ms")}, "3 values for 2 stages"),
+        (TWO, (), {"pace": pp.Costs()}, r"'pace'.* is an extra, such as lab.Pace\(costs\)"),
+        (TWO, [lab.Pace(pp.Costs())], {}, "pace needs costs in a unit of time"),
+        (TWO, [lab.Pace(pp.Costs([1, 2, 3], unit="ms"))], {}, "3 values for 2 stages"),
     ],
 )
 def test_a_bad_run_is_refused_before_anything_starts(rows, extras, options, message):
@@ -415,8 +415,8 @@ def test_groups_have_the_patience_of_the_run(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.distributed, "new_group", lambda ranks, **options: asked.append((ranks, options)))
     patience = timedelta(seconds=7)
-    context = RankContext(0, 2, torch.device("cuda"), "nccl", None, print, timeout=patience)
-    context.channels([(0, 1)])
+    context = RankContext(0, 2, torch.device("cuda"), "nccl", patience)
+    context.channel(0, 1)
     assert asked == [([0, 1], {"timeout": patience, "backend": "nccl"})]
 
 
@@ -431,7 +431,7 @@ def test_kernels_load_before_nccls(monkeypatch):
     assert devices.os.environ == {"CUDA_MODULE_LOADING": "LAZY"}
 
 
-@pytest.mark.parametrize("pace, waits", [(None, []), (Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])
+@pytest.mark.parametrize("pace, waits", [(None, []), (lab.Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])
 def test_a_paced_host_knows_when_its_gpu_got_there(monkeypatch, pace, waits):
     """After a message and around an action: a receive over NCCL makes the GPU wait, not the host."""
     said, gpu = [], torch.device("cuda")
@@ -451,12 +451,12 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     s = pp.build("GPipe", num_ranks=1, num_microbatches=1)
     actions = [(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])]
     trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
-    report = RankReport([trace], [1.0], 1.0, RankHeld(), {}, None, {}, frozenset(), ())
+    report = RankReport([trace], [1.0], 1.0, {}, frozenset(), ())
     run = make_run(make_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
     assert run.machine.clock_error_ms == run.to_dict()["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
 
 
 def test_a_paced_run_on_gpus_says_so():
-    (said,) = devices.paced_notes(["cuda:0", "cuda:1"], [])
+    (said,) = lab.Pace(pp.Costs(unit="ms")).notes(["cuda:0", "cuda:1"], [])
     assert "the durations say nothing about the GPU" in said

@@ -104,13 +104,14 @@ def test_what_can_not_run_is_said_with_its_place():
 def test_two_processes_run_it_with_the_gradients_of_one():
     """From a session as a notebook's, whose `__main__` is in no file, so that the ranks can't know the function."""
     run = """
+from pplab import lab
 from pplab.lab import models
 from pplab.runtime import Pool
 
 small = models.gpt(batch_size=8, num_layers=4, width=32, num_heads=2, context=16, source="sample")
 s = pp.build("patient", num_ranks=2, num_microbatches=4)
 with Pool(2, device="cpu", timeout_s=60) as pool:
-    run = pool.train(s, small, steps=2, check_gradients=True)
+    run = pool.train(s, small, lab.Meter(), steps=2, check_gradients=True)
 assert run.gradients.equal, run
 assert run.held.peak_in_flight == s.peak_in_flight == (3, 2)
 assert run.timeline.schedule == s

@@ -19,12 +19,16 @@ _HOMES = {
     "layers": ("MeasuredLayers", "measure_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
     "message_rows": ("message_chart",),
+    "meter": ("Held", "Meter", "readable_bytes"),
     "mps": ("Mps",),
+    "pace": ("Pace",),
     "partitioning": ("partition",),
     "prediction": ("Prediction", "predict"),
     "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
     "profiling": ("Profile",),
     "queues": ("simulate_lowered", "parse_lowered"),
+    "recompute": ("Recompute",),
+    "reduction": ("Drain",),
     "replicas": ("replicate",),
     "search": ("Policy", "zb_1p", "zb_2p"),
     "serve": ("Decoded", "decode"),
@@ -33,6 +37,7 @@ _HOMES = {
     "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),
     "torchrun": ("train_here",),
     "transformer": ("Transformer",),
+    "whole_model": ("Reference", "reference"),
 }
 # What these define is used under their name: `lab.results.tables()`.
 _MODULES = ("data", "formulas", "models", "profiles", "results")

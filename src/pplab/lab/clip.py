@@ -35,6 +35,10 @@ class Clip(Extra):
             raise ValueError(f"Clip's max_norm must be a number of more than 0, got {self.max_norm!r}")
         return job
 
+    def lines(self, found: tuple[float, ...]) -> list[str]:
+        """The norms."""
+        return [f"gradient norm    {' '.join(f'{norm:.4f}' for norm in found)}"]
+
     def listen(self, rank: Rank) -> Listener:
         """Clip on this rank, together with the others."""
         return _Clipping(rank, self.max_norm)

@@ -17,8 +17,8 @@ from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 
 if TYPE_CHECKING:
     from ..runtime import Extra, Run, Workload
-    from ..runtime.pool import Beside
     from ..schedule import Schedule
+    from .mps import Mps
 
 # What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
 # the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
@@ -28,6 +28,8 @@ EXTRAS = [
     "pplab.lab.checkpoint:Resume",
     "pplab.lab.profiling:Profile",
     "pplab.lab.torch_engine:TorchEngine",
+    "pplab.lab.recompute:Recompute",
+    "pplab.lab.reduction:Drain",
     "pplab.lab.mps:Mps",
 ]
 
@@ -73,12 +75,13 @@ def _train(given: argparse.Namespace) -> int:
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 
-def _extras(given: argparse.Namespace) -> tuple[list[Extra], Beside | None]:
+def _extras(given: argparse.Namespace) -> tuple[list[Extra], Mps | None]:
     """What the flags of EXTRAS ask for: of the run, and of its pool. ValueError for what doesn't go together."""
     from ..runtime import Extra
+    from .meter import Meter
     from .torch_engine import TorchEngine
 
-    extras, beside = [], None
+    extras, beside = [Meter()], None
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
         if value is None or value is False:
@@ -99,7 +102,7 @@ def _train_in_pool(
     schedule: Schedule,
     workload: Workload,
     *extras: Extra,
-    beside: Beside | None,
+    beside: Mps | None,
     **options: object,
 ) -> Run:
     from ..runtime import Pool

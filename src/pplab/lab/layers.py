@@ -11,7 +11,9 @@ from ..errors import positive_int
 from ..footprint import Memory
 from ..runtime import Pool
 from ..schedule import Schedule
+from .meter import Meter
 from .models import LayeredModel
+from .recompute import Recompute
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def measure_layers(
     if not isinstance(workload, LayeredModel):
         raise ValueError(
             f"measure_layers knows the layers of models.gpt and models.distilbert, got {type(workload).__name__}: "
-            "give modules of your own one stage per layer, and read run.costs and run.memory"
+            "give modules of your own one stage per layer, and read run.costs and run.held.memory"
         )
     num_layers = workload.num_layers
     names = ("embedding", *(f"layer {layer}" for layer in range(num_layers)), "head")
@@ -97,8 +99,8 @@ def measure_layers(
     layerwise = replace(workload, cut=(0, *[1] * num_layers, 0))
     schedule = Schedule([row], name="layer by layer")
     with Pool(1, device=device, threads=threads) as pool:
-        run = pool.train(schedule, layerwise, steps=steps)
-        inputs = pool.train(schedule, layerwise, steps=1, warmup=0, recompute=True).held.bytes_of
+        run = pool.train(schedule, layerwise, Meter(), steps=steps)
+        inputs = pool.train(schedule, layerwise, Meter(), Recompute(), steps=1, warmup=0).held.bytes_of
     sizes = [
         sum(p.numel() * p.element_size() for p in layerwise.build_stage(stage, last + 1).parameters())
         for stage in range(last + 1)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..costs import Link
-from ..runtime.training import RankContext
+from ..runtime.devices import RankContext
 
 if TYPE_CHECKING:
     from ..runtime import Pool

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..actions import Action, F, Kind, Overlap, parts
 from ..runtime import Extra, Listener
 from ..runtime.options import Job
-from ..runtime.pace import settle
 from ..runtime.training import Rank
+from .pace import settle
 from .profiles import ProfileReport, RankProfile, summarise
 
 _NAMES = {Kind.F: "pp.forward", Kind.B: "pp.backward", Kind.I: "pp.backward_input", Kind.W: "pp.backward_weight"}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import positive_int
 from ..runtime.comm import naming
-from ..runtime.pace import paced
-from ..runtime.training import RankContext
+from ..runtime.devices import RankContext
+from .pace import paced
 
 if TYPE_CHECKING:
     from .models import LanguageModel
@@ -58,7 +58,7 @@ def decode(
     started = time.perf_counter()
     for turn in range(new_tokens * groups):
         group = turn % groups
-        context.watch("decoding", turn, False)
+        context.watch("decoding")
         if rank > 0:
             x = _receive((size, length, workload.config.width), torch.float32, rank - 1)
         else:

@@ -18,12 +18,13 @@ from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, 
 from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
+from ..runtime.devices import RankContext
 from ..runtime.options import Job
-from ..runtime.pace import Pace, paced, settle
 from ..runtime.stage import autocast
-from ..runtime.training import Rank, RankContext, RankReport
+from ..runtime.training import Rank, RankReport
 from ..runtime.workload import tied_weights
 from ..schedule import Schedule
+from .pace import Pace, paced, settle
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -67,8 +68,6 @@ class TorchEngine(Extra):
             raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
         if tied_weights(job.workload, schedule.num_stages):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
-        if job.options.recomputed(schedule.num_stages):
-            raise ValueError(f"recompute {needs}; for torch's runtime wrap the modules in torch's checkpoint")
         _check_order_of_losses(schedule)
         return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
 
@@ -99,7 +98,7 @@ def train_torch(
     """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
     rank, schedule, device = Rank(context, job), job.schedule, context.device
     rank.listen()
-    pace = job.options.pace and Pace(job.options.pace).seconds(schedule.num_stages)
+    pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
     times: dict[Action, tuple[object, object]] = {}
     messages = _Queue(rank) if one_queue else None
     runner = _runner(rank, pace, times, rows, messages)

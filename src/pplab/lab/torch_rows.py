@@ -10,8 +10,9 @@ from torch import nn
 from ..costs import Costs
 from ..lowering import LoweredRow
 from ..runtime import Batch, Pool, Run, Workload
-from ..runtime.training import RankContext
+from ..runtime.devices import RankContext
 from ..schedule import Schedule
+from .pace import Pace
 from .queues import compute_of, parse_lowered, simulate_lowered
 from .torch_engine import CLASSES, TorchEngine
 
@@ -50,7 +51,7 @@ def train_lowered(
     """Run lowered rows, with their own sends and receives, by torch's interpreter on the ranks of `pool`.
 
     `one_queue` lets each rank's messages pass one at a time in the row's order, as on a GPU's stream; the timeline's
-    `others` say when. `pace` stretches actions as in `Pool.train`.
+    `others` say when. `pace` stretches actions, as `lab.Pace` does.
 
     Raises ScheduleError before anything starts where the messages would wait for each other for ever, ValueError for
     one queue on GPUs, which have their own.
@@ -58,9 +59,8 @@ def train_lowered(
     if one_queue and pool.devices[0] != "cpu":
         raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
     simulate_lowered(rows, queue="rank" if one_queue else "channel")
-    engine = TorchEngine(tuple(rows), one_queue)
-    options = {"steps": steps, "check_gradients": check_gradients, "pace": pace}
-    return pool.train(compute_of(rows, name), workload, engine, **options)
+    extras = [TorchEngine(tuple(rows), one_queue), *([] if pace is None else [Pace(pace)])]
+    return pool.train(compute_of(rows, name), workload, *extras, steps=steps, check_gradients=check_gradients)
 
 
 def take_steps(

@@ -28,11 +28,10 @@ import torch
 import torch.distributed as dist
 
 from ..runtime import Extra, Run, Workload
-from ..runtime.devices import choose_transport, load_eagerly, notes, paced_notes
+from ..runtime.devices import RankContext, choose_transport, load_eagerly, notes
 from ..runtime.options import make_job
 from ..runtime.reference import report_gradients, train_whole
 from ..runtime.report import make_run
-from ..runtime.training import RankContext
 from ..schedule import Schedule
 from .hosts import ahead_of_rank_0
 
@@ -80,25 +79,23 @@ def train_here(
             transport = "gloo"
         for extra in job.extras:
             extra.check_devices(job, [str(place)], transport)
-        quiet = lambda phase, position=0, waits=False: None  # noqa: E731
         ahead = partial(ahead_of_rank_0, rank, num_ranks) if several_hosts() else None
-        context = RankContext(rank, num_ranks, place, transport, store, quiet, timeout=patience, ahead=ahead)
+        context = RankContext(rank, num_ranks, place, transport, patience, store, ahead=ahead)
         reports = None if rank else [None] * num_ranks
         dist.gather_object(job.engine(context, job), reports)
         whole = None
         if job.options.check_gradients:
-            whole = train_whole(context, job.workload, schedule.num_microbatches, 0, job.options.autocast)
+            whole = train_whole(context, job.workload, job.options.autocast)
         run = None
         if rank == 0:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            said = notes(devices, cores)
             run = make_run(
                 job,
                 reports,
                 whole and report_gradients(reports, whole, job.options.autocast),
                 device=str(place),
                 transport=transport,
-                notes=said if job.options.pace is None else paced_notes(devices, said),
+                notes=job.notes(devices, notes(devices, cores)),
                 several_hosts=ahead is not None,
             )
         dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there

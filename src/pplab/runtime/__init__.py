@@ -1,12 +1,11 @@
 """Run schedules with real processes: a pool of ranks, one executor for every schedule, one clock."""
 
 from .executor import Executor
+from .failures import RankError
 from .listener import Extra, Listener
-from .meter import Held, readable_bytes
 from .options import Options
 from .pool import Pool
-from .processes import RankError
-from .reference import GradientReport, Reference
+from .reference import GradientReport
 from .report import Machine, Run
 from .stage import Stage
 from .workload import Batch, Modules, Workload
@@ -16,16 +15,13 @@ __all__ = [
     "Executor",
     "Extra",
     "GradientReport",
-    "Held",
     "Listener",
     "Machine",
     "Modules",
     "Options",
     "Pool",
     "RankError",
-    "Reference",
     "Run",
     "Stage",
     "Workload",
-    "readable_bytes",
 ]

@@ -1,109 +1,61 @@
-"""Tensors between ranks: one one-way channel for every ordered pair of ranks that exchange something.
+"""Tensors between ranks: what every transport agrees on, and the one between ranks of one host, through shared memory.
 
-Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of sending, and the
-receiver posts its receives in that same order (`lower` sees to it): so a transport that keeps order, like NCCL, can't
-deadlock either. Shapes and dtypes are agreed once per stage through the pool's store, and checked at every send:
-gloo would accept a message that is too short without a word.
+Shapes and dtypes are agreed once per stage through the pool's store, and checked at every send: gloo would accept a
+message that is too short without a word.
 
-On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside the compute stream.
-torch orders them by events: a send or a receive starts after what the compute stream was given before it, and `wait`
-lets the compute stream, not the host, wait for the end. A tensor stays referenced here until then (`sending` until the
-work has completed on the GPU, or `flush` has made the compute stream wait for it; a posted receive's buffers until they
-are taken), so the allocator, which reuses memory in the compute stream's order, can't give it away too early.
+Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free slot, then its
+number goes down the channel's pipe; the receiver copies it out and marks the slot free. A channel starts without slots
+and makes one whenever none is free: as many as messages were ever under way at once, so that no schedule can run out of
+them. A rank that waits sleeps in the pipe, and a rank whose peer has died reads its end.
+
+Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU into the slot, up
+from it to the receiver's. Both copies wait for the GPU, so they are part of the times that a shared GPU shows.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..actions import RECV_B, RECV_F, SEND_F, Action
 from ..deps import other_end
 
+if TYPE_CHECKING:
+    from .devices import RankContext
+
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
-_MOST_PARTS = 16  # tensors of one message
+_HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
+_PIPE_BYTES = 2**20
+_ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
 
 class LostPeer(RuntimeError):
     """Communication with another rank failed: that rank, not this one, has the cause."""
 
 
-@dataclass
-class _Receive:
-    buffers: list[Tensor]
-    works: list[dist.Work]
-
-
 class Comm:
-    """This rank's ends of the channels of one run.
+    """This rank's ends of the channels of one run: what all transports have in common.
 
-    `home[stage, microbatch]` is a rank; `key` names the run in the store; `groups[source, target]` is the process group
-    of a channel where a channel needs its own (NCCL). `staged`: tensors cross through the host's memory, because the
-    transport can't reach the ranks' device.
+    `home[stage, microbatch]` is a rank; `key` names the run in the store.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        device: torch.device,
-        home: Mapping[tuple[int, int], int],
-        store: dist.Store,
-        key: str,
-        groups: Mapping[tuple[int, int], dist.ProcessGroup],
-        staged: bool,
-    ):
-        self.rank, self.home, self.store, self.key, self.groups = rank, home, store, key, groups
-        self.device = device
-        self.wire = torch.device("cpu") if staged else device
-        self.posted: dict[Action, _Receive] = {}
-        self.unposted: dict[int, deque[Action]] = defaultdict(deque)  # per peer, in the order to post them
-        self.sending: list[tuple[dist.Work, Tensor]] = []
+    def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
+        self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
         self.specs: dict[int, Spec] = {}  # what a stage gives the next one
-
-    def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
-        """Send one number through every channel, in one order for all ranks."""
-        for source, target in channels:
-            group = self.groups.get((source, target))
-            with naming(f"the channel from rank {source} to rank {target}"):
-                if source == self.rank:
-                    dist.send(torch.zeros(1, device=self.wire), target, group=group)
-                elif target == self.rank:
-                    dist.recv(torch.zeros(1, device=self.wire), source, group=group)
-
-    def post(self, receive: Action) -> None:
-        """Get ready to receive. In the first step this may happen only in `receive`, when the shapes are known."""
-        waiting = self.unposted[self.peer(receive)]
-        waiting.append(receive)
-        while waiting and self._is_agreed(producer(waiting[0])):
-            self._post(waiting.popleft())
-
-    def receive(self, receive: Action) -> tuple[Tensor, ...]:
-        """Wait for a message that was announced with `post`; returns its tensors."""
-        while receive not in self.posted:
-            self._post(self.unposted[self.peer(receive)].popleft())
-        arrived = self.posted.pop(receive)
-        with naming(f"{receive} from rank {self.peer(receive)}"):
-            for work in arrived.works:
-                work.wait()
-        return tuple(x.to(self.device) for x in arrived.buffers)
-
-    def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
-        """Start sending; the tensors are kept until they have gone."""
-        self.check(send, tensors)
-        self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
-        peer = self.peer(send)
-        for part, tensor in enumerate(tensors):
-            tensor = tensor.to(self.wire).contiguous()
-            work = dist.isend(tensor, peer, group=self.groups.get((self.rank, peer)), tag=_tag(send, part))
-            self.sending.append((work, tensor))
 
     def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
         """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""
@@ -116,46 +68,175 @@ class Comm:
             raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
         return spec
 
-    def flush(self) -> None:
-        """Wait until everything sent has gone."""
-        with naming("finishing what was sent"):
-            for work, _ in self.sending:
-                work.wait()
-        self.sending.clear()
-
-    def _post(self, receive: Action) -> None:
-        buffers = [torch.empty(shape, dtype=dtype, device=self.wire) for shape, dtype in self.expected(receive)]
-        peer = self.peer(receive)
-        group = self.groups.get((peer, self.rank))
-        works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
-        self.posted[receive] = _Receive(buffers, works)
-
     def expected(self, action: Action) -> Spec:
         """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
-        spec = self._agreed(producer(action))
+        stage = producer(action)
+        if stage not in self.specs:
+            listed = json.loads(self.store.get(f"{self.key}/{stage}"))
+            self.specs[stage] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
         if action.kind in (SEND_F, RECV_F):
-            return spec
-        return [(shape, dtype) for shape, dtype in spec if dtype.is_floating_point]
+            return self.specs[stage]
+        return [(shape, dtype) for shape, dtype in self.specs[stage] if dtype.is_floating_point]
 
     def _agree(self, stage: int, spec: Spec) -> None:
-        if len(spec) > _MOST_PARTS:
-            raise ValueError(f"stage {stage} returns {len(spec)} tensors: at most {_MOST_PARTS} can cross a boundary")
         self.specs[stage] = spec
         listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
         self.store.set(f"{self.key}/{stage}", json.dumps(listed))
 
-    def _is_agreed(self, stage: int) -> bool:
-        return stage in self.specs or self.store.check([f"{self.key}/{stage}"])
-
-    def _agreed(self, stage: int) -> Spec:
-        if stage not in self.specs:
-            listed = json.loads(self.store.get(f"{self.key}/{stage}"))
-            self.specs[stage] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
-        return self.specs[stage]
-
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
         return self.home[other_end(action).stage, action.microbatch]
+
+
+class Pipes:
+    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both ends are open."""
+
+    def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
+        self.rank, self.folder, self.barrier = rank, folder, barrier
+        self.ends: dict[tuple[int, int], int] = {}
+
+    def open(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Open the pipes of these (source, target) pairs. All ranks must call, with the same pairs."""
+        new = [pair for pair in pairs if pair not in self.ends]
+        self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
+        if not new:
+            return
+        for source, target in new:
+            if target == self.rank:
+                path = self._path(source, target)
+                os.mkfifo(path)
+                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self.barrier()
+        for source, target in new:
+            if source == self.rank:
+                end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.barrier()
+        for source, target in new:
+            if target == self.rank:
+                os.set_blocking(self.ends[source, target], True)
+                os.unlink(self._path(source, target))
+
+    def _path(self, source: int, target: int) -> Path:
+        return self.folder / f"{source}-{target}"
+
+
+@dataclass
+class _Slot:
+    """Memory that two ranks map. Its first byte: 1 while a message is in it."""
+
+    memory: mmap.mmap
+    number: int
+    tensors: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)  # by producing stage and direction
+
+    def views(self, key: tuple[int, int], spec: Spec) -> list[Tensor]:
+        """The slot as a message's tensors."""
+        if key not in self.tensors:
+            offset, found = _ALIGNMENT, []
+            for shape, dtype in spec:
+                count = torch.Size(shape).numel()
+                at = {"offset": offset, "count": count} if count else {"count": 0}
+                found.append(torch.frombuffer(self.memory, dtype=dtype, **at).view(shape))
+                offset += _padded(count * dtype.itemsize)
+            self.tensors[key] = found
+        return self.tensors[key]
+
+
+class SharedComm(Comm):
+    """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to it."""
+
+    def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
+        super().__init__(context, home, key)
+        self.pipes = context.pipes
+        self.leaves_ns = 0  # when what is sent next shall count as gone; 0: when it is
+        self.left_ns = 0  # when what was received last had gone
+        self.outgoing: dict[int, list[_Slot]] = {}  # per target
+        self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
+        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when it left
+
+    def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
+        """Open every channel."""
+        with naming("opening the channels"):
+            self.pipes.open(channels)
+
+    def post(self, receive: Action) -> None:
+        """Nothing to do: the sender brings the memory."""
+
+    def receive(self, receive: Action) -> tuple[Tensor, ...]:
+        """Wait for a message; returns its tensors."""
+        source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
+        while (*content, receive.microbatch) not in self.arrived:
+            self._read(source, receive)
+        nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
+        slot = self.incoming.get((source, number))
+        if slot is None:
+            slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
+        tensors = tuple(view.to(self.device, copy=True) for view in slot.views(content, self.expected(receive)))
+        slot.memory[0] = 0
+        return tensors
+
+    def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
+        """Copy a message into shared memory and announce it; returns when the tensors are free to change."""
+        spec = self.check(send, tensors)
+        target, content = self.peer(send), (producer(send), int(send.kind is SEND_F))
+        nbytes = _ALIGNMENT + sum(_padded(torch.Size(shape).numel() * dtype.itemsize) for shape, dtype in spec)
+        slots = self.outgoing.setdefault(target, [])
+        slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
+        if slot is None:
+            slot = _Slot(_make(self._path(self.rank, target, len(slots)), nbytes), len(slots))
+            slots.append(slot)
+        for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
+            view.copy_(tensor)
+        slot.memory[0] = 1
+        left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
+        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, left_ns)
+        with naming(f"{send} to rank {target}"):
+            os.write(self.pipes.ends[self.rank, target], header)
+
+    def flush(self) -> None:
+        """Nothing is under way once it is announced."""
+
+    def _read(self, source: int, receive: Action) -> None:
+        """Take what the pipe from `source` announces; sleeps until there is something."""
+        with naming(f"{receive} from rank {source}"):
+            headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
+        if not headers:
+            raise LostPeer(f"{receive} from rank {source}: it is gone")
+        for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
+            self.arrived[tuple(message)] = (nbytes, number, left_ns)
+
+    def _path(self, source: int, target: int, number: int) -> Path:
+        return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
+
+
+def _make(path: Path, nbytes: int) -> mmap.mmap:
+    """New memory under a name. ValueError when there is no room, now rather than a crash at a write."""
+    end = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        os.posix_fallocate(end, 0, nbytes)
+        return mmap.mmap(end, nbytes)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
+            raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
+        raise
+    finally:
+        os.close(end)
+
+
+def _map(path: Path, nbytes: int) -> mmap.mmap:
+    """The memory under a name, whose name is no longer needed."""
+    end = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(end, nbytes)
+    finally:
+        os.close(end)
+        os.unlink(path)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @contextmanager
@@ -167,20 +248,9 @@ def naming(what: str) -> Iterator[None]:
         raise LostPeer(f"{what}: {error}") from error
 
 
-def size_of(spec: Spec) -> int:
-    """The bytes of a message."""
-    return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in spec)
-
-
 def producer(action: Action) -> int:
     """The stage whose output, or the gradient of whose output, a communication carries."""
     return action.stage if action.kind in (SEND_F, RECV_B) else action.stage - 1
-
-
-def _tag(action: Action, part: int) -> int:
-    """One number for both ends of a message's tensor."""
-    direction = 0 if action.kind in (SEND_F, RECV_F) else 1
-    return ((producer(action) * 2 + direction) * 65536 + action.microbatch) * _MOST_PARTS % 2**31 + part
 
 
 def _show(spec: Spec) -> str:

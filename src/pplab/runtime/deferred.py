@@ -12,22 +12,15 @@ its backward is split.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .meter import Meter, unwrap
-
-
-class _Product(NamedTuple):
-    """What a weight's gradient will be made of."""
-
-    layer: nn.Linear
-    inputs: object  # a tensor, or what a meter holds in its place
-    gradients: object
+# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, what `hold` gave for both.
+Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 
 class Deferred:
@@ -37,8 +30,8 @@ class Deferred:
     """
 
     def __init__(self, module: nn.Module):
-        self.pending: list[_Product] | None = None
-        self.meter: Meter | None = None
+        self.pending: list[Product] | None = None
+        self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
@@ -55,10 +48,10 @@ class Deferred:
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
         """Leave a weight's gradient for later, or compute it now."""
         if self.pending is None:
-            accumulate([_Product(layer, inputs, gradients)])
-            return
-        both = (inputs, gradients) if self.meter is None else (self.meter.hold(inputs), self.meter.hold(gradients))
-        self.pending.append(_Product(layer, *both))
+            accumulate([(layer, inputs, gradients, None)])
+        else:
+            counted = self.hold and (self.hold(inputs), self.hold(gradients))
+            self.pending.append((layer, inputs, gradients, counted))
 
 
 class SplitLinear(torch.autograd.Function):
@@ -79,11 +72,11 @@ class SplitLinear(torch.autograd.Function):
         return of_x, None, None, None, None
 
 
-def accumulate(products: list[_Product]) -> None:
+def accumulate(products: list[Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
-        layer, inputs, gradients = products.pop(0)
-        inputs, gradients = _rows(unwrap(inputs)), _rows(unwrap(gradients))
+        layer, inputs, gradients, _ = products.pop(0)
+        inputs, gradients = _rows(inputs), _rows(gradients)
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
             if weight.grad is None:

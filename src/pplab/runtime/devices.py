@@ -1,15 +1,20 @@
-"""Which device each rank has, how tensors cross, and what such a machine can and can't show."""
+"""Where ranks run: which device each has, how tensors cross, how a rank joins the others, and what such a machine can't
+show."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ..errors import unknown
+from .comm import Pipes
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -48,35 +53,72 @@ def load_eagerly(transport: str) -> None:
 
 def notes(devices: Sequence[str], cores: int) -> list[str]:
     """What this machine can't show, in so many words."""
-    num_ranks, places = len(devices), len(set(devices))
+    num_ranks, gpus = len(devices), len(set(devices))
     if devices[0] == "cpu":
-        if num_ranks <= cores:
-            return []
-        return [
-            f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other: losses, "
-            "gradients and memory are valid, the times and the bubble are not the schedule's"
-        ]
-    if places == num_ranks:
+        shared = f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other"
+    else:
+        shared = f"{num_ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, where processes take turns"
+    if num_ranks <= (cores if devices[0] == "cpu" else gpus):
         return []
-    shared = f"{num_ranks} ranks share {places} GPU{'s' if places > 1 else ''}"
-    return [
-        f"{shared}, where processes take turns: losses, gradients and memory are valid, the times and the bubble are "
-        "not the schedule's"
-    ]
+    return [f"{shared}: losses, gradients and memory are valid, the times and the bubble are not the schedule's"]
 
 
-def paced_notes(devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-    """The notes on a paced run: what of it is valid where ranks share the machine or compute on GPUs."""
-    on_cpu = devices[0] == "cpu"
-    if on_cpu and not notes:
-        return notes
-    if on_cpu:
-        return [
-            f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
-            "action kept to its time; the durations say nothing about the machine"
-        ]
-    return [
-        *notes,
-        "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the waits "
-        "are the schedule's where every action kept to its time; the durations say nothing about the GPU",
-    ]
+def _unwatched(phase: str, waits: bool = False) -> None:
+    """Tell nobody."""
+
+
+@dataclass
+class RankContext:
+    """Where a rank runs: its number, its device, its ways to the others."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    transport: str  # "shared", "gloo" or "nccl"
+    timeout: timedelta  # of what ranks do together
+    store: dist.Store | None = None
+    watch: Callable[..., None] = _unwatched  # told what the rank does, and whether it waits
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
+    runs: int = 0
+    pipes: Pipes | None = None  # of the shared transport
+    ahead: Callable[[], tuple[int, int]] | None = None  # of rank 0's clock, where ranks may be on several hosts
+
+    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
+
+        All ranks must call, also those that aren't in it, and in one order.
+        """
+        key = purpose, tuple(ranks)
+        if key not in self.groups:
+            backend = "nccl" if self.transport == "nccl" else "gloo"
+            self.groups[key] = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
+        return self.groups[key]
+
+    def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
+        """The process group of a channel. Only NCCL needs one each: its groups keep order."""
+        return self.group("channel", (source, target)) if self.transport == "nccl" else None
+
+    @property
+    def wire(self) -> torch.device:
+        """Where tensors must be to cross: the device, or the host's memory."""
+        return self.device if self.transport == "nccl" else torch.device("cpu")
+
+    def join(
+        self, threads: int, port: int, folder: str, environment: Mapping[str, str], watch: Callable[..., None]
+    ) -> RankContext:
+        """In its own process: join the others of the pool, which hosts a store at `port`, and lends a `folder` for what
+        its ranks share. `environment` is set before CUDA starts."""
+        os.environ.update(environment)
+        load_eagerly(self.transport)
+        torch.set_num_threads(threads)
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a pool's ranks are all on this host
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.empty(1, device=self.device)  # a GPU that can't be used fails now, not in the first run
+        self.store, self.watch = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=self.timeout), watch
+        ends = {"store": dist.PrefixStore("pplab", self.store), "rank": self.rank, "world_size": self.num_ranks}
+        dist.init_process_group("gloo", timeout=self.timeout, **ends)
+        if self.transport == "shared":
+            self.pipes = Pipes(self.rank, Path(folder), dist.barrier)
+        return self

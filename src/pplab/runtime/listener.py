@@ -12,14 +12,20 @@ event        what                     around
 "again"      the stage                a forward that runs a second time, in its backward
 "update"     None                     what follows a measured step's row
 "optimizer"  None                     of that, the optimizer's step
+
+One listener is there in every run: its clock, at the end of this file.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
+
+from ..actions import Action, Overlap
 
 if TYPE_CHECKING:
     from .options import Job
@@ -60,6 +66,14 @@ class Extra:
         """Afterwards, in the caller's process: what all ranks' listeners reported becomes what the Run says."""
         return reports[0]
 
+    def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+        """What the machine can't show in this run, from what it can't show in any."""
+        return notes
+
+    def lines(self, found: object) -> Sequence[str]:
+        """What the Run, as text, says of what was found."""
+        return ()
+
 
 class Listeners:
     """All listeners of a rank, as the function by which the executor says what it is about to do."""
@@ -75,9 +89,9 @@ class Listeners:
         listeners = self._of.get(event)
         return _Around(listeners, event, what) if listeners else _NOBODY
 
-    def remove(self, listener: Listener) -> None:
-        """Tell a listener nothing more."""
-        for event in listener.events:
+    def remove(self, listener: Listener, *events: str) -> None:
+        """Tell a listener no more of these events."""
+        for event in events:
             self._of[event].remove(listener)
 
     def clear(self) -> None:
@@ -102,3 +116,80 @@ class _Around:
         if kind is None:
             for listener in reversed(self.listeners):
                 listener.end(self.event, self.what)
+
+
+@dataclass
+class StepTrace:
+    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are several."""
+
+    actions: list[tuple[Action | Overlap, int, int]]
+    others: list[tuple[Action | str, int, int]]
+    start: int
+    end: int
+    again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
+    error_ns: int = 0  # how far off that clock these times can be
+
+
+class Clock(Listener):
+    """Records, of every step, when its items ran, when the rank waited for messages, and what else took time.
+
+    Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock, which all processes
+    of the host share. `ahead()` says by how many it is ahead of rank 0's host's, and how far off that can be.
+    """
+
+    events = frozenset(("step", "item", "receive", "again"))
+    mark = staticmethod(time.perf_counter_ns)
+    error_ns = 0  # how far off the host's clock this step's marks can be
+
+    def __init__(self, ahead: Callable[[], tuple[int, int]] | None = None):
+        self.ahead = ahead
+        self.traces: list[StepTrace] = []
+        self._offset = (0, 0)
+
+    def tie(self) -> None:
+        """Tie the clocks: before the barrier at which a step starts, because it takes ranks different times."""
+        if self.ahead is not None:
+            self._offset = self.ahead()
+
+    def resolve(self, marks: list) -> list[int]:
+        """The marks in nanoseconds of the host's clock."""
+        return marks
+
+    def begin(self, event: str, what: object) -> None:
+        """Mark the start."""
+        if event == "step":
+            self._found: dict[str, list] = {"item": [], "receive": [], "again": []}
+            self._open: list[object] = []
+        self._open.append(self.mark())
+
+    def end(self, event: str, what: object) -> None:
+        """Mark the end; at the end of a step, read all marks."""
+        if event == "step":
+            self._finish(self._open.pop(), self.mark())
+        else:
+            self._found[event].append((what, self._open.pop(), self.mark()))
+
+    @contextmanager
+    def span(self, label: str) -> Iterator[None]:
+        """Record what runs inside as something that the rank did beside its row."""
+        start = self.mark()
+        yield
+        self.add(label, start, self.mark())
+
+    def add(self, label: Action | str, start: object, end: object) -> None:
+        """Record something that the rank did beside its row, from mark to mark."""
+        self._found["receive"].append((label, start, end))
+
+    def item(self, item: Action | Overlap, start: object, end: object) -> None:
+        """Record an item of the row, from mark to mark."""
+        self._found["item"].append((item, start, end))
+
+    def _finish(self, start: object, end: object) -> None:
+        found = [span for spans in self._found.values() for span in spans]
+        times = self.resolve([start, end, *(mark for _, *both in found for mark in both)])
+        ahead, error = self._offset
+        first, last, *rest = (each - ahead for each in times)
+        spans = iter(zip(rest[::2], rest[1::2], strict=True))
+        read = {event: [(what, *next(spans)) for what, _, _ in each] for event, each in self._found.items()}
+        error_ns = self.error_ns + error
+        self.traces.append(StepTrace(read["item"], read["receive"], first, last, read["again"], error_ns))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from ..costs import Costs
-from ..errors import positive_int, unknown
+from ..errors import unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .workload import Workload, check_divides, loss_scale
 
 if TYPE_CHECKING:
     from .listener import Extra
-
-REDUCTIONS = ("end", "drain")
 
 
 def option(default: object, says: str, /, **flag: object) -> object:
@@ -34,11 +31,6 @@ def option(default: object, says: str, /, **flag: object) -> object:
 def adamw(learning_rate: str) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
     """What makes an AdamW, from the text of its learning rate."""
     return partial(torch.optim.AdamW, lr=float(learning_rate))
-
-
-def stages(text: str) -> list[int]:
-    """Numbers with commas between."""
-    return [int(part) for part in text.split(",")]
 
 
 @dataclass(frozen=True)
@@ -72,50 +64,23 @@ class Options:
         const=torch.bfloat16,
         help="compute in bfloat16 where that is safe",
     )
-    recompute: bool | Iterable[int] = option(
-        False,
-        "stages that run their forward again in the backward: some, or all (which is True, or the flag by itself)",
-        type=stages,
-        metavar="S,S",
-        nargs="?",
-        const=True,
-    )
-    reduction: str = option(
-        "end", 'when gradients of copies of a stage are added up: "end" of the row, or "drain"', metavar="WHEN"
-    )
-    pace: Costs | None = option(None, "durations, with a unit of time, that actions and messages last at least")
 
     def __post_init__(self) -> None:
-        positive_int("steps", self.steps)
-        if isinstance(self.recompute, Iterable) and not isinstance(self.recompute, Sequence):
-            object.__setattr__(self, "recompute", tuple(self.recompute))  # a generator lasts only once
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"warmup must be an integer of at least 0, got {self.warmup!r}")
+        for name, least in (("steps", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
-        if self.reduction not in REDUCTIONS:
-            raise unknown("reduction", self.reduction, REDUCTIONS)
 
     @classmethod
     def of(cls, **options: object) -> Options:
         """Options from keywords; ValueError with the nearest names for one that there isn't."""
         known = [each.name for each in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise unknown("option of a run", name, known)
+        for name in options.keys() - known:
+            extra = "what else a run can do is an extra, such as lab.Pace(costs)"
+            raise ValueError(f"{unknown('option of a run', name, known)}; {extra}")
         return cls(**options)
-
-    def recomputed(self, num_stages: int) -> frozenset[int]:
-        """The stages that recompute; ValueError unless they are among the schedule's."""
-        if isinstance(self.recompute, bool):
-            return frozenset(range(num_stages) if self.recompute else ())
-        stages = list(self.recompute) if isinstance(self.recompute, Iterable) else [None]
-        if any(type(s) is not int or not 0 <= s < num_stages for s in stages):
-            raise ValueError(
-                f"recompute must be True, False or some of the stages 0 to {num_stages - 1}, such as [0], "
-                f"got {self.recompute!r}"
-            )
-        return frozenset(stages)
 
 
 @dataclass(frozen=True)
@@ -128,12 +93,20 @@ class Job:
     engine: Callable
     extras: tuple[Extra, ...] = ()
     engine_name: str = "pplab"
+    how: str = "measured"  # or "paced"
+    reducer: type | None = None  # in place of `Reducer`
     first_step: int = 0  # how many steps were done before this run
 
     @property
     def loss_scale(self) -> float:
         """What a microbatch's loss is multiplied with, so that the batch's loss is their sum."""
         return loss_scale(self.workload, self.schedule.num_microbatches)
+
+    def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+        """What this run can't show on these devices, where any run can't show `notes`."""
+        for extra in self.extras:
+            notes = extra.notes(devices, notes)
+        return notes
 
 
 def make_job(
@@ -151,11 +124,6 @@ def make_job(
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))
-    job.options.recomputed(schedule.num_stages)
-    if job.options.pace is not None:
-        from .pace import Pace  # only a paced run needs it
-
-        job = replace(job, extras=(Pace(job.options.pace), *job.extras))
     for extra in job.extras:
         job = extra.check(job)
     return job

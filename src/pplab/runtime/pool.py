@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
 
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
-from .devices import choose_transport, notes, paced_notes
+from .devices import choose_transport, notes
+from .failures import Failure, Stillness, error_of
 from .listener import Extra
 from .options import make_job
-from .processes import Ranks, whereabouts, whereabouts_in
-from .rank import Place, pack
+from .rank import pack, unpack
 from .report import Run, make_run
-from .workload import Workload, check_divides
+from .workload import Workload
 
 if TYPE_CHECKING:
-    from .reference import Reference
+    from .processes import Ranks
 
+POLL_S = 0.1
+STILL_S = 1.0  # when nothing has moved for so long, we look why
+BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
 
-class Beside(Protocol):
-    """What runs beside a pool's ranks for as long as they are up: NVIDIA's MPS, say (`pplab.lab.mps`)."""
-
-    def check(self, devices: Sequence[str]) -> None:
-        """Raise ValueError where it is of no use on these devices."""
-
-    def start(self, folder: Path) -> Mapping[str, str]:
-        """Start, with files in `folder`; returns what ranks have in their environment before CUDA starts."""
-
-    def notes(self) -> tuple[str, ...]:
-        """What the machine can't show with it, once the ranks are up."""
-
-    def close(self) -> None:
-        """End it, and wait until it is gone. Called after the ranks have ended, also if it never started."""
+_DEAD = object()  # in place of a rank's answer
 
 
 class Pool:
@@ -43,7 +34,8 @@ class Pool:
     `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
     `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
     rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
-    an error. `beside` runs for as long as the ranks are up, such as `pplab.lab.Mps()` for ranks that share a GPU.
+    an error. `beside` runs for as long as the ranks are up, such as `pplab.lab.Mps()` for ranks that share a GPU, whose
+    public methods say what it is asked to do.
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
     end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
@@ -58,7 +50,7 @@ class Pool:
         threads: int | None = None,
         timeout_s: float = 120.0,
         start_method: str = "forkserver",
-        beside: Beside | None = None,
+        beside: object | None = None,
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
@@ -79,59 +71,52 @@ class Pool:
     def train(self, schedule: Schedule, workload: Workload, *extras: Extra, **options: object) -> Run:
         """Run measured steps of `workload` under `schedule`, after some that change no weight.
 
-        `options` are the fields of `pplab.runtime.Options`, such as `steps=5`, `check_gradients=True`, `optimizer=...`
-        or `pace=...`. `extras` are what else the run shall do: `lab.Clip(1.0)`, `lab.Profile("folder")`,
-        `lab.Save("file")`, `lab.Resume("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
+        `options` are the fields of `pplab.runtime.Options`, such as `steps=5`, `check_gradients=True` or
+        `optimizer=...`. `extras` are what else the run does: `lab.Meter()`, `lab.Pace(costs)`, `lab.Recompute([0])`,
+        `lab.Clip(1.0)`, `lab.Profile("folder")`, `lab.Save("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
         job = make_job(schedule, workload, self.num_ranks, extras, **options)
         for extra in job.extras:
             extra.check_devices(job, self.devices, self.transport)
-        reports = self.run(job.engine, job, where=whereabouts_in(schedule))
+        reports = self.run(job.engine, job)
         gradients = None
         if job.options.check_gradients:
             from .reference import report_gradients, train_whole
 
             autocast = job.options.autocast
-            whole = self.run(train_whole, job.workload, schedule.num_microbatches, 0, autocast)[0]
+            whole = self.run(train_whole, job.workload, autocast)[0]
             gradients = report_gradients(reports, whole, autocast)
-        return make_run(
-            job,
-            reports,
-            gradients,
-            device=", ".join(dict.fromkeys(self.devices)),
-            transport=self.transport,
-            notes=self.notes if job.options.pace is None else paced_notes(self.devices, self.notes),
-        )
+        device, said = ", ".join(dict.fromkeys(self.devices)), job.notes(self.devices, self.notes)
+        return make_run(job, reports, gradients, device=device, transport=self.transport, notes=said)
 
-    def reference(self, workload: Workload, num_microbatches: int = 1, *, steps: int = 3) -> Reference:
-        """Train `workload` in one process: loss and gradients of the whole batch, then `steps` timed steps in which the
-        microbatches run one after the other, with a rank's threads."""
-        from .reference import Reference, train_whole
-
-        check_divides(workload.batch_size, num_microbatches)
-        whole = self.run(train_whole, workload, num_microbatches, steps)[0]
-        return Reference(whole.loss, whole.gradients, tuple(whole.step_times_ms))
-
-    def run(
-        self,
-        function: Callable,
-        *arguments: object,
-        where: Callable[[int, Place], tuple[object, str]] | None = None,
-    ) -> list:
+    def run(self, function: Callable, *arguments: object) -> list:
         """Call `function(context, *arguments)` on every rank; returns their results in the order of ranks.
 
-        The function must be importable in another process. `where` translates a rank's place into an action and words.
+        The function must be importable in another process.
         """
         payload = pack((function, arguments))
-        if self._ranks is None:
-            self._ranks = Ranks(self)
         try:
-            return self._ranks.ask(payload, where or whereabouts)
+            ranks = self._ranks or self._start()
+            for rank, pipe in enumerate(ranks.pipes):
+                try:
+                    pipe.send_bytes(payload)
+                except OSError:
+                    raise error_of(ranks, [], {rank}) from None
+            return collect(ranks, self.timeout_s)
         except BaseException:
             self.close(grace_s=0)
             raise
+
+    def _start(self) -> Ranks:
+        from .processes import Ranks
+
+        self._ranks = Ranks(self, self._start_method)
+        collect(self._ranks, self.timeout_s)  # each says that it is ready
+        if self.beside is not None:
+            self.notes = self.beside.notes()
+        return self._ranks
 
     def close(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: ask them, and after `grace_s` seconds kill those that are still there."""
@@ -151,7 +136,48 @@ class Pool:
         self.close()
 
     def __repr__(self) -> str:
-        state = "up" if self._ranks else "down"
-        return (
-            f"<Pool of {self.num_ranks} ranks on {', '.join(dict.fromkeys(self.devices))}, {self.transport}, {state}>"
-        )
+        devices, state = ", ".join(dict.fromkeys(self.devices)), "up" if self._ranks else "down"
+        return f"<Pool of {self.num_ranks} ranks on {devices}, {self.transport}, {state}>"
+
+
+def collect(ranks: Ranks, timeout_s: float) -> list:
+    """Every rank's answer; RankError as soon as one fails, dies, is stopped, or none makes progress."""
+    answers: dict[int, object] = {}
+    failures: list[Failure] = []
+    dead: set[int] = set()
+    blame_until, stillness = None, None
+    moved, moved_at = ranks.board.counts(), time.monotonic()
+    while len(answers) < len(ranks.pipes):
+        pending = [rank for rank in range(len(ranks.pipes)) if rank not in answers]
+        waited = {ranks.pipes[r]: r for r in pending} | {ranks.processes[r].sentinel: r for r in pending}
+        for source in wait(list(waited), timeout=POLL_S):
+            rank = waited[source]
+            if rank not in answers:
+                answer = answers[rank] = _receive(ranks, rank)
+                if answer is _DEAD:
+                    dead.add(rank)
+                elif isinstance(answer, Failure):
+                    failures.append(answer)
+        now, counts = time.monotonic(), ranks.board.counts()
+        if failures or dead:
+            blame_until = blame_until or now + BLAME_S
+            if dead or any(not failure.secondary for failure in failures) or now > blame_until:
+                raise error_of(ranks, failures, dead)
+        elif counts != moved:
+            moved, moved_at, stillness = counts, now, None
+        elif now - moved_at > STILL_S and (pending := [rank for rank in pending if rank not in answers]):
+            stillness = stillness or Stillness(ranks, timeout_s)
+            stillness.look(pending, now - moved_at)
+    if failures:
+        raise error_of(ranks, failures, dead)
+    return [answers[rank] for rank in range(len(ranks.pipes))]
+
+
+def _receive(ranks: Ranks, rank: int) -> object:
+    """A rank's answer, or that it is dead. What it sent before it died still counts."""
+    try:
+        if ranks.pipes[rank].poll() or ranks.processes[rank].is_alive():
+            return unpack(ranks.pipes[rank].recv_bytes())
+    except (EOFError, OSError):
+        pass
+    return _DEAD

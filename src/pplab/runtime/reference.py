@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,42 +12,22 @@ from torch import nn
 
 from ..schedule import plural
 from .stage import autocast
-from .workload import Workload, loss_scale
+from .workload import Workload
 
 if TYPE_CHECKING:
-    from .training import RankContext, RankReport
+    from .devices import RankContext
+    from .training import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@dataclass(frozen=True)
-class Reference:
-    """One process with the whole model."""
-
-    loss: float
-    gradients: dict[str, np.ndarray] = field(repr=False)
-    step_times_ms: tuple[float, ...]
-
-    @property
-    def step_time_ms(self) -> float:
-        """The median step."""
-        return statistics.median(self.step_times_ms)
-
-
-@dataclass(frozen=True)
-class WholeReport:
-    """What one process measured with the whole model."""
-
-    loss: float
-    gradients: dict[str, np.ndarray]
-    step_times_ms: list[float]
+Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
 
 
 def train_whole(
-    context: RankContext, workload: Workload, num_microbatches: int, steps: int, dtype: torch.dtype | None = None
-) -> WholeReport | None:
-    """Run the model in one piece on rank 0: the whole batch for loss and gradients, then steps of microbatches in turn
-    for time. The other ranks return at once."""
+    context: RankContext, workload: Workload, dtype: torch.dtype | None = None
+) -> tuple[float, Gradients] | None:
+    """Run the model in one piece on rank 0, with the whole batch: loss and gradients. The others return at once."""
     if context.rank != 0:
         return None
     context.watch("running the model in one process")
@@ -58,22 +36,10 @@ def train_whole(
     with autocast(context.device, dtype):
         loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
     loss.backward()
-    gradients = collect_gradients(model.named_parameters())
-    times = []
-    for _ in range(steps):
-        model.zero_grad(set_to_none=True)
-        _synchronize(context.device)
-        start = time.perf_counter()
-        for m in batch.split(num_microbatches):
-            with autocast(context.device, dtype):
-                part = workload.loss(model(*m.inputs, **m.context), m.target)
-            (part * loss_scale(workload, num_microbatches)).backward()
-        _synchronize(context.device)
-        times.append((time.perf_counter() - start) * 1e3)
-    return WholeReport(loss.item(), gradients, times)
+    return loss.item(), collect_gradients(model.named_parameters())
 
 
-def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, np.ndarray]:
+def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     """Every parameter's gradient by name, in single precision or better, on the host."""
     found = {}
     for name, parameter in named:
@@ -81,11 +47,6 @@ def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, np
             gradient = parameter.grad.detach().cpu()
             found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
     return found
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
@@ -116,10 +77,7 @@ class GradientReport:
 
 
 def compare_gradients(
-    run: Mapping[str, np.ndarray],
-    one_process: Mapping[str, np.ndarray],
-    loss_difference: float,
-    dtype: torch.dtype = torch.float32,
+    run: Gradients, one_process: Gradients, loss_difference: float, dtype: torch.dtype = torch.float32
 ) -> GradientReport:
     """Compare per parameter; ValueError when the two don't have the same parameters."""
     if run.keys() != one_process.keys():
@@ -128,23 +86,23 @@ def compare_gradients(
             "the stages don't have the parameters of the whole model: "
             f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
         )
-    differences = {name: float(np.abs(run[name] - one_process[name]).max()) for name in sorted(run)}
+    differences = {name: _apart(run[name], one_process[name]) for name in sorted(run)}
     worst = max(differences, key=differences.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one_process.values())
     return GradientReport(differences[worst], scale, TOLERANCE[dtype], worst, differences, loss_difference)
 
 
 def report_gradients(
-    reports: Sequence[RankReport], whole: WholeReport, dtype: torch.dtype | None = None
+    reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None
 ) -> GradientReport:
     """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
-    merged: dict[str, np.ndarray] = {}
+    loss, one = whole
+    merged: Gradients = {}
     for name, gradient in (item for report in reports for item in report.gradients.items()):
-        one = whole.gradients.get(name)
-        if name not in merged or (one is not None and _apart(gradient, one) > _apart(merged[name], one)):
+        if name not in merged or (name in one and _apart(gradient, one[name]) > _apart(merged[name], one[name])):
             merged[name] = gradient
     first_loss = sum(report.first_loss for report in reports)
-    return compare_gradients(merged, whole.gradients, abs(first_loss - whole.loss), dtype or torch.float32)
+    return compare_gradients(merged, one, abs(first_loss - loss), dtype or torch.float32)
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:

@@ -2,14 +2,11 @@
 
 Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that wants a gradient; its
 backward starts from the gradient that the next stage sent, and leaves the gradient to send back in that leaf.
-
-A stage that recomputes runs its forward without autograd, keeps what it received, and runs the forward again, with the
-random numbers of the first time, when the backward is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .deferred import Deferred, accumulate
-from .meter import Meter
 from .workload import Batch, as_tuple
 
 
@@ -29,17 +25,14 @@ class _Held:
     leaves: tuple[Tensor, ...]
     roots: tuple[GradientEdge, ...]
     differentiable: tuple[bool, ...]  # of the floating-point outputs, which ones a gradient flows into
-    counted: object = None  # what a meter gave for the leaves
-    batch: Batch | None = None  # if the forward will run again, and then
-    random: Sequence[Tensor] = ()  # where the random numbers stood, if it drew some
+    counted: object = None  # what `hold` gave for the leaves
 
 
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
 
-    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in.
-    `recompute`: keep only what is received, and run the forward again before every backward. While there is a `meter`,
-    it counts what forwards keep. `around("again", index)` is told of forwards that run again.
+    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in. Who counts what is
+    kept sets `hold`: what it returns for a tensor lives as long as the tensor is kept.
     """
 
     def __init__(
@@ -51,15 +44,14 @@ class Stage:
         loss_scale: float,
         split: bool = False,
         autocast: torch.dtype | None = None,
-        recompute: bool = False,
     ):
         self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
-        self.is_first, self.is_last, self.recompute = index == 0, index == num_stages - 1, recompute
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.held: dict[int, _Held] = {}
         self.split, self.deferred = split, Deferred(module) if split or autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
-        self.meter: Meter | None = None
+        self.hold: Callable[[Tensor], object] | None = None
         self.around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
 
     def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
@@ -69,39 +61,18 @@ class Stage:
         takes the batch's inputs instead. The last stage computes the loss and returns nothing.
         """
         leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-        before = _random_state(batch.target.device) if self.recompute else []
-        with torch.no_grad() if self.recompute else nullcontext():
-            outputs = self._run(leaves, batch)
+        outputs = self.run(leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
-        counted = self.meter and [self.meter.hold(x) for x in leaves]  # received, and held as long as this is
-        if before and all(map(torch.equal, before, _random_state(batch.target.device))):
-            before = []  # it drew no random numbers: nothing to keep
-        self.held[microbatch] = _Held(leaves, *_roots(outputs), counted, batch if self.recompute else None, before)
+        counted = self.hold and [self.hold(x) for x in leaves]  # received, and held as long as this is
+        self.held[microbatch] = _Held(leaves, *roots_of(outputs), counted)
         return () if self.is_last else tuple(x.detach() for x in outputs)
 
-    def _run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+    def run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """The module's outputs, or its loss."""
         with autocast(batch.target.device, self.autocast):
             outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
             return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
-
-    def _again(self, held: _Held) -> None:
-        """Run a forward again for the backward that comes next, as it ran the first time.
-
-        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run twice.
-        """
-        device = held.batch.target.device
-        now = _random_state(device) if held.random else ()
-        buffers = [(b, b.clone()) for b in self.module.buffers()]
-        _set_random_state(device, held.random)
-        try:
-            held.roots, held.differentiable = _roots(self._run(held.leaves, held.batch))
-        finally:
-            _set_random_state(device, now)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
 
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Accumulate the gradients of the weights; returns those of what was received.
@@ -110,9 +81,6 @@ class Stage:
         outputs; the last stage starts from its loss instead.
         """
         held = self.held.pop(microbatch)
-        if self.recompute:
-            with self.around("again", self.index):
-                self._again(held)
         if held.roots:
             if self.is_last:
                 gradients = (torch.full_like(self.losses[microbatch], self.loss_scale),)
@@ -124,7 +92,7 @@ class Stage:
     def backward_input(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
         self.due[microbatch] = self.deferred.pending = []
-        self.deferred.meter = self.meter
+        self.deferred.hold = self.hold
         try:
             return self.backward(microbatch, gradients)
         finally:
@@ -141,20 +109,10 @@ class Stage:
         return len(self.held) + len(self.due)
 
 
-def _roots(outputs: tuple[Tensor, ...]) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
+def roots_of(outputs: tuple[Tensor, ...]) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
     """Where gradients enter the graph, and which of the floating-point outputs they are for."""
     roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
     return roots, tuple(x.requires_grad for x in outputs if x.is_floating_point())
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    """Where the random numbers of the host, and of a GPU that computes, stand."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
-    for value, put in zip(state, (torch.set_rng_state, lambda x: torch.cuda.set_rng_state(x, device)), strict=False):
-        put(value)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:

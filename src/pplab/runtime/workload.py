@@ -10,8 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..errors import positive_int
-
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
 
@@ -26,26 +24,18 @@ class Batch:
     target: Tensor
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        """Samples in the batch."""
-        return len(self.target)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the batch."""
-        return (*self.inputs, self.target, *self.context.values())
-
     def split(self, num_microbatches: int) -> list[Batch]:
         """Cut the batch into equal microbatches; ValueError when it doesn't divide."""
-        check_divides(self.size, num_microbatches)
-        size = self.size // num_microbatches
+        samples = len(self.target)
+        check_divides(samples, num_microbatches)
+        size = samples // num_microbatches
         return [
             Batch(
                 tuple(x[i : i + size] for x in self.inputs),
                 self.target[i : i + size],
                 {name: x[i : i + size] for name, x in self.context.items()},
             )
-            for i in range(0, self.size, size)
+            for i in range(0, samples, size)
         ]
 
     def to(self, device: torch.device) -> Batch:
@@ -118,7 +108,7 @@ class Modules:
         self.stages, self._batch, self._loss = list(stages), batch, loss
         self.reduction, self.overlap = reduction, overlap
         self.name, self.notes = "modules", ()
-        self.batch_size = batch.size
+        self.batch_size = len(batch.target)
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError unless there is one module per stage."""
@@ -171,7 +161,7 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    if batch_size % positive_int("num_microbatches", num_microbatches):
+    if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
         raise ValueError(
             f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "

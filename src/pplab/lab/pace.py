@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ import torch
 
 from ..actions import Action, Kind
 from ..costs import Costs
-from .comm import producer
-from .listener import Extra, Listener
-from .options import Job
-from .training import Rank
+from ..runtime import Extra, Listener
+from ..runtime.comm import producer
+from ..runtime.options import Job
+from ..runtime.training import Rank
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -43,7 +43,7 @@ class Pace(Extra):
             raise ValueError(
                 f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {self.costs!r}'
             )
-        return job
+        return replace(job, how="paced")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
         """Messages can be delayed only where they say when they have left."""
@@ -57,6 +57,22 @@ class Pace(Extra):
     def listen(self, rank: Rank) -> Listener:
         """Stretch this rank's actions and messages."""
         return _Pacing(self.seconds(rank.job.schedule.num_stages), self._links(rank) if self._delays else {}, rank)
+
+    def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+        """What of a paced run is valid where ranks share the machine or compute on GPUs."""
+        on_cpu = devices[0] == "cpu"
+        if on_cpu and not notes:
+            return notes
+        if on_cpu:
+            return [
+                f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+                "action kept to its time; the durations say nothing about the machine"
+            ]
+        return [
+            *notes,
+            "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the "
+            "waits are the schedule's where every action kept to its time; the durations say nothing about the GPU",
+        ]
 
     def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
         """How long each kind lasts at least, per stage."""

@@ -1,39 +1,63 @@
-"""What a rank holds, counted in the first pass over the schedule: bytes that forwards keep, and forwards in flight."""
+"""What ranks hold, counted in the first pass over the schedule: bytes that forwards keep, and forwards in flight."""
 
 from __future__ import annotations
 
 import gc
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ..actions import F, I, Kind, W
 from ..footprint import Memory
+from ..runtime import Extra, Listener
+from ..runtime.comm import Spec
+from ..runtime.options import Job
+from ..runtime.training import Rank
 from ..schedule import Schedule
-from .listener import Listener
-
-if TYPE_CHECKING:
-    from .training import RankReport
 
 
-class Allocator(Listener):
-    """The CUDA allocator's count of a rank in the measured steps, with the gradients dropped first.
+@dataclass(frozen=True)
+class Meter(Extra):
+    """Count the bytes that forwards keep for their backwards, and the forwards in flight: `run.held`.
 
-    Unlike a `Meter` it counts all: weights, gradients, the optimizer's state, workspaces. Each process has its own, so
-    it is valid on a shared GPU, too. The CPU's allocator keeps no such count.
+    Counted is the first pass, which isn't timed, and on a GPU what the allocator hands out in the measured steps.
     """
 
-    events = frozenset(("steps",))
+    name = "held"
+
+    def listen(self, rank: Rank) -> Listener:
+        """Count on this rank."""
+        return _Counting(rank)
+
+    def finish(self, job: Job, reports: Sequence[RankHeld]) -> Held:
+        """What the ranks counted, by rank and by stage."""
+        return together(job.schedule, reports)
+
+    def lines(self, found: Held) -> list[str]:
+        """The peaks."""
+        lines = [f"peak held        {', '.join(map(readable_bytes, found.peak_bytes))}"]
+        if any(found.peak_in_flight):
+            lines.insert(0, f"peak in flight   {', '.join(map(str, found.peak_in_flight))} forwards")
+        if found.allocated_bytes:
+            both = zip(found.allocated_bytes, found.resident_bytes, strict=True)
+            shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
+            lines.append(f"allocator peak   {shown}")
+        return lines
+
+
+class Allocator:
+    """The CUDA allocator's count of a rank in the measured steps, with the gradients dropped first.
+
+    Unlike `SavedBytes` it counts all: weights, gradients, the optimizer's state, workspaces. Each process has its own,
+    so it is valid on a shared GPU, too. The CPU's allocator keeps no such count.
+    """
 
     def __init__(self, device: torch.device, modules: Iterable[nn.Module]):
         self._device, self._modules = device, list(modules)
 
-    def begin(self, event: str, what: object) -> None:
+    def begin(self) -> None:
         """Count from here on."""
         for module in self._modules:
             module.zero_grad(set_to_none=True)
@@ -56,26 +80,40 @@ class RankHeld:
     # By how much an F or I of a stage changes what is held, and how far above the start it rises.
     changes: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
     recomputed: dict[int, int] = field(default_factory=dict)  # of a stage: what a forward that runs again adds
+    message_bytes: dict[int, int] = field(default_factory=dict)  # of a stage: what it gives another rank
+    allocated: tuple[int, int] | None = None  # the CUDA allocator's before the measured steps, and at their worst
 
 
-class Counting(Listener):
-    """Counts one pass, with a meter in every stage: bytes by action, and forwards whose activations are held.
+class _Counting(Listener):
+    """Counts one pass, together with every stage: bytes by action, and forwards whose activations are held.
 
     An engine without stages of pplab's (torch's) tells of no actions, and is counted as a whole.
     """
 
-    events = frozenset(("row", "action", "again"))
+    events = frozenset(("row", "action", "again", "steps"))
 
-    def __init__(self, stages: Iterable, resident: Iterable[Tensor]):
-        self.stages, self._resident = list(stages), list(resident)
-        self.found = RankHeld()
+    def __init__(self, rank: Rank):
+        self.rank, self.found = rank, RankHeld()
+        self._passes = 2 if rank.job.engine_name == "torch" else 1  # before the first, torch learns the shapes in one
+        on_gpu = rank.context.device.type == "cuda"
+        self._allocator = Allocator(rank.context.device, rank.modules.values()) if on_gpu else None
+
+    @property
+    def stages(self) -> Iterable:
+        return self.rank.stages.values()
 
     def begin(self, event: str, what: object) -> None:
-        """A row starts with a new meter, an action with what is held so far."""
+        """A row starts with a new count, an action with what is held so far."""
+        if event == "steps":
+            if self._allocator:
+                self._allocator.begin()
+            return
         if event == "row":
-            self.meter = Meter([*self._resident, *what.tensors()])
+            modules = self.rank.modules.values()
+            resident = (t for module in modules for t in (*module.parameters(), *module.buffers()))
+            self.meter = SavedBytes([*resident, *what.inputs, what.target, *what.context.values()])
             for stage in self.stages:
-                stage.meter = self.meter
+                stage.hold = self.meter.hold
         elif event == "again":
             self._held = self.meter.held
         else:
@@ -85,13 +123,18 @@ class Counting(Listener):
 
     def end(self, event: str, what: object) -> None:
         """Note what it changed."""
+        if event == "steps":
+            return
         meter, found = self.meter, self.found
         if self._saves(event, what):
             meter.__exit__()
         if event == "row":
             found.peak_bytes = meter.peak
             for stage in self.stages:
-                stage.meter = None
+                stage.hold = None
+            self._passes -= 1
+            if not self._passes:
+                self.rank.around.remove(self, "row", "action", "again")
         elif event == "again":
             found.recomputed.setdefault(what, meter.held - self._held)
         else:
@@ -100,12 +143,20 @@ class Counting(Listener):
                 found.changes.setdefault((what.stage, what.kind), change)
             found.peak_in_flight = max(found.peak_in_flight, sum(stage.in_flight for stage in self.stages))
 
+    def report(self) -> RankHeld:
+        """What was found."""
+        if self._allocator:
+            self.found.allocated = self._allocator.report()
+        if self.rank.comm is not None:
+            self.found.message_bytes = {stage: size_of(spec) for stage, spec in self.rank.comm.specs.items()}
+        return self.found
+
     def _saves(self, event: str, what: object) -> bool:
         """Whether autograd saves tensors for a backward meanwhile."""
         return event == "again" or (event == "action" and what.kind is F) or (event == "row" and not self.stages)
 
 
-class Meter:
+class SavedBytes:
     """Bytes that forwards keep for their backwards, counted while autograd holds them.
 
     Every tensor that autograd saves is wrapped; when autograd lets go of the wrapper, the bytes are free. A storage
@@ -129,8 +180,8 @@ class Meter:
             return tensor
         return _Held(self, tensor, storage.data_ptr(), storage.nbytes())
 
-    def __enter__(self) -> Meter:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.hold, unwrap)
+    def __enter__(self) -> SavedBytes:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.hold, _unwrap)
         self._hooks.__enter__()
         return self
 
@@ -143,7 +194,7 @@ class _Held:
 
     __slots__ = ("meter", "tensor", "storage", "nbytes")
 
-    def __init__(self, meter: Meter, tensor: Tensor, storage: int, nbytes: int):
+    def __init__(self, meter: SavedBytes, tensor: Tensor, storage: int, nbytes: int):
         self.meter, self.tensor, self.storage, self.nbytes = meter, tensor, storage, nbytes
         users = meter._users.get(storage, 0)
         meter._users[storage] = users + 1
@@ -160,7 +211,7 @@ class _Held:
             self.meter.held -= self.nbytes
 
 
-def unwrap(kept: _Held | Tensor) -> Tensor:
+def _unwrap(kept: _Held | Tensor) -> Tensor:
     """The tensor that a meter holds, or the tensor itself."""
     return kept.tensor if isinstance(kept, _Held) else kept
 
@@ -175,7 +226,6 @@ class Held:
     kept_of: tuple[int, ...]  # per stage: what of it is kept after an input gradient, with what is kept for the weights
     extra_of: tuple[int, ...]  # per stage: how far an input gradient rises above what was held at its start
     recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
-    recompute_ms: tuple[float, ...] = ()  # per stage: the median time of that
     message_bytes: tuple[int, ...] = ()  # per stage: what it gives a stage on another rank; none by torch's runtime
     # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
     # was there before them (the weights); None on the CPU.
@@ -188,31 +238,36 @@ class Held:
         again = self.recomputed_of or 0
         return Memory(self.bytes_of, self.kept_of, again, while_input_gradient=self.extra_of, unit="bytes")
 
+    def to_dict(self) -> dict:
+        """All of it."""
+        return asdict(self)
 
-def together(schedule: Schedule, reports: Sequence[RankReport]) -> Held:
+
+def together(schedule: Schedule, reports: Sequence[RankHeld]) -> Held:
     """What the ranks counted, by rank and by stage."""
     stages = range(schedule.num_stages)
-    changes = {key: change for report in reports for key, change in report.held.changes.items()}
-    recomputed = {stage: size for report in reports for stage, size in report.held.recomputed.items()}
+    changes = {key: change for report in reports for key, change in report.changes.items()}
+    recomputed = {stage: size for report in reports for stage, size in report.recomputed.items()}
     sent = {stage: size for report in reports for stage, size in report.message_bytes.items()}
     bytes_of = [changes.get((stage, F), (0, 0))[0] for stage in stages]
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
-    again: dict[int, list[float]] = defaultdict(list)
-    for stage, start, end in (each for report in reports for trace in report.traces for each in trace.again):
-        again[stage].append((end - start) / 1e6)
     allocated = [report.allocated for report in reports if report.allocated]
     return Held(
-        tuple(report.held.peak_in_flight for report in reports),
-        tuple(report.held.peak_bytes for report in reports),
+        tuple(report.peak_in_flight for report in reports),
+        tuple(report.peak_bytes for report in reports),
         tuple(bytes_of),
         tuple(held + change for held, (change, _) in zip(bytes_of, of_input, strict=True)),
         tuple(max(0, rise - recomputed.get(stage, 0)) for stage, (_, rise) in enumerate(of_input)),
-        tuple(recomputed.get(stage, 0) for stage in stages) if again else (),
-        tuple(statistics.median(again[s]) if s in again else 0 for s in stages) if again else (),
+        tuple(recomputed.get(stage, 0) for stage in stages) if recomputed else (),
         tuple(sent.get(stage, 0) for stage in stages) if sent else (),
         tuple(peak for _, peak in allocated) or None,
         tuple(before for before, _ in allocated) or None,
     )
+
+
+def size_of(spec: Spec) -> int:
+    """The bytes of a message."""
+    return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in spec)
 
 
 def readable_bytes(count: float) -> str:
