@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import pairwise
 from operator import add, sub
-from pathlib import Path
 from typing import NamedTuple
 
 from .actions import Action, Overlap
 from .schedule import Schedule
+from .text import is_action, parse
 
 
 class Span(NamedTuple):
@@ -94,23 +94,26 @@ class Timeline:
 
     def to_dict(self) -> dict:
         """Everything needed to redraw the run, as plain JSON values."""
-        from .exchange import to_dict
-
-        return to_dict(self)
+        return {
+            "schedule": self.schedule.name,
+            "rows": [[str(item) for item in row] for row in self.schedule.rows],
+            "placement": self.schedule.placement,
+            "unit": self.unit,
+            "how": self.how,
+            "spans": [[s.rank, str(s.action), s.start, s.end] for s in self.spans],
+            "others": [[s.rank, str(s.action), s.start, s.end] for s in self.others],
+        }
 
     @classmethod
     def from_dict(cls, data: dict) -> Timeline:
         """The timeline that `to_dict` wrote."""
-        from .exchange import from_dict
-
-        return from_dict(data)
-
-    def to_perfetto(self, path: str | Path) -> None:
-        """Write Chrome trace JSON, which the Perfetto viewer opens: a track per rank, an arrow per message. Where a
-        simulation has no unit, one of its units is shown as one millisecond."""
-        from .exchange import events_of, write_perfetto
-
-        write_perfetto(path, events_of(self))
+        schedule = Schedule(data["rows"], data["schedule"])
+        starts, ends = ([span[at] for span in data["spans"]] for at in (2, 3))
+        others = tuple(
+            Span(rank, parse(text) if is_action(text) else text, start, end)
+            for rank, text, start, end in data.get("others", ())
+        )
+        return cls(schedule, starts, ends, data["unit"], data["how"], others)
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"

@@ -668,7 +668,7 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
     plt.close("all")
     assert len(pp.table([t])) == 1
     assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans
-    t.to_perfetto(tmp_path / "trace.json")
+    lab.to_perfetto(t, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len([e for e in events if e["ph"] == "X"]) == sum(map(len, s.rows))
     arrows = {e["id"]: [e] for e in events if e["ph"] == "s"}
@@ -729,7 +729,7 @@ def test_json_is_complete_enough_to_redraw(rng):
 
 def test_perfetto_has_every_action_and_an_arrow_for_every_message(tmp_path):
     t = run("1F1B", 3, 4, pp.Costs(unit="ms", latency=1))
-    t.to_perfetto(tmp_path / "trace.json")
+    lab.to_perfetto(t, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = {e["name"]: e for e in events if e["ph"] == "X"}
     assert len(slices) == 24

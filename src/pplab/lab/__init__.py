@@ -23,6 +23,7 @@ _HOMES = {
     "mps": ("Mps",),
     "pace": ("Pace",),
     "partitioning": ("partition",),
+    "perfetto": ("to_perfetto",),
     "prediction": ("Prediction", "predict"),
     "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
     "profiling": ("Profile",),

@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 from ..actions import Action, B, F, I, Kind, Overlap, W
 from ..costs import Costs, Link, PerStage
-from ..exchange import MICROSECONDS, events_of, write_perfetto
 from ..palette import NAME
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline, total
 from .formulas import message_time
 from .link_fit import fit, observe
+from .perfetto import MICROSECONDS, events_of, write_events
 
 IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
 
@@ -108,7 +108,7 @@ class Where:
                     counted = {"ts": end * scale, "args": {part: so_far[part]}}
                     events.append({"ph": "C", "pid": 1, "name": name, **counted})
         events.append({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "where the time went"}})
-        write_perfetto(path, events)
+        write_events(events, path)
 
     def __str__(self) -> str:
         unit = self.timeline.unit

@@ -20,6 +20,7 @@ from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate, validate
 from ..timeline import Timeline
+from .perfetto import to_perfetto
 
 Flag = Mapping[str, object]
 
@@ -134,7 +135,7 @@ def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) ->
         matplotlib.use("Agg")
         gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
     if given.perfetto:
-        (trace or timeline).to_perfetto(given.perfetto)
+        trace.to_perfetto(given.perfetto) if trace else to_perfetto(timeline, given.perfetto)
 
 
 def _readable(value: object) -> str:

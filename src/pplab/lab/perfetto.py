@@ -1,4 +1,4 @@
-"""A timeline in forms that others read: plain JSON values, and Chrome trace JSON, which the Perfetto viewer opens."""
+"""A timeline as Chrome trace JSON, which the Perfetto viewer opens."""
 
 from __future__ import annotations
 
@@ -6,44 +6,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .actions import Action, Overlap, parts
-from .deps import incoming, outgoing
-from .schedule import Schedule
-from .text import parse
-from .timeline import Span, Timeline
+from ..actions import parts
+from ..deps import incoming, outgoing
+from ..timeline import Timeline
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
-def to_dict(timeline: Timeline) -> dict:
-    """Everything needed to redraw the run."""
-    schedule = timeline.schedule
-    return {
-        "schedule": schedule.name,
-        "rows": [[str(item) for item in row] for row in schedule.rows],
-        "placement": schedule.placement,
-        "unit": timeline.unit,
-        "how": timeline.how,
-        "spans": [[s.rank, str(s.action), s.start, s.end] for s in timeline.spans],
-        "others": [[s.rank, str(s.action), s.start, s.end] for s in timeline.others],
-    }
+def to_perfetto(timeline: Timeline, path: str | Path) -> None:
+    """Write Chrome trace JSON: a track per rank, an arrow per message. Where a simulation has no unit, one of its units
+    is shown as one millisecond."""
+    write_events(events_of(timeline), path)
 
 
-def from_dict(data: dict) -> Timeline:
-    """The timeline that `to_dict` wrote."""
-    starts, ends = [start for _, _, start, _ in data["spans"]], [end for *_, end in data["spans"]]
-    others = tuple(Span(rank, _action_or_label(text), *times) for rank, text, *times in data.get("others", ()))
-    return Timeline(Schedule(data["rows"], data["schedule"]), starts, ends, data["unit"], data["how"], others)
-
-
-def _action_or_label(text: str) -> Action | Overlap | str:
-    try:
-        return parse(text)
-    except ValueError:
-        return text
-
-
-def write_perfetto(path: str | Path, events: Sequence[dict]) -> None:
+def write_events(events: Sequence[dict], path: str | Path) -> None:
     """Write events in Chrome's trace event format."""
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
