@@ -121,12 +121,15 @@ class Costs:
         >>> Costs(forward=2).finer(2).forward
         1.0
         """
-        divided = {name: _divide(getattr(self, name), stages_per_rank) for name in _DURATIONS}
-        if isinstance(self.overlap, Mapping):
-            divided["overlap"] = {pair: duration / stages_per_rank for pair, duration in self.overlap.items()}
-        elif not isinstance(self.overlap, str):
-            divided["overlap"] = self.overlap / stages_per_rank
-        return replace(self, **divided)
+
+        def part(value: object) -> object:
+            if isinstance(value, tuple):
+                return tuple(map(part, value))
+            if isinstance(value, Mapping):
+                return {pair: part(duration) for pair, duration in value.items()}
+            return value if isinstance(value, str | None) else value / stages_per_rank
+
+        return replace(self, **{name: part(getattr(self, name)) for name in (*_DURATIONS, "overlap")})
 
     def check(self, num_stages: int, num_ranks: int) -> None:
         """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks."""
@@ -168,9 +171,3 @@ def check_length(name: str, value: PerStage | None, num_stages: int) -> None:
 def of_stage(value: PerStage, stage: int) -> float:
     """The value of one stage."""
     return value[stage] if isinstance(value, tuple) else value
-
-
-def _divide(value: PerStage | None, by: int) -> PerStage | None:
-    if value is None:
-        return None
-    return tuple(x / by for x in value) if isinstance(value, tuple) else value / by

@@ -52,7 +52,9 @@ def picture(timeline: Timeline) -> bytes:
 
 def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     """A Gantt chart without its legend."""
-    dress(ax, rank_names(timeline), _title(timeline), timeline.unit, until)
+    title = f"{timeline.schedule.name}, {timeline.how}: makespan {timeline.makespan:.4g}{timeline.unit and ' '}"
+    title += f"{timeline.unit}, bubble fraction {timeline.bubble_fraction:.4f}"
+    dress(ax, rank_names(timeline), title, timeline.unit, until)
     ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
@@ -94,14 +96,6 @@ def new_axes(num_rows: int) -> Axes:
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(WIDTH, num_rows * ROW + 0.9), layout="constrained")[1]
-
-
-def _title(timeline: Timeline) -> str:
-    unit = timeline.unit and " " + timeline.unit
-    return (
-        f"{timeline.schedule.name}, {timeline.how}: makespan {timeline.makespan:.4g}{unit}, "
-        f"bubble fraction {timeline.bubble_fraction:.4f}"
-    )
 
 
 def fill_of(timeline: Timeline, span: Span) -> list[str]:

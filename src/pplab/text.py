@@ -41,11 +41,6 @@ def parse(text: str) -> Action | Overlap:
     )
 
 
-def is_action(text: str) -> bool:
-    """Whether `parse` reads it."""
-    return bool(_ACTION.fullmatch(text.strip()) or _OVERLAP.fullmatch(text.strip()))
-
-
 def overlap(forward: Action | Overlap, backward: Action | Overlap) -> Overlap:
     """Pair a forward with a full backward, checked."""
     pair = Overlap(forward, backward)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .actions import Action, Overlap
 from .schedule import Schedule
-from .text import is_action, parse
+from .text import parse
 
 
 class Span(NamedTuple):
@@ -110,7 +110,7 @@ class Timeline:
         schedule = Schedule(data["rows"], data["schedule"])
         starts, ends = ([span[at] for span in data["spans"]] for at in (2, 3))
         others = tuple(
-            Span(rank, parse(text) if is_action(text) else text, start, end)
+            Span(rank, text if text[:1].isalpha() else parse(text), start, end)
             for rank, text, start, end in data.get("others", ())
         )
         return cls(schedule, starts, ends, data["unit"], data["how"], others)

@@ -144,8 +144,8 @@ def test_distilbert_and_a_sequential_are_cut_where_they_are_told():
         ((4, 4), 4, "cut=(4, 4) is for 2 stages, and the schedule has 4"),
         ((4, 3), 2, "cut=(4, 3) places 7 layers, and the model has 8"),
         ((4, 0, 4), 3, "stage 1 of cut=(4, 0, 4) would be empty"),
-        ((9, -1), 2, "split must be whole numbers of at least 0, got (9, -1)"),
-        ((4, 4.0), 2, "split must be whole numbers of at least 0"),
+        ((9, -1), 2, "cut must be whole numbers of at least 0, got (9, -1)"),
+        ((4, 4.0), 2, "cut must be whole numbers of at least 0"),
     ],
 )
 def test_a_cut_that_does_not_fit_is_said(split, num_stages, says):

@@ -7,6 +7,7 @@ import pytest
 
 from pplab import palette, plot
 from pplab.actions import B, F, I, W
+from pplab.lab.palette import CATEGORIES, MESSAGE, PART
 
 cspace_convert = pytest.importorskip("colorspacious").cspace_convert
 
@@ -32,9 +33,9 @@ def nearest(colours: dict[str, str], sight: str) -> tuple[float, str, str]:
 KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
     "actions": {**KINDS, "idle": palette.IDLE, "other": palette.OTHER},
-    "messages": {**KINDS, "idle": palette.IDLE, **palette.MESSAGE},
-    "categories": {fill: fill for fill in palette.CATEGORIES},
-    "parts": {fill: fill for fill in palette.PART.values()},
+    "messages": {**KINDS, "idle": palette.IDLE, **MESSAGE},
+    "categories": {fill: fill for fill in CATEGORIES},
+    "parts": {fill: fill for fill in PART.values()},
 }
 
 

@@ -10,6 +10,7 @@ from ..actions import Kind
 from ..plot import BAR, LABEL_SIZE, WIDTH, dress, new_axes, rank_names
 from ..timeline import total
 from .attribution import IDLE_PARTS, Where
+from .palette import CATEGORIES, PART
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from .layout import Plan
 
 _AXES = {
-    "tp": ("tensor", palette.CATEGORIES[0]),
-    "pp": ("pipeline", palette.CATEGORIES[3]),
-    "dp": ("data", palette.CATEGORIES[2]),
+    "tp": ("tensor", CATEGORIES[0]),
+    "pp": ("pipeline", CATEGORIES[3]),
+    "dp": ("data", CATEGORIES[2]),
 }
 
 
@@ -51,7 +52,7 @@ def stacked(found: Where, ax: Axes | None = None) -> Axes:
     ends = [0.0] * num_ranks
     for name in names:
         amounts = [max(row.get(name, 0), 0) for row in found.by_rank]
-        ax.barh(range(num_ranks), amounts, left=ends, height=BAR, color=palette.PART[name], label=name)
+        ax.barh(range(num_ranks), amounts, left=ends, height=BAR, color=PART[name], label=name)
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
     _finish_parts(ax, found, rank_names(found.timeline), "where each rank's time went", max(ends) / found.step_time)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=LABEL_SIZE)
@@ -132,7 +133,7 @@ def bars(
         ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
     kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
-    fills = dict(zip(kinds, palette.CATEGORIES, strict=False))
+    fills = dict(zip(kinds, CATEGORIES, strict=False))
     for place, row in enumerate(rows.values()):
         start = 0.0
         for kind, amount in row:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..errors import positive_int
+from . import cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 
 if TYPE_CHECKING:
@@ -177,3 +178,8 @@ COMMANDS = (
     Command("predict", "measure one schedule, predict others, measure them too", _predict, _predict_flags),
     Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
 )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line with all its commands; returns the exit status."""
+    return cli.main(arguments, more=COMMANDS)

@@ -10,6 +10,7 @@ from ..actions import COMPUTE, Action, Kind, parts
 from ..panels import AxesColumn
 from ..plot import LABEL_SIZE, ROW, WIDTH, describe, dress, fill_of, ink, rank_names
 from ..timeline import Span, Timeline
+from .palette import MESSAGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def _draw_with_messages(ax: Axes, timeline: Timeline, until: float) -> None:
             _bar(ax, span, (span.rank - 0.45 + k * height, height), fill, label, width)
     for span in timeline.others:
         if _is_message(span.action):
-            fill = palette.MESSAGE["send" if _is_send(span.action) else "receive"]
+            fill = MESSAGE["send" if _is_send(span.action) else "receive"]
             _bar(ax, span, (span.rank + 0.13, 0.26), fill, str(span.action.microbatch), width)
 
 
@@ -93,7 +94,7 @@ def _message_legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
 
     found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
     handles = [Patch(facecolor=fill, label=palette.NAME[kind]) for kind, fill in palette.FILL.items() if kind in found]
-    handles += [Patch(facecolor=fill, label=f"{name}, at the head") for name, fill in palette.MESSAGE.items()]
+    handles += [Patch(facecolor=fill, label=f"{name}, at the head") for name, fill in MESSAGE.items()]
     below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)
     ax.legend(
         handles=handles,

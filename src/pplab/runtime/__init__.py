@@ -10,18 +10,4 @@ from .report import Machine, Run
 from .stage import Stage
 from .workload import Batch, Modules, Workload
 
-__all__ = [
-    "Batch",
-    "Executor",
-    "Extra",
-    "GradientReport",
-    "Listener",
-    "Machine",
-    "Modules",
-    "Options",
-    "Pool",
-    "RankError",
-    "Run",
-    "Stage",
-    "Workload",
-]
+__all__ = [name for name in globals() if name[0].isupper()]

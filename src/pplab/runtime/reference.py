@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
-
 Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
 
 
