@@ -93,13 +93,13 @@ WRONG = [
     (exercise.beat, 6, "at most 18 of the 20"),
     (exercise.beat, 8, "needn't leave equal numbers"),
     (exercise.beat, 5, "5 isn't it"),
-    (exercise.splitter, (2, 2), "expected a function of (times, num_stages)"),
-    (exercise.splitter, raises, "your function raised IndexError"),
-    (exercise.splitter, equal, "your slowest stage takes 10; 9 is possible"),
-    (exercise.splitter, greedy, "is possible"),
-    (exercise.splitter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
-    (exercise.splitter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
-    (exercise.splitter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
+    (exercise.cutter, (2, 2), "expected a function of (times, num_stages)"),
+    (exercise.cutter, raises, "your function raised IndexError"),
+    (exercise.cutter, equal, "your slowest stage takes 10; 9 is possible"),
+    (exercise.cutter, greedy, "is possible"),
+    (exercise.cutter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
+    (exercise.cutter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
+    (exercise.cutter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
     (exercise.peak, 200, "that is without recomputation"),
     (exercise.peak, 8, "that is between backwards"),
     (exercise.peak, 58, "counted twice"),
@@ -127,7 +127,7 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 def test_answers_may_differ_where_several_are_right():
     assert exercise.head_in_a_v((3, 5, 5, 5, 4, 4, 4, 2)) and exercise.head_in_a_v([0, 1, 2, 3, 6, 7, 8, 5])
-    assert exercise.splitter(lab.partition) and exercise.fits(RUN)
+    assert exercise.cutter(lab.partition) and exercise.fits(RUN)
     best = lab.partition(
         exercise.CAPPED_TIMES, 4, activations=exercise.CAPPED_BYTES, in_flight=(4, 3, 2, 1), cap=exercise.CAP
     )

@@ -35,7 +35,7 @@ def beat(answer: object) -> Verdict:
 
 
 @checker("a function of (times, num_stages)")
-def splitter(answer: object) -> Verdict:
+def cutter(answer: object) -> Verdict:
     """A function of (times, num_stages) that returns how many layers each stage gets."""
     rng = random.Random(10)
     cases = [([3], 1), ([1, 1, 1, 9], 2), ([10] * 4 + [20] * 4, 4)]

@@ -148,7 +148,7 @@ def train_step(
     """A step of the optimizer on the batch of that number, which is cut into microbatches; its loss."""
     optimizer.zero_grad()
     losses = []
-    for batch in workload.batch(step).split(microbatches):
+    for batch in workload.batch(step).microbatches(microbatches):
         loss = workload.loss(model(*batch.inputs), batch.target) / microbatches
         loss.backward()
         losses.append(loss.item())

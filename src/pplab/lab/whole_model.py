@@ -43,7 +43,7 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
         return None
     whole = train_whole(context, workload)
     model = workload.build_whole().to(context.device)
-    microbatches = workload.batch(0).to(context.device).split(num_microbatches)
+    microbatches = workload.batch(0).to(context.device).microbatches(num_microbatches)
     times = []
     for _ in range(steps):
         model.zero_grad(set_to_none=True)

@@ -177,7 +177,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     executor = Executor(context.rank, row, stages, num_stages, home, comm, around, overlap)
 
     def run(batch: Batch) -> list[Tensor]:
-        executor.run(batch.split(schedule.num_microbatches))
+        executor.run(batch.microbatches(schedule.num_microbatches))
         comm.flush()
         losses = [loss for stage in stages.values() for loss in stage.losses.values()]
         for stage in stages.values():

@@ -24,7 +24,7 @@ class Batch:
     target: Tensor
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def split(self, num_microbatches: int) -> list[Batch]:
+    def microbatches(self, num_microbatches: int) -> list[Batch]:
         """Cut the batch into equal microbatches; ValueError when it doesn't divide."""
         samples = len(self.target)
         check_divides(samples, num_microbatches)
