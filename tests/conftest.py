@@ -7,6 +7,7 @@ marked `alone` runs, the other process waits.
 from __future__ import annotations
 
 import fcntl
+import functools
 import heapq
 import itertools
 import os
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from javascript import evaluate  # noqa: F401 (a fixture)
-from pplab import Action, Costs, Kind, Link, Overlap, Schedule
+from pplab import Action, Costs, Kind, Link, Overlap, Schedule, builders
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
@@ -38,7 +39,8 @@ def pytest_configure_node(node) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take that folder."""
+    """Take that folder. Threads that wait for each other sleep: a spinning one keeps the core that the other needs."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
 
@@ -229,6 +231,12 @@ def built(builder, P: int, M: int, **options) -> Schedule | None:
         return None
 
 
+@functools.cache
+def registry(num_ranks: int, num_microbatches: int) -> tuple[Schedule, ...]:
+    """Every schedule that can have these sizes, built once: two of them are found by a search."""
+    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.ALL)))
+
+
 def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True) -> Costs:
     """Whole numbers, so that two ways to add them agree."""
     per_stage = lambda most=9: [rng.randint(0, most) for _ in range(num_stages)]  # noqa: E731
@@ -246,6 +254,23 @@ def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bo
         message=per_stage(4),
         links={pair: Link(rng.randint(0, 5), bandwidth()) for pair in rng.sample(pairs, min(2, len(pairs)))},
     )
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable]:
+    """Pools by number of ranks, up for the whole module."""
+    from pplab.runtime import Pool
+
+    made: dict[int, Pool] = {}
+
+    def pool(num_ranks: int) -> Pool:
+        if num_ranks not in made:
+            made[num_ranks] = Pool(num_ranks, device="cpu", timeout_s=60)
+        return made[num_ranks]
+
+    yield pool
+    for each in made.values():
+        each.close()
 
 
 @pytest.fixture(scope="session")
