@@ -1,7 +1,7 @@
 """What the tests share: random legal schedules, a simulator that owes nothing to pplab's, and a machine.
 
-Two processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
-marked `alone` runs, the other process waits.
+Some processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
+marked `alone` runs, the others wait.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
@@ -43,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in which a test runs alone come last, the largest first: it waits until what the others run has ended, and
+    nothing long is left by then."""
+    sizes = Counter(item.path for item in items)
+    last = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: (item.path in last, -sizes[item.path] * (item.path in last)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -275,7 +284,7 @@ def pools() -> Iterator[Callable]:
 
 @pytest.fixture(scope="session")
 def book(pytestconfig: pytest.Config) -> Path:
-    """The folder of the book's pages, built once for all tests that look at them, also by two processes."""
+    """The folder of the book's pages, built once for all tests that look at them, whichever process runs them."""
     html = ROOT / "_build" / "html"
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
     built_by = html.parent / "built_by"
