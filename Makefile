@@ -6,7 +6,7 @@ PY ?= .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := --dist loadfile --no-loadscope-reorder
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
 .PHONY: help book test check lab bench gpu notebooks clean
@@ -19,15 +19,16 @@ help: ## list the targets
 book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the notebooks' recorded outputs
 	@$(PY) tools/build_book.py
 
+# Three processes also on two cores: notebooks sleep for much of their time, to keep a pace.
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
 	@echo "== style"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
 	@echo "== tests, notebooks and book (a test a dot; about twenty minutes on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests notebooks --nbval $(PARALLEL) --durations=15
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -n 3 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
-	@$(PY) -m pytest tests -m "not slow" $(PARALLEL)
+	@$(PY) -m pytest tests -m "not slow" -n 2 $(PARALLEL)
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks

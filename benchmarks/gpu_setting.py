@@ -46,7 +46,7 @@ SIZES = {
         rounds=1,
         product=64,
         # What no other test has on the CPU: mixed precision under every schedule, memory that isn't there, and so on.
-        tests=("-k", "2-turns and (bf16 or recomputing or timeline) or memory_that or test_whether"),
+        tests=("-k", "2-turns and (bf16 or recomputing) or memory_that or test_whether"),
         profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
         timeout_s=60.0,
     ),

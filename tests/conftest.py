@@ -1,12 +1,13 @@
 """What the tests share: random legal schedules, a simulator that owes nothing to pplab's, and a machine.
 
-Two processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
-marked `alone` runs, the other process waits.
+Some processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
+marked `alone` runs, the others wait.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import heapq
 import itertools
 import os
@@ -15,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
@@ -24,7 +26,7 @@ import pytest
 
 import pplab.lab  # noqa: F401 (its schedules are tested with the others)
 from javascript import evaluate  # noqa: F401 (a fixture)
-from pplab import Action, Costs, Kind, Link, Overlap, Schedule
+from pplab import Action, Costs, Kind, Link, Overlap, Schedule, builders
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
@@ -39,9 +41,18 @@ def pytest_configure_node(node) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take that folder."""
+    """Take that folder. Threads that wait for each other sleep: a spinning one keeps the core that the other needs."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in which a test runs alone come last, the largest first: it waits until what the others run has ended, and
+    nothing long is left by then."""
+    sizes = Counter(item.path for item in items)
+    last = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: (item.path in last, -sizes[item.path] * (item.path in last)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -230,6 +241,12 @@ def built(builder, P: int, M: int, **options) -> Schedule | None:
         return None
 
 
+@functools.cache
+def registry(num_ranks: int, num_microbatches: int) -> tuple[Schedule, ...]:
+    """Every schedule that can have these sizes, built once: two of them are found by a search."""
+    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.ALL)))
+
+
 def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True) -> Costs:
     """Whole numbers, so that two ways to add them agree."""
     per_stage = lambda most=9: [rng.randint(0, most) for _ in range(num_stages)]  # noqa: E731
@@ -249,9 +266,26 @@ def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bo
     )
 
 
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable]:
+    """Pools by number of ranks, up for the whole module."""
+    from pplab.runtime import Pool
+
+    made: dict[int, Pool] = {}
+
+    def pool(num_ranks: int) -> Pool:
+        if num_ranks not in made:
+            made[num_ranks] = Pool(num_ranks, device="cpu", timeout_s=60)
+        return made[num_ranks]
+
+    yield pool
+    for each in made.values():
+        each.close()
+
+
 @pytest.fixture(scope="session")
 def book(pytestconfig: pytest.Config) -> Path:
-    """The folder of the book's pages, built once for all tests that look at them, also by two processes."""
+    """The folder of the book's pages, built once for all tests that look at them, whichever process runs them."""
     html = ROOT / "_build" / "html"
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
     built_by = html.parent / "built_by"

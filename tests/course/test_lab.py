@@ -64,16 +64,17 @@ def lab(tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator:
+def window() -> Iterator:
+    """What isn't in sight isn't drawn. Its tabs share what they have loaded: JupyterLab is large."""
     with chromium.launched_or_skipped() as started:
-        yield started
+        yield started.new_context(viewport={"width": 1100, "height": 32000})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_untrusted_notebook_reads_well(browser, lab, name):
+def test_an_untrusted_notebook_reads_well(window, lab, name):
     cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())["cells"]
     kinds = [set(o.get("data", {})) for cell in cells for o in cell.get("outputs", [])]
-    page = browser.new_page(viewport={"width": 1100, "height": 32000})  # what isn't in sight isn't drawn
+    page = window.new_page()
     page.goto(f"{lab}/lab/workspaces/{name}/tree/notebooks/{name}.ipynb")
     page.wait_for_selector("mjx-container, .MathJax", timeout=90_000)
     page.wait_for_function(f"document.querySelectorAll('.jp-Notebook .jp-Cell').length >= {len(cells)}", timeout=60_000)

@@ -40,9 +40,8 @@ def gpt(**sizes: int) -> models.LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Pool(2, device="cpu") as pool:
-        yield pool
+def two(pools):
+    return pools(2)
 
 
 @pytest.fixture(scope="module")
@@ -66,24 +65,23 @@ def test_the_same_ranks_and_schedule_go_on_to_the_last_bit(two, saved):
 @pytest.mark.parametrize(
     ("name", "ranks"), [("ZBVZeroBubble", 4), ("DualPipe", 2), ("Interleaved1F1B", 2), ("GPipe", 1)]
 )
-def test_other_ranks_and_schedules_go_on(saved, name, ranks):
+def test_other_ranks_and_schedules_go_on(pools, saved, name, ranks):
     path, whole = saved
-    with Pool(ranks, device="cpu") as pool:
-        rest = pool.train(built(name, ranks), gpt(), CLIP, Resume(path), steps=3, optimizer=ADAM, check_gradients=True)
+    resumed = {"steps": 3, "optimizer": ADAM, "check_gradients": True}
+    rest = pools(ranks).train(built(name, ranks), gpt(), CLIP, Resume(path), **resumed)
     assert rest.losses == pytest.approx(whole.losses[3:], rel=TOLERANCE)
     assert rest.gradients.equal and rest.first_loss == pytest.approx(whole.losses[3], rel=TOLERANCE)
 
 
-def test_what_four_ranks_saved_two_go_on_with(two, saved, tmp_path):
+def test_what_four_ranks_saved_two_go_on_with(pools, saved, tmp_path):
     path, whole = saved
     again = tmp_path / "again.safetensors"
-    with Pool(4, device="cpu") as pool:
-        options = {"steps": 1, "optimizer": ADAM}
-        pool.train(built("DualPipe", 4), gpt(), CLIP, Resume(path), Save(again), **options)
-        both = Resume(again), Save(again)
-        run = pool.train(built("ZBVZeroBubble", 4), gpt(), CLIP, *both, check_gradients=True, **options)
+    options = {"steps": 1, "optimizer": ADAM}
+    pools(4).train(built("DualPipe", 4), gpt(), CLIP, Resume(path), Save(again), **options)
+    both = Resume(again), Save(again)
+    run = pools(4).train(built("ZBVZeroBubble", 4), gpt(), CLIP, *both, check_gradients=True, **options)
     assert run.gradients.equal  # to one process from the file as it was, not as it is now
-    rest = two.train(built("1F1B", 2), gpt(), CLIP, Resume(again), steps=1, optimizer=ADAM)
+    rest = pools(2).train(built("1F1B", 2), gpt(), CLIP, Resume(again), steps=1, optimizer=ADAM)
     assert rest.job.first_step == 5 and rest.losses == pytest.approx(whole.losses[5:], rel=TOLERANCE)
 
 
@@ -286,12 +284,13 @@ def test_a_run_that_fails_leaves_the_last_checkpoint(saved, tmp_path):
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.safetensors"]
 
 
-def test_torchrun_saves_clips_and_goes_on(tmp_path):
+def test_torchrun_gives_the_same_numbers_saves_clips_and_goes_on(tmp_path):
     path, out = tmp_path / "run.safetensors", tmp_path / "run.json"
     launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pplab train --device cpu"
     options = "--source sample --schedule 1F1B --ranks 2 --microbatches 4 --batch-size 8 --clip-norm 0.5 --steps 2"
-    for extra in (["--save", path], ["--resume", path, "--json", out]):
+    for extra in (["--save", path], ["--resume", path, "--check-gradients", "--json", out]):
         command = [sys.executable, *launcher.split(), *options.split(), *map(str, extra)]
         subprocess.run(command, check=True, capture_output=True)
     data = json.loads(out.read_text())
-    assert data["first_step"] == 2 and len(data["gradient_norms"]) == 2
+    assert data["gradients"]["equal"] and data["peak_in_flight"] == [2, 1]
+    assert data["first_step"] == 2 and len(data["losses"]) == len(data["gradient_norms"]) == 2

@@ -169,9 +169,8 @@ def test_a_table_and_pictures():
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Pool(4, device="cpu", timeout_s=60) as pool:
-        yield pool
+def pool(pools):
+    return pools(4)
 
 
 PACE = pp.Costs(10, 10, 10, unit="ms")
@@ -237,15 +236,13 @@ def test_a_late_rank_is_overhead_in_real_processes():
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPipe", "ZB-V"])
-def test_a_link_that_is_put_there_is_found(pool, name):
+def test_a_link_that_is_put_there_is_found(pools, name):
     """Its latency and its bandwidth, in messages and in bytes, and by them the step of other schedules."""
     s = pp.build(name, num_ranks=2, num_microbatches=8)
     links = {(0, 1): pp.Link(latency=5, bandwidth=1 / 40), (1, 0): pp.Link(latency=5)}
     pace = replace(PACE, links=links)
-    with Pool(2, device="cpu", timeout_s=60) as two:
-        run = two.train(
-            s, modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)]), lab.Pace(pace), lab.Meter(), steps=1
-        )
+    workload = modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)])
+    run = pools(2).train(s, workload, lab.Pace(pace), lab.Meter(), steps=1)
     found = lab.calibrate(run.timeline).links
     assert 1 / found[0, 1].bandwidth == pytest.approx(40, rel=0.1)
     assert found[1, 0].bandwidth == float("inf")

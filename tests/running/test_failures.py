@@ -49,11 +49,16 @@ def shared_memory_of(pid: int) -> list[str]:
     return sorted(name for name in os.listdir("/dev/shm") if str(pid) in name) if os.path.isdir("/dev/shm") else []
 
 
-@pytest.fixture
-def pool():
-    """A pool; afterwards it must be down, able to start again, and everything must be gone."""
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    """It and its helpers stay for the session."""
     with Pool(2, device="cpu", timeout_s=60) as warm:
-        warm.run(modules.chatter)  # the fork server and its helpers stay for the session
+        warm.run(modules.chatter)
+
+
+@pytest.fixture
+def pool(fork_server):
+    """A pool; afterwards it must be down, able to start again, and everything must be gone."""
     before = leftovers()
     with Pool(2, device="cpu", timeout_s=60) as pool:
         yield pool

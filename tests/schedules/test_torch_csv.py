@@ -3,7 +3,7 @@
 import pytest
 
 import pplab as pp
-from conftest import random_schedule
+from conftest import random_schedule, registry
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -24,7 +24,7 @@ def torch_rows(order) -> list[list[str]]:
 
 def one_of_each(P: int, M: int) -> list[pp.Schedule]:
     """Every schedule of the registry that torch can take: it knows no bidirectional placement."""
-    return [builder(P, M) for builder in pp.builders.ALL if builder.placement != "bidirectional"]
+    return [s for s in registry(P, M) if pp.builders.find(s.name).placement != "bidirectional"]
 
 
 def test_torch_reads_what_pplab_writes(rng, tmp_path):

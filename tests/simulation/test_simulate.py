@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 import pplab as pp
-from conftest import random_costs, random_schedule, slow_simulate
+from conftest import random_costs, random_schedule, registry, slow_simulate
 from pplab import lab
 from pplab.course import figures
 from pplab.lab import formulas
@@ -508,7 +508,7 @@ def test_a_sweep_is_equal_to_single_runs_to_the_bit(rng, queues):
     schedules = [
         random_schedule(rng, overlap_share=0.5),
         random_schedule(rng, bidirectional=True),
-        rng.choice(pp.builders.ALL)(4, 8),
+        rng.choice(registry(4, 8)),
     ]
     for s in schedules:
         whole = [random_costs(rng, s.num_stages, s.num_ranks, queues) for _ in range(3)]

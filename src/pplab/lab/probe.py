@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:
     """Rank 0 sends `num_bytes` to rank 1 and back, `count` times, over a fresh channel; returns, on rank 0, each round
     trip's half in milliseconds. The first one shows what a channel costs that nobody has warmed up."""
-    pair = context.channels([(0, 1), (1, 0)])
+    down, up = context.channel(0, 1), context.channel(1, 0)
     on_device = context.transport == "nccl"
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device if on_device else "cpu")
     times = []
@@ -30,11 +30,11 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list
         dist.barrier()
         start = time.perf_counter()
         if context.rank == 0:
-            dist.send(message, 1, group=pair.get((0, 1)))
-            dist.recv(message, 1, group=pair.get((1, 0)))
+            dist.send(message, 1, group=down)
+            dist.recv(message, 1, group=up)
         elif context.rank == 1:
-            dist.recv(message, 0, group=pair.get((0, 1)))
-            dist.send(message, 0, group=pair.get((1, 0)))
+            dist.recv(message, 0, group=down)
+            dist.send(message, 0, group=up)
         if on_device:
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / 2 * 1e3)

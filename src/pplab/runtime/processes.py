@@ -25,7 +25,8 @@ from .rank import Board, rank_main
 if TYPE_CHECKING:
     from .pool import Pool
 
-_PRELOAD = ["torch", "torch.distributed", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
+# What a rank imports in its first backward at the latest, symbolic_shapes among it, is imported once for all pools.
+_PRELOAD = ["torch.fx.experimental.symbolic_shapes", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
 
 
 class Ranks:
