@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Real
 
-from .actions import B, F, I, Kind, W
+from .actions import Action, B, F, I, Kind, Overlap, W
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
 
@@ -96,6 +96,12 @@ class Costs:
             return max(forward, backward)
         given = {} if self.overlap == "sum" else self.overlap
         return given.get((forward_stage, backward_stage), forward + backward)
+
+    def of_item(self, item: Action | Overlap) -> float:
+        """How long an item of a row takes."""
+        if type(item) is Overlap:
+            return self.of_overlap(item.forward.stage, item.backward.stage)
+        return self.of(item.kind, item.stage)
 
     def link(self, source: int, target: int) -> Link:
         """The link from rank `source` to rank `target`."""

@@ -19,7 +19,6 @@ from .timeline import Span, Timeline, idle_intervals
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 ROW = 0.36  # inches per rank
 WIDTH = 7.4  # inches
 BAR = 0.84  # of a row

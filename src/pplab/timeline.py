@@ -109,11 +109,10 @@ class Timeline:
         """The timeline that `to_dict` wrote."""
         schedule = Schedule(data["rows"], data["schedule"])
         starts, ends = ([span[at] for span in data["spans"]] for at in (2, 3))
-        others = tuple(
-            Span(rank, text if text[:1].isalpha() else parse(text), start, end)
-            for rank, text, start, end in data.get("others", ())
+        others = (
+            (rank, text if text[:1].isalpha() else parse(text), *at) for rank, text, *at in data.get("others", ())
         )
-        return cls(schedule, starts, ends, data["unit"], data["how"], others)
+        return cls(schedule, starts, ends, data["unit"], data["how"], tuple(map(Span._make, others)))
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"

@@ -103,15 +103,10 @@ class _Flow:
                 if any(n not in self.arrived for n in needed):
                     break
                 start = max([self.clock[rank], *(self.arrived[n] for n in needed)])
-                self.clock[rank] = start + self._duration(item)
+                self.clock[rank] = start + self.costs.of_item(item)
                 self.times[item] = (start, self.clock[rank])
             self.position[rank] += 1
         return self.position[rank] > before
-
-    def _duration(self, item: Action | Overlap) -> float:
-        if isinstance(item, Overlap):
-            return self.costs.of_overlap(item.forward.stage, item.backward.stage)
-        return self.costs.of(item.kind, item.stage)
 
     def _needs(self, rank: int, action: Action) -> Action | None:
         """The receive that `action` waits for, if it comes from another rank."""
