@@ -62,8 +62,8 @@ def sources(value: ast.AST) -> Iterator[ast.AST]:
 def trained(code: str) -> list[tuple[int, dict, str, bool]]:
     """Every use of a pool for training: the line, the pool's arguments, the engine, whether messages may be late.
 
-    The engine is torch's where anything that an extra, other than a pace, may be made of is `TorchEngine`, and a pace is
-    late if anything that it may be made of is: what a method is called on, and not what it is given.
+    The engine is torch's where anything that an extra, other than a pace, may be made of is `TorchEngine`, and a pace
+    is late if anything that it may be made of is: what a method is called on, and not what it is given.
     """
     nodes = list(ast.walk(ast.parse(code)))
     made, pools = defaultdict(list), defaultdict(list)
