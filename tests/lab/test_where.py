@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -241,17 +242,17 @@ def test_a_link_that_is_put_there_is_found(pools, name):
     links = {(0, 1): pp.Link(latency=5, bandwidth=1 / 40), (1, 0): pp.Link(latency=5)}
     pace = replace(PACE, links=links)
     workload = modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)])
-    run = pools(2).train(s, workload, lab.Pace(pace), lab.Meter(), steps=3)
-    timeline = min(run.timelines, key=lambda timeline: timeline.makespan)  # the least disturbed
-    found = lab.calibrate(timeline).links
-    assert 1 / found[0, 1].bandwidth == pytest.approx(40, rel=0.1)
-    assert found[1, 0].bandwidth == float("inf")
+    run = pools(2).train(s, workload, lab.Pace(pace), lab.Meter(), steps=5)
+    found = [lab.calibrate(timeline).links for timeline in run.timelines]
+    middle = statistics.median  # a single late message bends a step's fit
+    assert middle(1 / links[0, 1].bandwidth for links in found) == pytest.approx(40, rel=0.1)
+    assert middle(links[1, 0].bandwidth for links in found) == float("inf")
     for pair in links:
-        assert 4 < found[pair].latency < 15
+        assert 4 < middle(links[pair].latency for links in found) < 15
     sent = 4 * 6  # a row of six numbers
     assert run.held.message_bytes == ((sent, 0) if s.num_stages == 2 else (sent, 0, sent, 0))  # 1 and 2 are on one rank
-    in_bytes = lab.calibrate(timeline, run.held.message_bytes).links[0, 1].bandwidth
-    assert in_bytes == pytest.approx(sent * found[0, 1].bandwidth)
+    in_bytes = lab.calibrate(run.timeline, run.held.message_bytes).links[0, 1].bandwidth
+    assert in_bytes == pytest.approx(sent * lab.calibrate(run.timeline).links[0, 1].bandwidth)
 
 
 @pytest.mark.alone
