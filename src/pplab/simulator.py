@@ -36,7 +36,7 @@ def run(graph: Graph, durations: Sequence[float], lags: Sequence[float], send: S
     def work(rank: int) -> Iterator[None]:
         now = 0
         for i in range(bounds[rank], bounds[rank + 1]):
-            slot, backward = slots[i], second[i] if i in second else None
+            slot, backward = slots[i], second and second.get(i)
             if arrived[slot - M] is None:
                 waiting[slot - M] = rank
                 yield  # the rank stays here until the sender puts it back into `ready`
