@@ -9,7 +9,7 @@ ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 PARALLEL := --dist loadfile --no-loadscope-reorder
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
-.PHONY: help book test check lab bench gpu notebooks clean
+.PHONY: help book test check lab attack bench gpu notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -23,7 +23,7 @@ book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the not
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
 	@echo "== style"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
-	@echo "== tests, notebooks and book (a test a dot; about twenty minutes on two cores)"
+	@echo "== tests, notebooks and book (a test a dot; fifteen to eighteen minutes on two cores)"
 	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -n 3 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
@@ -32,6 +32,9 @@ check: $(ENVIRONMENT) ## the quick part of the tests: style and everything witho
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks
+
+attack: $(ENVIRONMENT) ## try 100,000 damages of checkpoints, where the tests try a thousand (minutes)
+	@$(PY) -m pytest tests/lab/test_damage.py --attack
 
 bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
 	@$(PY) benchmarks/bench.py

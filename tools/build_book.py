@@ -21,6 +21,7 @@ def main() -> int:
     start = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", start, "build", ".", "--all", "-W", "-n", "--keep-going"]
     environment = {
+        "HF_HUB_OFFLINE": "1",  # pages with code fetch nothing, unless HF_HUB_OFFLINE=0 is asked for
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
     }

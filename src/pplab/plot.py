@@ -67,10 +67,10 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
 
 def dress(ax: Axes, rows: Sequence[str], title: str, unit: str, until: float) -> None:
     """Axes with a named strip per row, and time from 0 to `until`."""
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_title(title, fontsize=10, loc="left", parse_math=False)
     ax.set_xlim(0, until)
     ax.set_yticks(range(len(rows)), rows)
-    ax.set_xlabel(f"time ({unit})" if unit else "time")
+    ax.set_xlabel(f"time ({unit})" if unit else "time", parse_math=False)
     ax.tick_params(length=0, axis="y")
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)

@@ -1,6 +1,10 @@
 """The models, their splits and their data: the same numbers however they are cut, clear words when they can't be."""
 
+import socket
 import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 import torch
@@ -175,7 +179,7 @@ def test_the_hubs_reviews_are_streamed_when_it_answers(monkeypatch):
     data.reviews.cache_clear()
     found = data.reviews("test", limit=7)
     data.reviews.cache_clear()
-    assert asked == [(data.DATASET, {"split": "test", "streaming": True})]
+    assert asked == [(data.DATASET, {"revision": data.REVISION, "split": "test", "streaming": True})]
     assert found.source == "the hub's Yelp/yelp_review_full" and len(found.texts) == 7
 
 
@@ -196,3 +200,39 @@ def test_a_checkpoint_from_a_folder_is_split_like_any_other(tmp_path, reviews):
     stages = [workload.build_stage(stage, 3) for stage in range(3)]
     whole = workload.build_whole()(*batch.inputs, **batch.context).logits
     torch.testing.assert_close(chain(stages, *batch.inputs, **batch.context), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("proxy", [False, True])
+def test_a_network_that_swallows_everything_is_given_up_after_a_second(monkeypatch, proxy):
+    """A server that takes connections and never answers, as the hub or as the proxy on the way to it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.invalid" if proxy else address)
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            if proxy:
+                monkeypatch.setenv(name, address)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        begun = time.monotonic()
+        assert not data.hub_is_reachable()
+        assert time.monotonic() - begun < 10  # a second, with room for a busy machine
+
+
+def test_a_hub_that_answers_is_found(monkeypatch):
+    class Yes(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *said: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Yes) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        assert data.hub_is_reachable()
+        server.shutdown()

@@ -260,7 +260,7 @@
     function draw() {
       const left = scroll.scrollLeft;
       const { until, zoom, path, memory } = state;
-      const look = { width: scroll.clientWidth, until: until || 0, zoom: Number(zoom) || 1, path, memory };
+      const look = { width: scroll.clientWidth, until: until || 0, zoom: [1, 2, 4, 8].includes(Number(zoom)) ? Number(zoom) : 1, path, memory };
       take(pplabChart.draw(scroll, timelines, look));
       scroll.scrollLeft = left;
       legend.innerHTML = pplabChart.legend(timelines);

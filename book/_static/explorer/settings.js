@@ -23,7 +23,7 @@ var pplabSettings = (() => {
   function decode(text, base = DEFAULTS) {
     const state = { ...base };
     for (const [name, value] of new URLSearchParams(text)) {
-      if (!(name in DEFAULTS)) continue;
+      if (!Object.hasOwn(DEFAULTS, name)) continue;
       const kind = typeof DEFAULTS[name];
       state[name] = kind === "number" ? number(value) : kind === "boolean" ? value !== "false" : value;
     }

@@ -11,7 +11,7 @@ from importlib import import_module as _import_module
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
-    "checkpoint": ("Checkpoint", "CheckpointError", "Resume", "Save"),
+    "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
     "controllable": ("repeated", "v_half", "v_min"),

@@ -3,14 +3,20 @@
 A checkpoint is one safetensors file: every weight under the name that it has in the whole model, every tensor of the
 optimizer under the name of its weight. It says nothing of stages and ranks. It doesn't hold the state of random
 numbers, nor the optimizer's settings: those come from the function that makes it.
+
+Every tensor has a checksum, of its type, shape and bytes, and these and all else that the file says of itself are under
+one more, the seal. So a damaged file is refused, or loads exactly. Whoever means harm can seal a file of
+their own; what is in it is of the right types then, and nothing of it is ever executed.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import os
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +28,7 @@ from ..runtime.options import Job
 from ..runtime.training import Rank
 from .clip import own_stages
 
-_VERSION = 1
+_VERSION = 2
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 Parts = dict[str, Tensor]  # by key in the file
@@ -30,6 +36,21 @@ Parts = dict[str, Tensor]  # by key in the file
 
 class CheckpointError(ValueError):
     """A file that isn't a checkpoint, is damaged, or is one of another model or optimizer."""
+
+
+class NotSaved(OSError):
+    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere."""
+
+    def __init__(self, path: Path, why: OSError, arguments: tuple):
+        self.path, self._arguments = path, arguments
+        super().__init__(
+            f"can't save to {path} ({why.strerror or why}). The weights aren't lost: catch this error as `error`, make "
+            'room or choose another place, and call error.save("another/place.safetensors")'
+        )
+
+    def save(self, path: str | os.PathLike) -> str:
+        """Write the checkpoint to another place, or to this one once there is room; returns its path."""
+        return write(path, *self._arguments)
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,7 @@ class Checkpoint:
     model: str  # the workload in words
     optimizer: str | None  # the class of the optimizer whose state is here
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  # of the weights, by name
-    checksums: Mapping[str, int] = field(repr=False)  # by key in the file
+    checksums: Mapping[str, str] = field(repr=False)  # by key in the file
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> Checkpoint:
@@ -56,18 +77,15 @@ class Checkpoint:
             raise FileNotFoundError(f"there is no checkpoint {path}: save one with lab.Save")
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {})["pplab"])
-                keys = set(file.keys())
-                names = [key for key in keys if key.startswith(_MODEL)]
-                shapes = {key.removeprefix(_MODEL): tuple(file.get_slice(key).get_shape()) for key in names}
-            found = cls(path, about["step"], about["model"], about["optimizer"], shapes, about["checksums"])
-            if about["version"] != _VERSION or found.checksums.keys() != keys:
-                raise ValueError(f"version {about['version']} with {len(keys)} of {len(found.checksums)} tensors")
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                told = file.metadata() or {}
+                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in list(file.keys())}
+            about = _unsealed(told["pplab"], told.get("seal"), shapes.keys())
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): take an older one"
             ) from error
-        return found
+        shapes = {key.removeprefix(_MODEL): shape for key, shape in shapes.items() if key.startswith(_MODEL)}
+        return cls(path, about["step"], about["model"], about["optimizer"], shapes, about["checksums"])
 
     def read(self, keys: Iterable[str]) -> Parts:
         """Tensors by their keys in the file. Raises CheckpointError when one isn't what was written."""
@@ -184,9 +202,12 @@ class Save(Extra):
         return _Saving(rank)
 
     def finish(self, job: Job, reports: Sequence[Saved]) -> str:
-        """Write the file; returns its path."""
-        write(self.path, reports, job.first_step + job.options.steps, job.workload.name)
-        return str(self.path)
+        """Write the file; returns its path. NotSaved where that fails."""
+        arguments = list(reports), job.first_step + job.options.steps, job.workload.name
+        try:
+            return write(self.path, *arguments)
+        except OSError as error:
+            raise NotSaved(Path(self.path), error, arguments) from error
 
 
 class _Saving(Listener):
@@ -255,11 +276,12 @@ def collect(
     return Saved(copies, type(optimizer).__name__ if optimizer is not None else None)
 
 
-def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> None:
-    """Write a checkpoint that is there as a whole or not at all.
+def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> str:
+    """Write a checkpoint that is there as a whole or not at all; returns its path.
 
     It is written beside its place, made to reach the disk, and then renamed: who opens `path` finds the old file or the
-    new one, whenever this process dies.
+    new one, whenever this process dies. What a process that died left is removed by the next one that saves here. A
+    link stays, and the file that it leads to is replaced.
     """
     from safetensors.torch import save
 
@@ -272,11 +294,15 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
         "optimizer": next((each.optimizer for each in saved if each.optimizer), None),
         "checksums": {key: _checksum(tensor) for key, tensor in parts.items()},
     }
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    text = json.dumps(about)
+    path = Path(check_place(path))
+    _sweep(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
     try:
-        with open(partial, "wb") as file:
-            file.write(save(parts, {"pplab": json.dumps(about)}))
+        # A name that nobody can foresee, which is there for nobody else, and no link.
+        end = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with open(end, "wb") as file:
+            file.write(save(parts, {"pplab": text, "seal": _seal(text)}))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -288,12 +314,21 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
         os.fsync(folder)  # the new name, too, must reach the disk
     finally:
         os.close(folder)
+    return str(path)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes of this host that are gone left of this file."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        number = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+            left.unlink(missing_ok=True)
 
 
 def check_place(path: str | os.PathLike) -> str:
     """The path to save to, in full; ValueError when nothing can be written there."""
     path = Path(path).resolve()
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):
         raise ValueError(f"can't save to {path}: give a file's name in a folder that exists and can be written to")
     return str(path)
 
@@ -302,5 +337,26 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+def _checksum(tensor: Tensor) -> str:
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _seal(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unsealed(text: str, seal: str | None, keys: Collection[str]) -> dict:
+    """What a file with tensors of these keys says of itself; ValueError where pplab wouldn't have written it so."""
+    about = json.loads(text)
+    if about["version"] != _VERSION:
+        raise ValueError(f"version {about['version']}, and this is version {_VERSION}")
+    if seal != _seal(text):
+        raise ValueError("what it says of itself isn't what was written")
+    step, checksums = about["step"], about["checksums"]
+    right = type(step) is int and step >= 0 and isinstance(about["model"], str)
+    right = right and isinstance(about["optimizer"], str | None) and isinstance(checksums, dict)
+    if not right or checksums.keys() != keys:
+        raise ValueError(f"step {step!r} of {about['model']!r} with {len(keys)} tensors")
+    return about

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -23,6 +24,8 @@ from ..timeline import Timeline
 from .perfetto import to_perfetto
 
 Flag = Mapping[str, object]
+
+MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some minutes
 
 
 class Command(NamedTuple):
@@ -52,11 +55,19 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     try:
         for name in ("json", "png", "perfetto", "csv"):  # before anything is measured that couldn't be written
             place = getattr(given, name, None)
-            if isinstance(place, str) and place != "-" and not Path(place).parent.is_dir():
+            if place == "-" and name != "json":
+                raise ValueError(f"--{name} needs the name of a file, got -: only --json writes to standard output")
+            if isinstance(place, str) and not Path(place).parent.is_dir():
                 raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
         return given.run(given) or 0
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(f"pplab {given.name}: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if os.environ.get("PPLAB_TRACEBACK"):
+            raise
+        said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
+        print(f"pplab {given.name}: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"pplab {given.name}: interrupted", file=sys.stderr)
@@ -99,6 +110,12 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
         return Schedule.from_csv(Path(given.csv), Path(given.csv).stem)
     if given.ranks is None or given.microbatches is None:
         raise ValueError("a schedule by name needs --ranks and --microbatches")
+    work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
+    if work > MOST_WORK:
+        raise ValueError(
+            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most {MOST_WORK:,} are built "
+            "here: take fewer, the figures hardly change"
+        )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     if costs is not None and "costs" in builders.find(given.schedule).options:
         options["costs"] = costs

@@ -12,6 +12,11 @@ On two hosts with two ranks each, where HOST is the first one's name or address,
 Unless one torchrun has started all ranks, each rank's clock is tied to rank 0's before every step. The run says how far
 off that can be.
 
+torchrun's own store listens on all networks of the first host, unencrypted, also with `--standalone` and with
+`--rdzv-endpoint localhost:0`; whoever reaches it can make ranks run what they like. So use a network that only these
+hosts are in, or a firewall. On one host `pplab train` without torchrun listens on 127.0.0.1 alone, and the ranks' own
+connections stay there with GLOO_SOCKET_IFNAME=lo.
+
 Hosts with several networks may need to be told which one: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.
 Ranks in one host share no memory here as a pool's do: tensors cross by NCCL where every rank of every host has a GPU of
 its own, and by gloo, through the host's memory, otherwise.

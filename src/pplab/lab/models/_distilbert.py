@@ -16,6 +16,7 @@ from .. import data
 from ._cutting import LayeredModel
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
+REVISION = "12040accade4e8a0f71eabdb258fecc2e7e948be"  # of CHECKPOINT: what is fetched is always the same
 SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
 
 
@@ -160,7 +161,9 @@ def _find_checkpoint(checkpoint: str) -> tuple[str | None, str]:
         return name, f"checkpoint in {name}"
     try:
         wanted = ["config.json", "model.safetensors", "*token*", "vocab.txt"]
-        folder = snapshot_download(name, allow_patterns=wanted, local_files_only=not data.hub_is_reachable())
+        revision = REVISION if name == CHECKPOINT else None
+        local = not data.hub_is_reachable()
+        folder = snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=local)
         return folder, f"the hub's {name}"
     except OSError as error:
         if checkpoint == "auto":
