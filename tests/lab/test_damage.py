@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ def damages(data: bytes, count: int) -> Iterator[tuple[str, bytes]]:
         yield f"byte {at} is {new}", data[:at] + bytes([new]) + data[at + 1 :]
         at, new = draw.randrange(8, 8 + header), draw.choice(b"FIUB0123456789")
         yield f"header byte {at} is {new}", data[:at] + bytes([new]) + data[at + 1 :]
-        yield f"cut at {at}", data[: draw.randrange(len(data))]
+        end = draw.randrange(len(data))
+        yield f"cut at {end}", data[:end]
         yield "grown", data + draw.randbytes(draw.randrange(1, 200))
         size, source = draw.randrange(1, 64), draw.randrange(len(data))
         yield f"{size} bytes of {source} at {at}", data[:at] + data[source : source + size] + data[at + size :]
@@ -134,7 +136,7 @@ def test_a_link_planted_where_a_save_writes_is_not_followed(tmp_path, monkeypatc
     victim, path = tmp_path / "victim", tmp_path / "run.safetensors"
     victim.write_text("precious")
     monkeypatch.setattr(checkpoint.secrets, "token_hex", lambda size: "known")
-    planted = tmp_path / f".run.safetensors.{checkpoint.os.getpid()}.known.partial"
+    planted = tmp_path / f".run.safetensors.{socket.gethostname()}.{os.getpid()}.known.partial"
     planted.symlink_to(victim)
     with pytest.raises(FileExistsError):
         write(path, some(), 1, "a model")
@@ -160,12 +162,14 @@ def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path):
     path = tmp_path / "run[1].safetensors"
     gone = subprocess.Popen(["true"])
     gone.wait()
-    left = tmp_path / f".{path.name}.{gone.pid}.0123.partial"
-    others = tmp_path / f".{path.name}.{os.getppid()}.0123.partial"  # of a process that lives
-    for each in (left, others):
+    here = socket.gethostname()
+    left = tmp_path / f".{path.name}.{here}.{gone.pid}.0123.partial"
+    others = tmp_path / f".{path.name}.{here}.{os.getppid()}.0123.partial"  # of a process that lives
+    elsewhere = tmp_path / f".{path.name}.another-{here}.{gone.pid}.0123.partial"  # on a disk that hosts share
+    for each in (left, others, elsewhere):
         each.write_bytes(b"part of a checkpoint")
     write(path, some(), 1, "a model")
-    assert sorted(each.name for each in tmp_path.iterdir()) == [others.name, path.name]
+    assert {each.name for each in tmp_path.iterdir()} == {others.name, elsewhere.name, path.name}
 
 
 def test_a_full_disk_leaves_the_weights_to_be_saved_elsewhere(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def figure_html(figure: Figure) -> str:
         f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
         f'style="width:100%;min-width:{min(width, 480):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
     )
-    svg = re.sub("<svg[^>]*>", lambda _: opening, svg, count=1)  # a text with \\1 in it stays as it is
+    svg = re.sub("<svg[^>]*>", lambda _: opening, svg, count=1)  # a text with \1 in it stays as it is
     return f'<div class="pplab-figure" style="overflow-x:auto">{svg}</div>'
 
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -297,7 +298,7 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
     text = json.dumps(about)
     path = Path(check_place(path))
     _sweep(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.partial")
     try:
         # A name that nobody can foresee, which is there for nobody else, and no link.
         end = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -319,8 +320,9 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
 
 def _sweep(path: Path) -> None:
     """Remove what processes of this host that are gone left of this file."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        number = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+    ours = f".{path.name}.{socket.gethostname()}."  # another host's processes can't be seen from here
+    for left in path.parent.glob(f"{glob.escape(ours)}*.partial"):
+        number = left.name.removeprefix(ours).partition(".")[0]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
             left.unlink(missing_ok=True)
 

@@ -69,10 +69,11 @@ def _train(given: argparse.Namespace) -> int:
         from .attribution import where
 
         found = where(run.timeline)
-    draw(given, run.timeline, found if given.explain else None)
-    data = {**run.to_dict(), **({"where": found and found.to_dict()} if given.explain or given.json else {})}
+    explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
+    draw(given, run.timeline, explained)
     printed = [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
-    write(given, data, (run, *([found] if given.explain else []), *printed))
+    data = {**run.to_dict(), "where": found and found.to_dict()}
+    write(given, data, (run, *([explained] if explained else []), *printed))
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 

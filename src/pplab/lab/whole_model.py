@@ -41,8 +41,8 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
     """On rank 0: what `train_whole` finds, and the time of every step. The other ranks return at once."""
     if context.rank != 0:
         return None
-    whole = train_whole(context, workload)
     model = workload.build_whole().to(context.device)
+    whole = train_whole(context, workload, model=model)
     microbatches = workload.batch(0).to(context.device).microbatches(num_microbatches)
     times = []
     for _ in range(steps):

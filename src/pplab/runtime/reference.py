@@ -24,13 +24,13 @@ Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
 
 
 def train_whole(
-    context: RankContext, workload: Workload, dtype: torch.dtype | None = None
+    context: RankContext, workload: Workload, dtype: torch.dtype | None = None, model: nn.Module | None = None
 ) -> tuple[float, Gradients] | None:
     """Run the model in one piece on rank 0, with the whole batch: loss and gradients. The others return at once."""
     if context.rank != 0:
         return None
     context.watch("running the model in one process")
-    model = workload.build_whole().to(context.device)
+    model = workload.build_whole().to(context.device) if model is None else model
     batch = workload.batch(0).to(context.device)
     with autocast(context.device, dtype):
         loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
