@@ -12,7 +12,7 @@ from .costs import Costs, Link
 from .errors import ScheduleError
 from .footprint import Memory, held
 from .lowering import lower
-from .metrics import critical_path, num_messages, table
+from .metrics import critical_path, num_messages
 from .panels import compare, memory_chart
 from .plot import gantt
 from .schedule import Schedule
@@ -27,7 +27,7 @@ _LATER = ("builders", "runtime")  # modules, of which one loads torch
 __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
-    *("critical_path", "held", "idle_intervals", "num_messages", "table"),
+    *("critical_path", "held", "idle_intervals", "num_messages"),
     *("compare", "gantt", "memory_chart"),
     *_LATER,
 ]

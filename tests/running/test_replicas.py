@@ -53,7 +53,7 @@ def test_one_replica_on_slow_links_is_later_than_the_others():
 
 def test_the_balance_sheet_counts_a_replicas_stages():
     s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-    (one,), (two,) = pp.table([pp.simulate(s)]), pp.table([pp.simulate(lab.replicate(s, 2))])
+    (one,), (two,) = lab.table([pp.simulate(s)]), lab.table([pp.simulate(lab.replicate(s, 2))])
     assert one[5] == "5.5, 4.5, 3.5, 2.5" and two[5] == f"{one[5]}, {one[5]}" and (one[-1], two[-1]) == ("1", "2")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import pplab as pp
+from pplab import lab
 from pplab.builders import ALL, find
 
 CELL = '''
@@ -53,7 +54,7 @@ def test_it_is_built_by_name_validated_simulated_and_compared():
     pp.validate(s)
     ours, plain = (pp.simulate(pp.build(name, num_ranks=4, num_microbatches=8)) for name in ("patient", "1F1B"))
     assert ours.makespan == plain.makespan and ours.peak_in_flight == (5, 4, 3, 2)
-    assert [row for row in str(pp.table([ours, plain])).splitlines() if row.startswith("patient")]
+    assert [row for row in str(lab.table([ours, plain])).splitlines() if row.startswith("patient")]
 
 
 def test_its_options_are_known_and_others_refused():

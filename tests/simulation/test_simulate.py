@@ -666,7 +666,7 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
     pp.memory_chart(t)
     pp.memory_chart(t, of=pp.Memory(3, unit="GB"))
     plt.close("all")
-    assert len(pp.table([t])) == 1
+    assert len(lab.table([t])) == 1
     assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans
     lab.to_perfetto(t, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -714,7 +714,7 @@ def test_an_idle_interval_says_what_it_waits_for():
 
 
 def test_the_balance_sheet():
-    table = pp.table(run(name, 4, 8) for name in TABLE)
+    table = lab.table(run(name, 4, 8) for name in TABLE)
     assert str(table).splitlines()[2].split("  ")[0] == "GPipe"
     assert table[2] == ("1F1B", "33", "0.2727", "0.3750", "0.2727", "4, 3, 2, 1", "48", "1")
     assert "<td>1F1B</td><td>33</td>" in table._repr_html_()

@@ -12,6 +12,7 @@ _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
     "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
+    "balance_sheet": ("table",),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
     "controllable": ("repeated", "v_half", "v_min"),

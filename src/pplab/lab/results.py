@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..metrics import Table
+from .balance_sheet import Table
 
 FORM = 1  # changes when a reader of older files would misread newer ones
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
