@@ -20,9 +20,10 @@ from torch import nn
 import pplab as pp
 from pplab.lab import models
 from pplab.lab.against_torch import HEADINGS, versus
+from pplab.lab.models import Modules
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
-from pplab.runtime import Batch, Modules, Pool
+from pplab.runtime import Batch, Pool
 from pplab.runtime.report import versions
 from pplab.runtime.stage import Stage
 

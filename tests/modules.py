@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pplab.runtime import Batch, Executor, Extra, Listener, Modules, Workload
+from pplab.lab.models import Modules
+from pplab.runtime import Batch, Executor, Extra, Listener, Workload
 from pplab.runtime.options import Job
 from pplab.runtime.training import Rank
 

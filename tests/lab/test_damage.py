@@ -21,7 +21,8 @@ import modules
 import pplab as pp
 from pplab.lab import Checkpoint, CheckpointError, NotSaved, Save
 from pplab.lab.checkpoint import collect, write
-from pplab.runtime import Modules, Pool, Workload
+from pplab.lab.models import Modules
+from pplab.runtime import Pool, Workload
 
 pytestmark = pytest.mark.slow
 

@@ -25,9 +25,10 @@ OPENED: set[str] = set()
 
 
 def look(frame: FrameType, event: str, what: object) -> None:
-    """Note the file of a function of the package's that is called."""
-    if event == "call" and frame.f_code.co_name != "<module>" and frame.f_code.co_filename.startswith(ROOT):
-        OPENED.add(frame.f_code.co_filename)
+    """Note the file of a function of the package's that is called, but for a model: that is the caller's."""
+    name = frame.f_code.co_filename
+    if event == "call" and frame.f_code.co_name != "<module>" and name.startswith(ROOT) and "models" not in name:
+        OPENED.add(name)
 
 
 def traced(engine: Callable, context: object, job: Job) -> object:

@@ -17,7 +17,8 @@ import pplab as pp
 from conftest import built, random_schedule
 from pplab import lab
 from pplab.lab import models
-from pplab.runtime import Executor, Modules, Pool, RankError, devices
+from pplab.lab.models import Modules
+from pplab.runtime import Executor, Pool, RankError, devices
 from pplab.runtime.devices import RankContext
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job

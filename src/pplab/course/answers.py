@@ -120,7 +120,8 @@ def trained(
     """A run of stages from x (B, ...) to y on processes of their own, its gradients compared with one process's."""
     from torch import nn
 
-    from ..runtime import Batch, Modules, Pool
+    from ..lab.models import Modules
+    from ..runtime import Batch, Pool
 
     workload = Modules(stages, Batch((x,), y), nn.functional.mse_loss)
     with Pool(schedule.num_ranks, device="cpu") as pool:

@@ -8,6 +8,6 @@ from .pool import Pool
 from .reference import GradientReport
 from .report import Machine, Run
 from .stage import Stage
-from .workload import Batch, Modules, Workload
+from .workload import Batch, Workload
 
 __all__ = [name for name in globals() if name[0].isupper()]

@@ -1,4 +1,5 @@
-"""The models of the course, as workloads for a pipeline: a small GPT, and DistilBERT from transformers."""
+"""The models of the course, as workloads for a pipeline: a small GPT, DistilBERT from transformers,
+and whatever modules you bring."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from ...errors import unknown
 from ._cutting import LayeredModel, cut, layer_ranges
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt
+from ._modules import Chain, Modules
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
 
@@ -21,5 +23,6 @@ def workload(name: str, **options: object) -> LayeredModel:
     return WORKLOADS[name](**options)
 
 
-__all__ = ["GPT", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "layer_ranges", "cut", "workload"]
+__all__ = ["GPT", "Chain", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "Modules"]
+__all__ += ["layer_ranges", "cut", "workload"]
 __all__ += WORKLOADS

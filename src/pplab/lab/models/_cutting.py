@@ -110,7 +110,7 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
         return [DistilBertStage(model, r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
     raise ValueError(
         f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, DistilBertForSequenceClassification and "
-        "nn.Sequential. For another model make the stages yourself and pass runtime.Modules([stage0, stage1, ...])"
+        "nn.Sequential. For another model make the stages yourself and pass models.Modules([stage0, stage1, ...])"
     )
 
 
