@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 
 from .actions import Action, B, F, I, Kind, Overlap, W
+from .errors import MOST, expect, number, shown
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
 
@@ -24,9 +25,10 @@ class Link:
     bandwidth: float = inf
 
     def __post_init__(self) -> None:
-        _number("latency", self.latency)
-        if isinstance(self.bandwidth, bool) or not isinstance(self.bandwidth, Real) or not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be a number above 0, got {self.bandwidth!r}")
+        bandwidth = number("bandwidth", self.bandwidth, inf)
+        vars(self).update(latency=number("latency", self.latency), bandwidth=bandwidth)
+        if bandwidth < 1 / MOST:
+            raise ValueError(f"bandwidth must be a number above 0, of at least {1 / MOST:g}, got {bandwidth!r}")
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,27 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in _PER_STAGE:
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, per_stage(name, value))
+            if (value := getattr(self, name)) is not None or name != "backward":
+                vars(self)[name] = per_stage(name, value)
+        expect(str, unit=self.unit)
         works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
         if not any(any(each) if isinstance(each, tuple) else each for each in works):
             raise ValueError(
                 "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare "
                 "idle time with: give one of them a duration above 0"
             )
-        if self.overlap not in ("sum", "max"):
-            if isinstance(self.overlap, str):
-                raise ValueError(f'overlap must be "sum", "max" or a duration, got {self.overlap!r}')
-            for duration in self.overlap.values() if isinstance(self.overlap, Mapping) else (self.overlap,):
-                _number("overlap", duration)
-        Link(self.latency, self.bandwidth)
-        for pair, link in dict(self.links).items():
-            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(link, Link)):
-                raise ValueError(f"links must map (source rank, target rank) to a pplab.Link, got {pair!r}: {link!r}")
+        if isinstance(self.overlap, Mapping):
+            vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+        elif not isinstance(self.overlap, str):
+            vars(self)["overlap"] = number("overlap", self.overlap)
+        elif self.overlap not in ("sum", "max"):
+            raise ValueError(f'overlap must be "sum", "max" or a duration, got {shown(self.overlap)}')
+        vars(self).update(vars(Link(self.latency, self.bandwidth)))
+        expect(Mapping, links=self.links)
+        for pair, link in self.links.items():
+            is_pair = isinstance(pair, tuple) and [isinstance(rank, Integral) for rank in pair] == [True, True]
+            if not (is_pair and isinstance(link, Link)):
+                raise ValueError(f"links must map (source rank, target rank) to a pplab.Link: {shown({pair: link})}")
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`."""
@@ -153,25 +159,19 @@ _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recom
 _PER_STAGE = (*_DURATIONS, "message")
 
 
-def per_stage(name: str, value: PerStage) -> PerStage:
-    """The value, checked: a number of at least 0, or a tuple of them."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_number(name, x) for x in value)
-    return _number(name, value)
+def per_stage(name: str, value: PerStage, most: float = MOST) -> PerStage:
+    """The value, checked: a number from 0 to `most`, or a tuple of them."""
+    several = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    if several or getattr(value, "ndim", 0) == 1:  # an array of numpy's or torch's
+        return tuple(number(name, x, most) for x in value)
+    return number(name, value, most)
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
-    return value
-
-
-def check_length(name: str, value: PerStage | None, num_stages: int) -> None:
-    """Raise ValueError unless a list of values has one for every stage."""
-    if isinstance(value, tuple) and len(value) != num_stages:
-        raise ValueError(
-            f"{name} has {len(value)} values for {num_stages} stages: give one per stage, or a single number"
-        )
+def check_length(name: str, value: PerStage | None, count: int, each: str = "stage") -> None:
+    """Raise ValueError unless a list of values has one for every stage, or for each of something else."""
+    if isinstance(value, tuple) and len(value) != count:
+        given = f"{name} has {len(value)} values for {count} {each}s"
+        raise ValueError(f"{given}: give one per {each}, or a single number")
 
 
 def of_stage(value: PerStage, stage: int) -> float:

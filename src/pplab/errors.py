@@ -1,9 +1,13 @@
-"""Errors that say what was given, what was expected and what to do."""
+"""Errors that say what was given, what was expected and what to do, and the gates that raise them."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Rational, Real
+from operator import index
+
+MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
 
 class ScheduleError(ValueError):
@@ -21,14 +25,42 @@ class ScheduleError(ValueError):
         return type(self), (self.cause, self.remedy, self.rank, self.action)
 
 
-def positive_int(name: str, value: object) -> int:
-    """Return `value` when it is an integer of at least 1; raise ValueError that names it otherwise."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    value = value.__index__()
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
+def positive_int(name: str, value: object, least: int = 1) -> int:
+    """Return `value` as an int when it is an integer of at least `least`; raise ValueError that names it otherwise."""
+    try:
+        found = index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {shown(value)}")
+    return found
+
+
+def number(name: str, value: object, most: float = MOST) -> float:
+    """Return `value` as Python's number when it is one from 0 to `most`; raise ValueError that names it otherwise.
+
+    numpy's and torch's become Python's: theirs wrap around, lose digits, and can't be written as JSON.
+    """
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, bool) or not isinstance(plain, Real) or not 0 <= plain <= most:
+        raise ValueError(f"{name} must be a number from 0 to {most:g}, got {shown(value)}")
+    return plain if isinstance(plain, Rational) else float(plain)
+
+
+def expect(kind: type, **given: object) -> None:
+    """Raise ValueError unless all that is given is of that kind."""
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """What was given, as an error can show it: on one short line, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits, a list in itself, somebody's own
+        text = object.__repr__(value)
+    return text if len(text) <= 160 else f"{text[:150]} ..."
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> ValueError:

@@ -12,8 +12,9 @@ from math import inf
 from typing import NoReturn
 
 from .actions import COMPUTE, Action, B, F, I, Overlap, W, parts
+from .costs import check_length, of_stage, per_stage
 from .deps import needs
-from .errors import ScheduleError
+from .errors import ScheduleError, expect, positive_int
 from .footprint import Memory
 from .schedule import Schedule
 from .simulator import stuck_at
@@ -163,22 +164,31 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     return ScheduleError("deadlock: " + "; ".join(said), remedy, blamed, at)
 
 
-def check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float], unit: str) -> None:
-    """Raise ScheduleError where a schedule that can run takes a rank above its limit."""
-    limits = list(limit) if isinstance(limit, Sequence) else [limit] * schedule.num_ranks
-    if len(limits) != schedule.num_ranks:
-        raise ValueError(
-            f"limit has {len(limits)} values for {schedule.num_ranks} ranks: give one per rank, or a number"
-        )
+def check_limits(
+    schedule: Schedule, max_in_flight: int | None, memory: Memory | None, limit: float | Sequence[float] | None
+) -> None:
+    """Raise ScheduleError where a schedule that can run takes a rank above one of the limits of `pplab.validate`."""
+    forwards = Memory(unit="forwards' activations")
+    if max_in_flight is not None:
+        _check_memory(schedule, forwards, positive_int("max_in_flight", max_in_flight))
+    if limit is not None:
+        _check_memory(schedule, forwards if memory is None else memory, limit)
+
+
+def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float]) -> None:
+    expect(Memory, memory=memory)
+    limits, unit = per_stage("limit", limit, inf), memory.unit and " " + memory.unit
+    check_length("limit", limits, schedule.num_ranks, "rank")
     memory.check(schedule.num_stages)
-    for rank, most in enumerate(limits):
+    for rank in range(schedule.num_ranks):
+        most = of_stage(limits, rank)
         before = memory.constant(schedule.stages_of(rank))
         halves = list(chain.from_iterable(map(parts, schedule.rows[rank])))
         levels = list(memory.levels(halves))
         for action, (during, after) in zip(halves, levels, strict=True):
             if during > most:
                 raise ScheduleError(
-                    f"memory limit: rank {rank} holds {before:g}{unit and ' ' + unit} when it reaches {action}, which "
+                    f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {action}, which "
                     f"needs {during - before:g} more, and the limit is {most:g}",
                     f"run a backward before {action}, or raise the limit to {max(levels)[0]:g}",
                     rank,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .costs import PerStage, check_length, of_stage, per_stage
+from .errors import expect
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -33,8 +34,9 @@ class Memory:
 
     def __post_init__(self) -> None:
         for name in _HELD:
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, per_stage(name, value))
+            if (value := getattr(self, name)) is not None or name != "weight_input":
+                vars(self)[name] = per_stage(name, value)
+        expect(str, unit=self.unit)
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError unless every list of per-stage values has `num_stages` values."""

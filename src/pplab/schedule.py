@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -13,9 +12,11 @@ from pathlib import Path
 
 from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
+from .errors import ScheduleError, expect, shown
 from .footprint import Memory
 
 NOBODY = -1  # in place of an id or an entry
+FEW = 100_000  # stages times microbatches that are looked through whatever the number of actions
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,13 +35,15 @@ class Schedule:
     columns: Columns = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.rows, str) or not isinstance(self.rows, Iterable):
-            raise ValueError(f"rows must be one sequence of actions per rank, got {self.rows!r}")
-        rows = tuple(_checked_row(rank, row) for rank, row in enumerate(self.rows))
+        expect(str, name=self.name)
+        plain = isinstance(self.rows, list | tuple) and all(isinstance(row, list | tuple) for row in self.rows)
+        if plain and {*map(type, chain.from_iterable(self.rows))} == {Action}:  # as builders make them
+            rows = tuple(map(tuple, self.rows))
+        else:
+            rows = text.checked(self.rows)
         if not any(rows):
             raise ValueError("a schedule needs at least one action")
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "columns", Columns.of(rows))
+        vars(self).update(rows=rows, columns=Columns.of(rows))
 
     @cached_property
     def graph(self) -> Graph:
@@ -68,12 +71,7 @@ class Schedule:
 
         A bidirectional schedule keeps two copies of every stage, replicas one each: there it is all their ranks.
         """
-        holders: dict[int, list[int]] = defaultdict(list)
-        for rank in range(self.num_ranks):
-            for stage in self.stages_of(rank):
-                holders[stage].append(rank)
-        places = (tuple(holders[stage]) for stage in range(self.num_stages))
-        return tuple(place[0] if len(place) == 1 else place for place in places)
+        return tuple(place[0] if len(place) == 1 else tuple(place) for place in self.columns.holders)
 
     @property
     def copies(self) -> int:
@@ -119,7 +117,7 @@ class Schedule:
     def peak_held(self, memory: Memory | Sequence[float]) -> tuple[float, ...]:
         """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a `pplab.Memory`."""
         if not isinstance(memory, Memory):
-            memory = Memory(activation=tuple(memory))
+            memory = Memory(activation=memory)
         memory.check(self.num_stages)
         return tuple(max(during for during, _ in memory.levels(row)) for row in self.rows)
 
@@ -164,7 +162,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Action | Overlap]]) -> Columns:
-        """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of at least 0."""
+        """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of at least 0, or that
+        is so large that most are missing, before anything of that size is made."""
         items, overlaps = list(chain.from_iterable(rows)), []
         stages = [*map(itemgetter(0), items)]
         if Action in set(map(type, stages)):  # an overlap's forward stands where a stage should
@@ -173,7 +172,13 @@ class Columns:
             items = [item.forward if type(item) is Overlap else item for item in items] + backwards
             stages = [*map(itemgetter(0), items)]
         kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
+        if strange := set(map(type, kinds)) - {Kind}:
+            raise ValueError(f"an action's kind must be a pplab.Kind, such as Kind.F, not a {strange.pop().__name__}")
         counts = _count("stage", stages), _count("microbatch", microbatches)
+        if counts[0] * counts[1] > max(FEW, len(stages)):
+            sizes = f"{plural(counts[0], 'stage')} and {plural(counts[1], 'microbatch')}"
+            sizes += f" need more than {plural(len(stages), 'action')}"
+            raise ScheduleError(sizes, "number stages and microbatches from 0, without a gap")
         return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, overlaps, *counts)
 
     @cached_property
@@ -181,6 +186,15 @@ class Columns:
         """Of every entry."""
         ranks = list(chain.from_iterable([rank] * (b - a) for rank, (a, b) in enumerate(pairwise(self.bounds))))
         return ranks + [ranks[i] for i in self.overlaps]
+
+    @cached_property
+    def holders(self) -> list[list[int]]:
+        """Of every stage: the ranks that run something of it."""
+        holders: list[list[int]] = [[] for _ in range(self.num_stages)]
+        for rank in range(len(self.bounds) - 1):
+            for stage in set(self.of_rank(rank, self.stages)):
+                holders[stage].append(rank)
+        return holders
 
     def of_rank(self, rank: int, column: list) -> list:
         """What a rank's entries have in a column."""
@@ -191,10 +205,10 @@ class Columns:
 
 def _count(name: str, column: list[int]) -> int:
     """One more than the largest of a column, all of whose values must be whole and at least 0."""
-    values = set(column)
-    if set(map(type, column)) - {int} or min(values, default=0) < 0:
+    values = set(column) if {*map(type, column)} <= {int} else {-1}
+    if min(values, default=0) < 0:
         wrong = next(x for x in column if type(x) is not int or x < 0)
-        raise ValueError(f"an action's {name} must be a whole number of at least 0, got {wrong!r}")
+        raise ValueError(f"an action's {name} must be a whole number of at least 0, got {shown(wrong)}")
     return max(values, default=-1) + 1
 
 
@@ -264,7 +278,7 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     `blocks`: entries of every stage's F, of its B or I, and of its W; none doubled, and of the first two none missing.
     """
     kinds, found = columns.kinds, set(columns.kinds)
-    places = sum(len(set(columns.of_rank(rank, columns.stages))) for rank in range(len(columns.bounds) - 1))
+    places = sum(map(len, columns.holders))
     if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
         return B in found or all(
             all(map(gt, weights, backwards)) for _, backwards, weights in zip(*blocks, strict=True)
@@ -281,13 +295,3 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
 def plural(count: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `2 microbatches`."""
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")
-
-
-def _checked_row(rank: int, row: Sequence[Action | Overlap | str]) -> tuple[Action | Overlap, ...]:
-    """The row with every item an action or an overlap; text is parsed."""
-    row = tuple(row)
-    if not set(map(type, row)) <= {Action, Overlap}:
-        row = tuple(text.parse(item) if isinstance(item, str) else item for item in row)
-        if strange := [item for item in row if type(item) not in (Action, Overlap)]:
-            raise ValueError(f"rank {rank}: {strange[0]!r} is not an action: expected pplab.Action or text such as 0F3")
-    return row

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from .actions import COMPUTE
 from .costs import Costs
-from .errors import positive_int
+from .errors import expect
 from .footprint import Memory
 from .schedule import Columns, Graph, Schedule
 from .timeline import Timeline
@@ -74,7 +74,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     >>> simulate(build("1F1B", num_ranks=4, num_microbatches=8)).makespan
     33
     """
-    costs = costs or Costs()
+    check_form(schedule)
+    costs = Costs() if costs is None else costs
+    expect(Costs, costs=costs)
     costs.check(schedule.num_stages, schedule.num_ranks)
     if not schedule.graph.whole:
         validate(schedule)
@@ -104,21 +106,24 @@ def validate(
     forwards whose activations one rank may hold at once (see `Schedule.peak_in_flight`). `limit`: the most that one
     rank may hold, or one value per rank, in the unit of `memory`.
     """
-    if schedule.copies > 1 or not all(schedule.rows):
-        from .faults import check_placement
-
-        check_placement(schedule)
+    check_form(schedule)
     if not schedule.graph.whole or stuck_at(schedule):
         from .faults import explain
 
         explain(schedule)
     if max_in_flight is not None or limit is not None:
-        from .faults import check_memory
+        from .faults import check_limits
 
-        if max_in_flight is not None:
-            check_memory(schedule, Memory(), positive_int("max_in_flight", max_in_flight), "forwards' activations")
-        if limit is not None:
-            check_memory(schedule, memory or Memory(), limit, memory.unit if memory else "forwards' activations")
+        check_limits(schedule, max_in_flight, memory, limit)
+
+
+def check_form(schedule: Schedule) -> None:
+    """Raise ScheduleError unless every rank runs something, and every stage is where a stage may be."""
+    expect(Schedule, schedule=schedule)
+    if schedule.copies > 1 or not all(schedule.rows):
+        from .faults import check_placement
+
+        check_placement(schedule)
 
 
 def stuck_at(schedule: Schedule) -> dict[int, int]:

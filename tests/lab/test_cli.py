@@ -82,8 +82,8 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
     ("command", "says"),
     [
         ("simulate --schedule 1F1b2 --ranks 2 --microbatches 2", "did you mean 1F1B"),
-        ("simulate --schedule GPipe --ranks 0 --microbatches 2", "num_ranks must be at least 1, got 0"),
-        ("simulate --schedule GPipe --ranks 2 --microbatches -3", "num_microbatches must be at least 1"),
+        ("simulate --schedule GPipe --ranks 0 --microbatches 2", "num_ranks must be an integer of at least 1, got 0"),
+        ("simulate --schedule GPipe --ranks 2 --microbatches -3", "num_microbatches must be an integer of at least 1"),
         ("simulate --schedule GPipe --ranks 2", "needs --ranks and --microbatches"),
         ("simulate", "name a schedule with --schedule"),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2", "unknown option of GPipe"),
@@ -119,7 +119,7 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 GPipe ZB-H1", "1F1B splits no backward"),
         (
             "predict --schedule ZB-H1 --ranks 2 --microbatches 4 --rounds 0 1F1B",
-            "rounds must be at least 1, got 0",
+            "rounds must be an integer of at least 1, got 0",
         ),
         ("predict --schedule 1F1B --ranks 2 --microbatches 4 Interleaved1F1B", "cuts or places the model otherwise"),
         (

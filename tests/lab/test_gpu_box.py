@@ -341,7 +341,7 @@ def test_a_file_of_another_form_is_refused(tmp_path, change, said):
 
 def test_a_file_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match="a.json is not JSON"):
+    with pytest.raises(ValueError, match="a.json is damaged, or something else: expected JSON"):
         results.load(tmp_path)
 
 

@@ -288,8 +288,8 @@ def test_a_plan_says_what_it_cannot_take(options, message):
         ({"heads": 6}, "width must be a multiple of heads"),
         ({"heads": 8, "kv_heads": 3}, "and heads of kv_heads, got 1024, 8 and 3"),
         ({"kv_heads": 4}, "and heads of kv_heads, got 1024, 1 and 4"),
-        ({"vocabulary": -1}, "vocabulary must be at least 1"),
-        ({"mlp_width": 0}, "mlp_width must be at least 1"),
+        ({"vocabulary": -1}, "vocabulary must be an integer of at least 1"),
+        ({"mlp_width": 0}, "mlp_width must be an integer of at least 1"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(options, message):
@@ -298,7 +298,7 @@ def test_a_shape_that_cannot_be_is_refused(options, message):
 
 
 def test_a_bad_layout_is_refused():
-    with pytest.raises(ValueError, match="tp must be at least 1"):
+    with pytest.raises(ValueError, match="tp must be an integer of at least 1"):
         Layout(tp=0)
     with pytest.raises(ValueError, match="order must name each of tp, dp and pp once"):
         Layout(order="tp-pp")

@@ -62,7 +62,7 @@ def test_the_worst_error_may_be_of_what_was_slower_than_predicted():
     [
         (built("1F1B"), [built("ZB-H1")], {}, "1F1B splits no backward.* measure one that does"),
         (built("1F1B"), [built("GPipe"), built("Interleaved1F1B")], {}, "Interleaved1F1B cuts or places the model oth"),
-        (built("1F1B"), [built("GPipe")], {"rounds": 0}, "rounds must be at least 1, got 0"),
+        (built("1F1B"), [built("GPipe")], {"rounds": 0}, "rounds must be an integer of at least 1, got 0"),
         (built("1F1B"), [built("GPipe")], {"steps": 0}, "steps must be an integer of at least 1, got 0"),
         (built("1F1B", 4), [built("GPipe", 4)], {}, "is for 4 ranks and there are 2"),
         (built("1F1B"), [built("GPipe", microbatches=3)], {}, "doesn't divide into 3"),

@@ -89,7 +89,7 @@ def test_layers_are_cut_evenly():
 def test_more_stages_than_layers_are_refused(reviews):
     with pytest.raises(ValueError, match="8 layers can't make 9 stages: .* Use at most 8 stages"):
         models.cut(reviews.build_whole(), 9)
-    with pytest.raises(ValueError, match="num_stages must be at least 1"):
+    with pytest.raises(ValueError, match="num_stages must be an integer of at least 1"):
         models.layer_ranges(4, 0)
 
 
@@ -101,9 +101,9 @@ def test_a_model_that_cannot_be_split_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"num_layers": 0}, "num_layers must be an integer of at least 1"),
         ({"width": 10, "num_heads": 3}, "width 10 doesn't divide into 3 heads"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"source": "yelp"}, "unknown source 'yelp'"),
     ],
 )

@@ -294,9 +294,9 @@ def test_one_process_as_a_reference(pools, gpt):
 
 
 BAD_POOLS = [
-    ({"num_ranks": 0}, "num_ranks must be at least 1, got 0"),
+    ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
     ({"num_ranks": 2.5}, "num_ranks must be an integer"),
-    ({"num_ranks": 2, "threads": 0}, "threads must be at least 1"),
+    ({"num_ranks": 2, "threads": 0}, "threads must be an integer of at least 1"),
     ({"num_ranks": 2, "timeout_s": 0}, "timeout_s must be more than 0"),
     ({"num_ranks": 2, "device": "gpu"}, "unknown device 'gpu'"),
     ({"num_ranks": 2, "start_method": "fork"}, "unknown start method 'fork'"),

@@ -46,7 +46,7 @@ def test_every_builder_takes_its_stages_per_rank():
                     s = builder(P, M, stages_per_rank=V)
                     pp.validate(s)
                     assert s.num_stages == P * V
-            with pytest.raises(ValueError, match="stages_per_rank must be at least 1, got 0"):
+            with pytest.raises(ValueError, match="stages_per_rank must be an integer of at least 1, got 0"):
                 builder(2, 2, stages_per_rank=0)
 
 
@@ -128,7 +128,7 @@ def test_a_memory_cap_is_kept():
     error = refuse(*(" ".join(map(str, row)) for row in s.rows), max_in_flight=3)
     assert "memory limit: rank 0 holds 3 forwards' activations when it reaches 0F3, which needs 1 more" in str(error)
     assert "run a backward before 0F3" in error.remedy
-    with pytest.raises(ValueError, match="max_in_flight must be at least 1"):
+    with pytest.raises(ValueError, match="max_in_flight must be an integer of at least 1"):
         pp.validate(s, max_in_flight=0)
 
 

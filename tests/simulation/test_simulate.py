@@ -574,15 +574,15 @@ def test_costs_per_stage_and_finer_stages():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"forward": -1}, "forward must be a finite number of at least 0, got -1"),
-        ({"forward": "1"}, "forward must be a finite number"),
-        ({"backward_input": [1, None]}, "backward_input must be a finite number of at least 0, got None"),
-        ({"latency": float("nan")}, "latency must be a finite number"),
+        ({"forward": -1}, r"forward must be a number from 0 to 1e\+100, got -1"),
+        ({"forward": "1"}, "forward must be a number from 0"),
+        ({"backward_input": [1, None]}, r"backward_input must be a number from 0 to 1e\+100, got None"),
+        ({"latency": float("nan")}, "latency must be a number from 0"),
         ({"latency": True}, "latency must be"),
-        ({"bandwidth": 0}, "bandwidth must be a number above 0, got 0"),
+        ({"bandwidth": 0}, "bandwidth must be a number above 0, of at least 1e-100, got 0"),
         ({"overlap": "half"}, 'overlap must be "sum", "max" or a duration, got \'half\''),
-        ({"overlap": -1}, "overlap must be a finite number of at least 0, got -1"),
-        ({"overlap": {(0, 1): "2"}}, "overlap must be a finite number of at least 0, got '2'"),
+        ({"overlap": -1}, r"overlap must be a number from 0 to 1e\+100, got -1"),
+        ({"overlap": {(0, 1): "2"}}, r"overlap must be a number from 0 to 1e\+100, got '2'"),
         ({"recompute": [-1]}, "recompute must be"),
         ({"links": {(0, 1): 3}}, "links must map"),
         ({"links": {0: pp.Link()}}, "links must map"),
@@ -651,7 +651,7 @@ def test_what_is_held():
     assert s.peak_held([1, 1]) == s.peak_in_flight
     with pytest.raises(ValueError, match="activation has 3 values for 2 stages"):
         s.peak_held([1, 2, 3])
-    with pytest.raises(ValueError, match="parameters must be a finite number"):
+    with pytest.raises(ValueError, match="parameters must be a number from 0"):
         pp.Memory(parameters=-1)
 
 

@@ -24,8 +24,7 @@ var pplab = (function make(schedules) {
   }
 
   function positiveInt(name, value) {
-    if (!Number.isInteger(value)) throw new ScheduleError(`${name} must be an integer of at least 1, got ${repr(value)}`);
-    if (value < 1) throw new ScheduleError(`${name} must be at least 1, got ${value}`);
+    if (!(Number.isInteger(value) && value >= 1)) throw new ScheduleError(`${name} must be an integer of at least 1, got ${repr(value)}`);
     return value;
   }
 
@@ -186,8 +185,8 @@ var pplab = (function make(schedules) {
   // ---- costs.py -----------------------------------------------------------------------------------------------------
 
   function checkedNumber(name, value) {
-    if (typeof value !== "number" || !(value >= 0 && value < Infinity)) {
-      throw new ScheduleError(`${name} must be a finite number of at least 0, got ${repr(value)}`);
+    if (typeof value !== "number" || !(value >= 0 && value <= 1e100)) {
+      throw new ScheduleError(`${name} must be a number from 0 to 1e+100, got ${repr(value)}`);
     }
   }
 

@@ -7,11 +7,13 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ..actions import Action, Overlap
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 
+MOST_FORWARDS = 2**24  # of a schedule: tens of GB
 Rows = Sequence[Sequence[Action | Overlap]]  # row r: what rank r runs, in order
 
 
@@ -53,6 +55,9 @@ class Builder:
             if option not in self.options:
                 raise unknown(f"option of {self.name}", option, self.options or ["none: it takes no options"])
         sizes = positive_int("num_ranks", num_ranks), positive_int("num_microbatches", num_microbatches)
+        each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
+        if prod(sizes) * each > MOST_FORWARDS:
+            raise ValueError(f"{self.name}: more than {MOST_FORWARDS:,} forwards; take fewer ranks or microbatches")
         collects = gc.isenabled()
         gc.disable()  # it would look again and again at millions of new actions, none of them garbage
         try:

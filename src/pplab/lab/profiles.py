@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..text import reading
 from ..timeline import total
 
 PHASES = ("warmup", "steady", "drain")
@@ -104,6 +105,12 @@ def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 
     `resident_bytes` is what was held when the recording started (weights and buffers): a trace has only changes.
     Raises ValueError when the trace has no pp.step span.
     """
+    what = "this trace" if isinstance(trace, dict) else str(trace)
+    with reading(what, "a trace that lab.Profile has recorded, with a pp.step span"):
+        return _summarise(trace, rank, resident_bytes)
+
+
+def _summarise(trace: str | Path | dict, rank: int, resident_bytes: int) -> RankProfile:
     events = (trace if isinstance(trace, dict) else _read(Path(trace)))["traceEvents"]
     named: dict[str, list[Interval]] = {}
     device: dict[str, list[Interval]] = {"compute": [], "communication": []}
@@ -117,7 +124,7 @@ def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 
             transfers = (category == "gpu_memcpy" and "DtoD" not in name) or "nccl" in name.lower()
             device["communication" if transfers else "compute"].append(span)
     steps = named.get("pp.step", [])
-    if not steps:
+    if not _length(steps) > 0:
         raise ValueError(f"no pp.step span among the trace's {len(events)} events: record it with lab.Profile")
     if device["compute"]:
         compute, transfers = device["compute"], device["communication"]

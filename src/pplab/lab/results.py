@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import reading
 from .balance_sheet import Table
 
 FORM = 1  # changes when a reader of older files would misread newer ones
@@ -122,10 +123,8 @@ def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
     found = find_folder() if folder is None else Path(folder)
     recordings = []
     for path in sorted(found.glob("*.json")) if found else ():
-        try:
+        with reading(str(path), "JSON: record it again with `make gpu`, or remove it"):
             data = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON ({error}): record it again with `make gpu`, or remove it") from None
         if wrong := problems(data):
             raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
         recordings.append(Recording(path, data))
@@ -259,24 +258,19 @@ def profile(folder: Path | str | None = None) -> Results:
 
 def not_run(folder: Path | str | None = None) -> Results:
     """What the recorded runs left out, and why."""
-    return Results(
-        ("device, date", "not run", "because"),
-        (
-            (recording.title(), what, why)
-            for recording in load(folder)
-            for what, why in (*recording.failed, *recording.not_run)
-        ),
-        "What failed in the recorded runs or was left out.",
-    )
+    rows: list[tuple[str, ...]] = []
+    for recording in load(folder):
+        with reading(str(recording.path), "what `make gpu` records of parts that failed or were not run"):
+            rows += [(recording.title(), *each) for each in (*recording.failed, *recording.not_run)]
+    return Results(("device, date", "not run", "because"), rows, "What failed in the recorded runs or was left out.")
 
 
 def _table(folder: Path | str | None, part: str, columns: Mapping[str, Callable[[Mapping], str]], says: str) -> Results:
     """What the recordings of a folder measured in one part: by heading, what to show of a row."""
-    rows = (
-        (recording.title(part), *(show(row) for show in columns.values()))
-        for recording in load(folder)
-        for row in recording.rows(part)
-    )
+    rows: list[tuple[str, ...]] = []
+    for recording in load(folder):
+        with reading(str(recording.path), f"what `make gpu` records in its part {part}"):
+            rows += [(recording.title(part), *(show(row) for show in columns.values())) for row in recording.rows(part)]
     return Results(("device, date", *columns), rows, says)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..errors import unknown
+from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .workload import Workload, check_divides, loss_scale
@@ -67,9 +67,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+            vars(self)[name] = positive_int(name, getattr(self, name), least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
 

@@ -99,7 +99,7 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
     if num_microbatches < 1 or batch_size % num_microbatches:
-        fits = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+        fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         raise ValueError(
             f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
             f"use {', '.join(map(str, fits))} microbatches, or another batch size"
