@@ -115,14 +115,14 @@ def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *ext
     """One training run as a row: what it measured, its median timeline, and its prediction from its own durations."""
     run = pool.train(schedule, workload, lab.Meter(), *extras, **options)
     print(run, flush=True)
-    row = {**run.to_dict(), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
+    row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
     if run.gradients is not None and not run.gradients.equal:
         row["wrong"].append(f"gradients differ from one process: {run.gradients}")
     if run.job.engine_name == "pplab" and run.held.peak_bytes != run.predicted_peak_bytes:
         row["wrong"].append(f"held {run.held.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
     row["wrong"] += [note for note in run.notes if note.startswith("MPS lists")]
     del row["versions"]  # the file's
-    row["timelines"] = [run.timeline.to_dict()]
+    row["timelines"] = [lab.timeline_to_dict(run.timeline)]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}
     row["compute_share"] = sum(run.timeline.busy) / (schedule.num_ranks * run.step_time_ms)
     if run.job.engine_name == "pplab":
@@ -196,7 +196,7 @@ def _paced(pool: Pool, schedule: pp.Schedule, workload: object, size: Size) -> d
         "predicted_makespan_ms": predicted.makespan,
         "bubble_fraction": run.timeline.bubble_fraction,
         "predicted_bubble_fraction": predicted.bubble_fraction,
-        "timelines": [run.timeline.to_dict()],
+        "timelines": [lab.timeline_to_dict(run.timeline)],
         "notes": list(run.notes),
     }
 

@@ -28,7 +28,7 @@ from pplab import builders, errors, lower, metrics, palette, plot, text
 from pplab import lab
 from pplab.lab import formulas, results
 t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))
-lab.table([t])._repr_html_(), t.to_dict()
+lab.table([t])._repr_html_(), lab.timeline_to_dict(t)
 heavy = {"torch", "matplotlib", "numpy", "transformers", "datasets"} & sys.modules.keys()
 assert not heavy, heavy
 """

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 import modules  # noqa: E402
 import pplab as pp  # noqa: E402
+from pplab import lab  # noqa: E402
 from pplab.lab import Pace, TorchEngine  # noqa: E402
 from pplab.lab.torchrun import train_here  # noqa: E402
 
@@ -35,7 +36,7 @@ def main(path: str) -> None:
         ahead_ns = hours * 3600 * 10**9 if os.environ["RANK"] == "1" else 0
         workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
         run = train_here(s, workload, *engine, Pace(pace), device="cpu", steps=3)
-        found[name] = run and {**run.to_dict(), "bubble_fraction": run.timeline.bubble_fraction}
+        found[name] = run and {**lab.run_to_dict(run), "bubble_fraction": run.timeline.bubble_fraction}
     if run:
         with open(path, "w") as file:
             json.dump(found, file)

@@ -10,10 +10,10 @@ from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
-from .footprint import Memory, held
+from .footprint import Memory
 from .lowering import lower
 from .metrics import critical_path, num_messages
-from .panels import compare, memory_chart
+from .panels import compare
 from .plot import gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
@@ -27,8 +27,8 @@ _LATER = ("builders", "runtime")  # modules, of which one loads torch
 __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
-    *("critical_path", "held", "idle_intervals", "num_messages"),
-    *("compare", "gantt", "memory_chart"),
+    *("critical_path", "idle_intervals", "num_messages"),
+    *("compare", "gantt"),
     *_LATER,
 ]
 

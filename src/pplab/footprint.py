@@ -11,7 +11,7 @@ from .costs import PerStage, check_length, of_stage, per_stage
 from .errors import expect
 
 if TYPE_CHECKING:
-    from .timeline import Timeline
+    pass
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,3 @@ class Memory:
 
 
 _HELD = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
-
-
-def held(timeline: Timeline, memory: Memory | None = None) -> tuple[tuple[list[float], list[float]], ...]:
-    """Per rank, what is held over time: times and what is held from each on, in the unit of `memory`.
-
-    Without a `memory`, forwards' activations: held from the start of F until the end of B, or of W when it is split.
-    """
-    schedule, memory = timeline.schedule, memory or Memory()
-    memory.check(schedule.num_stages)
-    curves = []
-    for rank, row in enumerate(schedule.rows):
-        times, amounts = [0], [memory.constant(schedule.stages_of(rank))]
-        for (_, _, start, end), (during, after) in zip(timeline.spans_of(rank), memory.levels(row), strict=True):
-            for time, amount in ((start, during), (end, after)):
-                if time == times[-1]:
-                    amounts[-1] = amount
-                elif amount != amounts[-1]:
-                    times.append(time)
-                    amounts.append(amount)
-        curves.append((times, amounts))
-    return tuple(curves)

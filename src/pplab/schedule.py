@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import gt, itemgetter
-from pathlib import Path
 
 from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
@@ -120,19 +119,6 @@ class Schedule:
             memory = Memory(activation=memory)
         memory.check(self.num_stages)
         return tuple(max(during for during, _ in memory.levels(row)) for row in self.rows)
-
-    @classmethod
-    def from_csv(cls, source: str | Path, name: str = "custom") -> Schedule:
-        """Read PyTorch's CSV form, from text or from a file: row i is rank i, blank cells are ignored.
-
-        Sends, receives and sharding of a lowered file are left out: `pplab.lower` derives them. Raises ScheduleError
-        with row, column and what was expected for a cell that isn't an action.
-        """
-        return cls(text.read_csv(source), name)
-
-    def to_csv(self) -> str:
-        """PyTorch's CSV form, as text: no header, row i is rank i."""
-        return text.write_csv(self.rows)
 
     def __repr__(self) -> str:
         counts = self.num_ranks, self.num_stages, self.num_microbatches, self.columns.bounds[-1]

@@ -10,9 +10,7 @@ from operator import add, sub
 from typing import NamedTuple
 
 from .actions import Action, Overlap
-from .errors import expect, number
 from .schedule import Schedule
-from .text import parse, reading
 
 
 class Span(NamedTuple):
@@ -92,34 +90,6 @@ class Timeline:
         """A rank's actions with start and end, in order."""
         row, (first, end) = self.schedule.rows[rank], self.schedule.columns.bounds[rank : rank + 2]
         return [Span(rank, *each) for each in zip(row, self.starts[first:end], self.ends[first:end], strict=True)]
-
-    def to_dict(self) -> dict:
-        """Everything needed to redraw the run, as plain JSON values."""
-        return {
-            "schedule": self.schedule.name,
-            "rows": [[str(item) for item in row] for row in self.schedule.rows],
-            "placement": self.schedule.placement,
-            "unit": self.unit,
-            "how": self.how,
-            "spans": [[s.rank, str(s.action), s.start, s.end] for s in self.spans],
-            "others": [[s.rank, str(s.action), s.start, s.end] for s in self.others],
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict) -> Timeline:
-        """The timeline that `to_dict` wrote; ValueError for anything else."""
-        with reading("this timeline", "what Timeline.to_dict has written"):
-            schedule = Schedule(data["rows"], data["schedule"])
-            spans, ranks = data["spans"], range(schedule.num_ranks)
-            if [span[:2] for span in spans] != [[rank, str(x)] for rank, row in enumerate(schedule.rows) for x in row]:
-                raise ValueError("spans of other actions than those of the rows")
-            starts, ends = ([number("a time", span[at]) for span in spans] for at in (2, 3))
-            others = (
-                Span(ranks.index(rank), text if text[:1].isalpha() else parse(text), *(number("a time", x) for x in at))
-                for rank, text, *at in data.get("others", ())
-            )
-            expect(str, unit=data["unit"], how=data["how"])
-            return cls(schedule, starts, ends, data["unit"], data["how"], tuple(others))
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"

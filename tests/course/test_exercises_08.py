@@ -11,7 +11,7 @@ from checkers import builds, table_tests
 from torch import nn
 
 import pplab as pp
-from pplab import runtime
+from pplab import lab, runtime
 from pplab.course import torch_pipelining as exercise
 from pplab.course.verdict import Wrong
 
@@ -20,7 +20,7 @@ RANK_0 = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
 RANK_1 = "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1"
 OUT_OF_ORDER = """0F0,0F1,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
 1F1,1I1,1F0,1I0,1W1,1F2,1I2,1W0,1F3,1I3,1W2,1W3"""
-ZB_H1 = builds("ZB-H1")(2, 4).to_csv()
+ZB_H1 = lab.to_csv(builds("ZB-H1")(2, 4))
 
 
 def repaired() -> tuple:
@@ -68,7 +68,7 @@ WRONG = [
     (exercise.repaired, exercise.later(repaired(), "4RECV_F0", 20), "stands after 4F0"),
     (exercise.run_csv, "0F0,0B0\n1F0", "1B0 is missing"),
     (exercise.run_csv, "0F0,0B0\n1F0,1B0", "expected 2 ranks, a stage on each, and 4 microbatches"),
-    (exercise.run_csv, builds("1F1B")(2, 4).to_csv(), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
+    (exercise.run_csv, lab.to_csv(builds("1F1B")(2, 4)), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
     (exercise.run_csv, OUT_OF_ORDER, "would take one microbatch's loss for another's"),
     (exercise.stage_for_torch, 3, "expected a module"),
     (exercise.stage_for_torch, nn.LayerNorm(6), "its first layer should be the nn.Linear(6, 6)"),
@@ -116,13 +116,13 @@ def test_the_tables_are_what_they_are_said_to_be(one_pool):
     assert tables["A"].splitlines() == [",".join(str(a) for a in row if a and a.is_compute_op) for row in listed]
     for name in "AD":
         with pytest.raises(pp.ScheduleError, match={"A": "missing", "D": "deadlock"}[name]):
-            pp.validate(pp.Schedule.from_csv(tables[name]))
+            pp.validate(lab.read_csv(tables[name]))
     for name in "BC":
-        pp.validate(pp.Schedule.from_csv(tables[name]))
+        pp.validate(lab.read_csv(tables[name]))
     stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)]
-    assert exercise.by_torch(pp.Schedule.from_csv(tables["B"]), stages) == "equal to one process"
+    assert exercise.by_torch(lab.read_csv(tables["B"]), stages) == "equal to one process"
     with pytest.raises(Wrong, match="would take one microbatch's loss for another's"):
-        exercise.by_torch(pp.Schedule.from_csv(tables["C"]), stages)
+        exercise.by_torch(lab.read_csv(tables["C"]), stages)
 
 
 @pytest.mark.slow

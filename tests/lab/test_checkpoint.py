@@ -59,7 +59,7 @@ def test_the_same_ranks_and_schedule_go_on_to_the_last_bit(two, saved):
     rest = two.train(built("1F1B", 2), gpt(), CLIP, Resume(path), steps=3, optimizer=ADAM)
     assert rest.losses == whole.losses[3:]
     assert rest.extras["gradient_norms"] == whole.extras["gradient_norms"][3:]
-    assert rest.job.first_step == 3 and rest.to_dict()["first_step"] == 3
+    assert rest.job.first_step == 3 and lab.run_to_dict(rest)["first_step"] == 3
 
 
 @pytest.mark.parametrize(

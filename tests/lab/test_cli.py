@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 import pytest
 
 import pplab as pp
+from pplab import lab
 from pplab.__main__ import main
 from pplab.lab import commands
 from pplab.runtime import Extra, Options
@@ -37,9 +38,9 @@ def test_simulate_prints_and_writes_everything(tmp_path, capsys):
     assert said["makespan"] == "49" and said["peak_in_flight"] == "4, 3, 2, 1"
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert json.loads(files["perfetto"].read_text())["traceEvents"]
-    assert pp.Schedule.from_csv(files["csv"]) == pp.build("1F1B", num_ranks=4, num_microbatches=8)
+    assert lab.read_csv(files["csv"]) == pp.build("1F1B", num_ranks=4, num_microbatches=8)
     data = json.loads(files["json"].read_text())
-    assert pp.Timeline.from_dict(data).makespan == data["makespan"] == 49
+    assert lab.timeline_from_dict(data).makespan == data["makespan"] == 49
 
 
 def test_simulate_takes_per_stage_times_and_prints_json(capsys):
@@ -103,7 +104,10 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --share mbs", "did you mean mps"),
-        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --replicas 0", "replicas must be at least"),
+        (
+            "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --replicas 0",
+            "replicas must be an integer of at least 1",
+        ),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --clip-norm 0", "Clip's max_norm must be"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --save /no/file", "/no"),
         (
@@ -155,7 +159,7 @@ def test_bench_compares_with_torch(capsys):
 
 def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     path = tmp_path / "gpipe.csv"
-    path.write_text(pp.build("GPipe", num_ranks=2, num_microbatches=4).to_csv())
+    path.write_text(lab.to_csv(pp.build("GPipe", num_ranks=2, num_microbatches=4)))
     assert main(["validate", str(path), "--max-in-flight", "4"]) == 0
     assert main(["validate", str(path), "--max-in-flight", "2"]) == 1
     assert "memory limit: rank 0" in capsys.readouterr().err
@@ -184,12 +188,12 @@ def flags_of(command: str, capsys) -> dict[str, str]:
 
 def test_train_has_a_flag_for_every_option_and_extra(capsys):
     shown = flags_of("train", capsys)
-    for each in fields(Options):
-        flag = each.metadata["flag"]
-        said = shown[flag.get("name", "--" + each.name.replace("_", "-"))]
-        assert flag.get("help", each.metadata["says"]) in said
-        if default := flag.get("default", each.default):
-            assert f"(default {default})" in said
+    flags = list(commands.option_flags())
+    assert [flag["dest"] for flag in flags] == [each.name for each in fields(Options)]
+    for flag in flags:
+        assert flag["help"] in shown[flag["name"]]
+        if flag["default"]:
+            assert f"(default {flag['default']})" in shown[flag["name"]]
     assert len(commands.EXTRAS) == 8
     for path in commands.EXTRAS:
         flag = resolve_name(path).flag
@@ -200,7 +204,7 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
 def test_a_new_option_is_a_flag_without_more_being_said(monkeypatch, capsys):
     from pplab import runtime
 
-    told = option(0.5, "what nobody has thought of", type=float, metavar="X")
+    told = option(0.5, "what nobody has thought of")
     monkeypatch.setattr(runtime, "Options", dataclasses.make_dataclass("Options", [("new_one", float, told)]))
     assert flags_of("train", capsys)["--new-one"] == "X what nobody has thought of (default 0.5)"
 
@@ -313,4 +317,4 @@ def test_predict_says_how_wrong_it_was(tmp_path, capsys):
     assert told in said and [line for line in said if line.startswith("note: ")]
     order = sorted(data["rows"], key=lambda row: row["measured_ms"])
     assert f"measured, fastest first: {', '.join(row['schedule'] for row in order)}" in said
-    assert pp.Schedule.from_csv(rows) == pp.build("ZB-H1", num_ranks=2, num_microbatches=2)
+    assert lab.read_csv(rows) == pp.build("ZB-H1", num_ranks=2, num_microbatches=2)

@@ -59,7 +59,7 @@ def test_norms_and_losses_are_those_of_one_process(pool, name, limit):
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert all(norm > 0.05 for norm in norms)
     assert f"gradient norm    {norms[0]:.4f}" in str(run)
-    assert run.to_dict()["gradient_norms"] == run.extras["gradient_norms"]
+    assert lab.run_to_dict(run)["gradient_norms"] == run.extras["gradient_norms"]
     assert lab.where(run.timeline).mean["clipping"] > 0
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import pplab as pp
+from pplab import lab
 from pplab.lab import results
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_what_was_measured_is_whole(recorded):
     for row in runs:
         assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
         assert row["allocated_bytes"] is None and row["sharing"] == "cores"
-        assert pp.Timeline.from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
+        assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
     for row in recording.rows("paced"):
         assert row["makespan_ms"] >= row["predicted_makespan_ms"] > 0  # how close depends on the machine

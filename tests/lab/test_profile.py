@@ -116,7 +116,7 @@ def test_real_ranks_are_recorded(pool, tmp_path, name, engine):
             p.numel() * 4 for stage in s.stages_of(rank) for p in gpt.build_stage(stage, s.num_stages).parameters()
         )
         assert found.peak_bytes > 4 * weights  # weights, gradients, two moments
-    assert run.to_dict()["profile"]["ranks"][1]["rank"] == 1
+    assert lab.run_to_dict(run)["profile"]["ranks"][1]["rank"] == 1
     assert name in str(profile)
 
 
@@ -124,4 +124,4 @@ def test_real_ranks_are_recorded(pool, tmp_path, name, engine):
 def test_nothing_is_recorded_unasked(pool):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     run = pool.train(s, models.gpt(batch_size=8, num_layers=2, width=32, num_heads=2, source="sample"))
-    assert run.extras == {} and "profile" not in run.to_dict()
+    assert run.extras == {} and "profile" not in lab.run_to_dict(run)

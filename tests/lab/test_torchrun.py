@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pplab as pp
+from pplab import lab
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
         assert run["bubble_fraction"] == pytest.approx(predicted.bubble_fraction, abs=0.15)
         assert 0 < run["clock_error_ms"] < 20
         assert any(f"{run['clock_error_ms']:.2f} ms off" in note for note in run["notes"])
-        for timeline in map(pp.Timeline.from_dict, run["timelines"]):
+        for timeline in map(lab.timeline_from_dict, run["timelines"]):
             at = {str(span.action): span for span in timeline.spans}
             for m in range(4):
                 assert at[f"1F{m}"].start > at[f"0F{m}"].end - run["clock_error_ms"]

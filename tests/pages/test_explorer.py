@@ -12,12 +12,11 @@ import pytest
 import pplab
 from conftest import random_schedule
 from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
-from pplab import Costs, Schedule, Timeline, simulate
+from pplab import Costs, Schedule, Timeline, lab, simulate
 from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
-from pplab.footprint import held
 from pplab.metrics import critical_path, num_messages
 from pplab.timeline import idle_intervals
 
@@ -38,14 +37,14 @@ def expected_of(t: Timeline) -> dict:
     numbers = (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches, schedule.copies)
     phases = {"fill": "fill", "inner": "wait", "drain": "drain"}
     return {
-        "csv": schedule.to_csv(),
+        "csv": lab.to_csv(schedule),
         "sizes": [*numbers, num_messages(schedule)],
         "placement": [place if isinstance(place, int) else list(place) for place in schedule.placement],
         "times": [[x for s in t.spans_of(r) for x in (s.start, s.end)] for r in range(schedule.num_ranks)],
         "figures": [t.makespan, t.bubble_fraction, t.bubble_ratio, t.span_bubble_fraction],
         "peaks": list(t.peak_in_flight),
         "busy": list(t.busy),
-        "held": [[list(step) for step in zip(*curve, strict=True)] for curve in held(t)],
+        "held": [[list(step) for step in zip(*curve, strict=True)] for curve in lab.held_over_time(t)],
         "path": [[s.rank, str(s.action), s.start] for s in critical_path(t)],
         "idle": [
             [i.rank, i.start, i.end, phases[i.phase], i.waits_for and str(i.waits_for), i.on_rank, i.until]

@@ -14,7 +14,7 @@ import pytest
 
 import browser as chromium
 import pplab as pp
-from pplab import palette, plot
+from pplab import lab, palette, plot
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -454,7 +454,7 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     assert root.get_attribute("data-solved") == "true" and "Solved." in says.inner_text()
     with tab.expect_download() as download:
         tab.click(".pplab-csv")
-    mine = pp.Schedule.from_csv(Path(download.value.path()).read_text())
+    mine = lab.read_csv(Path(download.value.path()).read_text())
     pp.validate(mine, max_in_flight=3)
     assert pp.simulate(mine, pp.Costs(backward=2)).makespan == reference.makespan
     tab.click("[data-do='next level']")

@@ -10,7 +10,7 @@ import pytest
 import pplab
 from conftest import is_ready
 from javascript import Evaluate
-from pplab import Costs, Schedule, simulate, validate
+from pplab import Costs, Schedule, lab, simulate, validate
 from pplab.text import parse
 
 LEVELS = (  # from the first steps to zero bubble
@@ -58,7 +58,7 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
         "bubbleFraction": t.bubble_fraction,
         "spanBubbleFraction": t.span_bubble_fraction,
     }
-    mine = Schedule.from_csv(level["reference"].to_csv())
+    mine = lab.read_csv(lab.to_csv(level["reference"]))
     assert eval(level["inPython"], {"pp": pplab, "mine": mine}).makespan == t.makespan
     assert level["cap"] in (None, list(t.peak_in_flight)) and len(t.spans) == level["numActions"]
     for count, span in enumerate(sorted(t.spans, key=lambda s: (s.start, s.rank))):
@@ -68,7 +68,7 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
     score = evaluate("pplab.play.score(state)")
     assert score["isComplete"] and score["isFast"] and score["isLean"], score
     assert "; no rank holds more than there" in score["text"]
-    assert Schedule.from_csv(evaluate("pplab.play.toCSV(state)")) == level["reference"]
+    assert lab.read_csv(evaluate("pplab.play.toCSV(state)")) == level["reference"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,7 +97,7 @@ def test_playing_at_random(evaluate: Evaluate, level: dict, seed: int) -> None:
         assert placed(evaluate, *done[-1]) is None
         assert evaluate("state.moves") == [list(move) for move in done]
 
-    mine = Schedule.from_csv(evaluate("pplab.play.toCSV(state)"))
+    mine = lab.read_csv(evaluate("pplab.play.toCSV(state)"))
     assert [[str(item) for item in row] for row in mine.rows] == [
         [text for r, text in done if r == rank] for rank in range(level["numRanks"])
     ]

@@ -40,7 +40,7 @@ def test_replicas_are_the_schedule_several_times(rng):
         assert pp.num_messages(r) == replicas * pp.num_messages(s)
         one, all_ = pp.simulate(s, pp.Costs(2, 1, 3, latency=1)), pp.simulate(r, pp.Costs(2, 1, 3, latency=1))
         assert all_.makespan == one.makespan and all_.busy == one.busy * replicas
-        assert pp.Schedule.from_csv(r.to_csv()) == r
+        assert lab.read_csv(lab.to_csv(r)) == r
 
 
 def test_one_replica_on_slow_links_is_later_than_the_others():

@@ -110,7 +110,7 @@ def test_mixed_precision_computes_in_it(pools, gpt, name):
     )
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
     assert mixed.held.peak_bytes == mixed.predicted_peak_bytes and max(mixed.held.bytes_of) < max(exact.held.bytes_of)
-    assert mixed.to_dict()["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)
+    assert lab.run_to_dict(mixed)["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)
     assert mixed.gradients.relative > exact.gradients.relative
     assert mixed.gradients.loss_difference < 0.02
 
@@ -226,7 +226,10 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
         waits = [span for span in t.others if span.action != "optimizer"]
         assert len(waits) == 16 and {span.action for span in t.others if isinstance(span.action, str)} == {"optimizer"}
         assert sum(t.idle) / (2 * t.makespan) == pytest.approx(t.bubble_fraction)
-    assert pp.Timeline.from_dict(json.loads(json.dumps(run.to_dict()))["timelines"][0]).spans == run.timelines[0].spans
+    assert (
+        lab.timeline_from_dict(json.loads(json.dumps(lab.run_to_dict(run)))["timelines"][0]).spans
+        == run.timelines[0].spans
+    )
     assert str(run).startswith("1F1B, measured: 2 ranks on cpu (shared memory), 8 microbatches\nGPT with 8 layers")
 
 
@@ -370,7 +373,7 @@ def test_train_from_the_shell(tmp_path, capsys):
     assert "equal to one process (101 parameters" in capsys.readouterr().out
     data = json.loads(files["json"].read_text())
     assert data["gradients"]["equal"] and len(data["timelines"]) == 2
-    assert pp.Timeline.from_dict(data["timelines"][0]).makespan > 0
+    assert lab.timeline_from_dict(data["timelines"][0]).makespan > 0
     assert files["png"].stat().st_size and json.loads(files["perfetto"].read_text())["traceEvents"]
 
 
@@ -425,7 +428,7 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
     report = RankReport([trace], [1.0], 1.0, {}, frozenset(), ())
     run = make_run(make_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
-    assert run.machine.clock_error_ms == run.to_dict()["clock_error_ms"] == error_ns / 1e6
+    assert run.machine.clock_error_ms == lab.run_to_dict(run)["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
 
 

@@ -4,6 +4,7 @@ import pytest
 
 import pplab as pp
 from conftest import random_schedule, registry
+from pplab import lab
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -30,7 +31,7 @@ def one_of_each(P: int, M: int) -> list[pp.Schedule]:
 def test_torch_reads_what_pplab_writes(rng, tmp_path):
     for s in [random_schedule(rng), *one_of_each(3, 6)]:
         path = tmp_path / "schedule.csv"
-        path.write_text(s.to_csv())
+        path.write_text(lab.to_csv(s))
         runtime = torch_runtime(s)
         runtime._load_csv(str(path))  # reads, validates, lowers
         assert torch_rows(runtime.pipeline_order) == [[str(a) for a in row] for row in s.rows]
@@ -40,12 +41,12 @@ def test_torch_reads_what_pplab_writes(rng, tmp_path):
 def test_pplab_reads_what_torch_writes(rng, tmp_path):
     s = random_schedule(rng)
     path, lowered = tmp_path / "compute.csv", tmp_path / "lowered.csv"
-    path.write_text(s.to_csv())
+    path.write_text(lab.to_csv(s))
     runtime = torch_runtime(s)
     runtime._load_csv(str(path))
     runtime._dump_csv(str(path), format="compute_only")
     runtime._dump_csv(str(lowered), format="compute_comms")
-    assert pp.Schedule.from_csv(path) == pp.Schedule.from_csv(lowered) == s
+    assert lab.read_csv(path) == lab.read_csv(lowered) == s
 
 
 def test_torch_runs_pplabs_lowered_rows(rng, tmp_path):
@@ -54,7 +55,7 @@ def test_torch_runs_pplabs_lowered_rows(rng, tmp_path):
         if s.columns.overlaps:
             continue  # torch's simulator knows no overlap
         path = tmp_path / "lowered.csv"
-        path.write_text(pp.text.write_csv(pp.lower(s)))
+        path.write_text(lab.to_csv(pp.lower(s)))
         order = {
             rank: [schedules._Action.from_str(cell) for cell in line.split(",")]
             for rank, line in enumerate(path.read_text().splitlines())

@@ -543,7 +543,7 @@ def test_an_overlap_runs_both_halves_at_once():
         ("0B1", 10, 12),
     ]
     assert t.busy == (6, 6)
-    assert pp.Timeline.from_dict(t.to_dict()) == t
+    assert lab.timeline_from_dict(lab.timeline_to_dict(t)) == t
     assert [str(x.action) for x in pp.critical_path(t)][:4] == ["0F0", "1F0", "1B0", "(0F1;0B0)OVERLAP_F_B"]
 
 
@@ -646,7 +646,7 @@ def test_what_is_held():
     assert held == [310, 330, 333, 325, 345, 348, 330, 328, 315, 313]
     assert s.peak_held(memory) == (348,)
     t = pp.simulate(s)
-    times, amounts = pp.held(t, memory)[0]
+    times, amounts = lab.held_over_time(t, memory)[0]
     assert max(amounts) == 348 and amounts[-1] == 300 and times[0] == 0
     assert s.peak_held([1, 1]) == s.peak_in_flight
     with pytest.raises(ValueError, match="activation has 3 values for 2 stages"):
@@ -663,11 +663,11 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
     s = builder(2, 4)
     t = pp.simulate(s, pp.Costs(latency=0.5, unit="ms"))
     assert f"{t.bubble_fraction:.1%}" in figures.figure_html(pp.gantt(t, path=True).figure)
-    pp.memory_chart(t)
-    pp.memory_chart(t, of=pp.Memory(3, unit="GB"))
+    lab.memory_chart(t)
+    lab.memory_chart(t, of=pp.Memory(3, unit="GB"))
     plt.close("all")
     assert len(lab.table([t])) == 1
-    assert pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict()))).spans == t.spans
+    assert lab.timeline_from_dict(json.loads(json.dumps(lab.timeline_to_dict(t)))).spans == t.spans
     lab.to_perfetto(t, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len([e for e in events if e["ph"] == "X"]) == sum(map(len, s.rows))
@@ -676,7 +676,7 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
         arrows[end["id"]].append(end)
     assert len(arrows) == pp.num_messages(s)
     assert all(start["ts"] < end["ts"] and start["tid"] != end["tid"] for start, end in arrows.values())
-    assert pp.Schedule.from_csv(s.to_csv()) == s
+    assert lab.read_csv(lab.to_csv(s)) == s
 
 
 def test_metrics_hang_together(rng):
@@ -688,9 +688,11 @@ def test_metrics_hang_together(rng):
             assert sum(i.end - i.start for i in idle if i.rank == rank) == pytest.approx(t.idle[rank])
         assert t.bubble_fraction == pytest.approx(sum(t.idle) / (s.num_ranks * t.makespan))
         assert t.bubble_ratio == pytest.approx(sum(t.idle) / sum(t.busy))
-        assert tuple(max(counts) for _, counts in pp.held(t)) == t.peak_in_flight
-        assert all(counts[-1] == 0 for _, counts in pp.held(t))
-        assert tuple(max(amounts) for _, amounts in pp.held(t, pp.Memory(2))) == tuple(2 * p for p in t.peak_in_flight)
+        assert tuple(max(counts) for _, counts in lab.held_over_time(t)) == t.peak_in_flight
+        assert all(counts[-1] == 0 for _, counts in lab.held_over_time(t))
+        assert tuple(max(amounts) for _, amounts in lab.held_over_time(t, pp.Memory(2))) == tuple(
+            2 * p for p in t.peak_in_flight
+        )
         path = pp.critical_path(t)
         assert path[0].start == 0 and path[-1].end == t.makespan
         for before, after in zip(path, path[1:], strict=False):
@@ -722,7 +724,7 @@ def test_the_balance_sheet():
 
 def test_json_is_complete_enough_to_redraw(rng):
     t = pp.simulate(random_schedule(rng), pp.Costs(1, 2, 3, latency=0.5, unit="ms"))
-    again = pp.Timeline.from_dict(json.loads(json.dumps(t.to_dict())))
+    again = lab.timeline_from_dict(json.loads(json.dumps(lab.timeline_to_dict(t))))
     assert again.spans == t.spans and again.unit == "ms" and again.schedule == t.schedule
     json.dumps(summary(t))
 

@@ -1,4 +1,4 @@
-"""Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B, its zero-bubble form, looped BFS."""
+"""Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from ..actions import Action, B, F, Kind, actions_of
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..simulator import stuck_at
-from ._weave import phases, split_backwards
+from ._weave import phases
 from .registry import Rows, register
-
-_RULES = "any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on"
 
 
 @register(
     "Interleaved1F1B",
-    rules=_RULES,
+    rules="any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on",
     placement="loop",
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
     aliases=("interleaved",),
@@ -38,39 +36,6 @@ def interleaved(
     return looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=2)
 
 
-@register(
-    "InterleavedZeroBubble",
-    rules=_RULES,
-    placement="loop",
-    source="torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
-)
-def interleaved_zero_bubble(
-    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
-) -> Rows:
-    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r microbatches."""
-    rows = looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
-    return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
-
-
-@register(
-    "LoopedBFS",
-    rules="any number of ranks, microbatches and stages per rank",
-    placement="loop",
-    source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
-)
-def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2) -> Rows:
-    """Breadth first: all microbatches through a rank's first stage, then its second; then the backwards, last first.
-
-    GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
-    """
-    order, rows = range(num_microbatches), []
-    for rank in range(num_ranks):
-        stages = _stages(rank, num_ranks, stages_per_rank)
-        forwards = [a for stage in stages for a in actions_of(stage, F, order)]
-        rows.append(forwards + [a for stage in reversed(stages) for a in actions_of(stage, B, order[::-1])])
-    return rows
-
-
 # Two stages on each of three ranks, F = B = 1. Rank 0 has stages 0 and 3, and so on.
 #
 #     unit     0    1    2    3    4    5    6    7    8    9    10   11
@@ -89,7 +54,7 @@ def looped_rows(
     groups = _groups(P, M, group_size)
     rows = []
     for rank in range(P):
-        stages = _stages(rank, P, stages_per_rank)
+        stages = stages_of_loop(rank, P, stages_per_rank)
         warmup = min((len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M)
         rows.append(phases(in_groups(stages, F, groups), in_groups(stages[::-1], B, groups), warmup))
     if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
@@ -100,7 +65,7 @@ def looped_rows(
     return rows
 
 
-def _stages(rank: int, num_ranks: int, stages_per_rank: int) -> range:
+def stages_of_loop(rank: int, num_ranks: int, stages_per_rank: int) -> range:
     """The stages of a rank, first to last."""
     return range(rank, num_ranks * positive_int("stages_per_rank", stages_per_rank), num_ranks)
 

@@ -1,4 +1,4 @@
-"""1F1B and its eager form: a forward is admitted when a backward has paid for it."""
+"""1F1B: a forward is admitted when a backward has paid for it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
         raise ValueError(f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank")
     caps = [positive_int(f"in_flight[{rank}]", cap) for rank, cap in enumerate(caps)]
     return [capped_row(rank, cap, num_microbatches) for rank, cap in enumerate(caps)]
-
-
-@register("eager-1F1B", rules="any number of ranks and microbatches", source="Zhuang et al. 2023, arXiv:2211.05322")
-def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
-    """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
-    return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
 
 
 def capped_row(rank: int, cap: int, num_microbatches: int) -> list[Action]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..costs import Costs
+from ..lab.csv_form import read_csv
 from ..schedule import Schedule, plural
 from ..simulator import simulate, validate
 from ..timeline import Timeline
@@ -37,7 +38,7 @@ def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted:
         raise Wrong(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
     with told("", ValueError, TypeError, OSError):
         if isinstance(rows, str):
-            schedule = Schedule.from_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
+            schedule = read_csv(rows if "," in rows else re.sub(r"[ \t]+", ",", rows))
         else:
             schedule = rows if isinstance(rows, Schedule) else Schedule([actions_of(row) for row in rows])
         validate(schedule)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..builders import build
 from ..lab.attribution import calibrate
+from ..lab.json_form import timeline_from_dict
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
@@ -24,7 +25,7 @@ _CLUES = {
     "D": "compare each action with the others of its kind on its stage: one lasts several times as long",
 }
 
-_RUNS = Path(__file__).parent / "slow_runs.json"  # in ms, as `Timeline.to_dict` writes them
+_RUNS = Path(__file__).parent / "slow_runs.json"  # in ms, as `lab.timeline_to_dict` writes them
 _GAIN = 0.95  # what counts as faster: less than this share of the run's time
 
 
@@ -42,7 +43,7 @@ class Nap:
 
 def runs() -> dict[str, Timeline]:
     """Four runs of 1F1B with 4 ranks and 8 microbatches, each slow for one reason."""
-    return {name: Timeline.from_dict(data) for name, data in json.loads(_RUNS.read_text()).items()}
+    return {name: timeline_from_dict(data) for name, data in json.loads(_RUNS.read_text()).items()}
 
 
 def share_of_imbalance(answer: object) -> Verdict:

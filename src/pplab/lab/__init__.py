@@ -2,8 +2,8 @@
 data, where the time of a step went, predictions, layouts, torch's own engine, checkpoints, profiles. It imports
 `pplab`, and `pplab` never imports it.
 
-One file per thing, opened when one of its names is asked for; but for the schedules that are searched for, which
-`pplab.build` knows from then on.
+One file per thing, opened when one of its names is asked for; but for the schedules, which `pplab.build` knows from
+then on.
 """
 
 from importlib import import_module as _import_module
@@ -16,9 +16,12 @@ _HOMES = {
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
     "controllable": ("repeated", "v_half", "v_min"),
+    "csv_form": ("read_csv", "to_csv"),
     "greedy": ("depth_first",),
+    "json_form": ("run_to_dict", "timeline_from_dict", "timeline_to_dict"),
     "layers": ("MeasuredLayers", "measure_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
+    "memory": ("held_over_time", "memory_chart"),
     "message_rows": ("message_chart",),
     "meter": ("Held", "Meter", "readable_bytes"),
     "mps": ("Mps",),
@@ -43,7 +46,7 @@ _HOMES = {
 }
 # What these define is used under their name: `lab.results.tables()`.
 _MODULES = ("data", "formulas", "models", "profiles", "results")
-for _name in ("search", "controllable"):  # they register their schedules
+for _name in ("more_schedules", "search", "controllable"):  # they register their schedules
     _import_module(f".{_name}", __name__)
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_MODULES]

@@ -21,6 +21,8 @@ from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate, validate
 from ..timeline import Timeline
+from .csv_form import read_csv, to_csv
+from .json_form import timeline_to_dict
 from .perfetto import to_perfetto
 
 Flag = Mapping[str, object]
@@ -91,12 +93,12 @@ def _simulate(given: argparse.Namespace) -> None:
     figures = summary(timeline)
     draw(given, timeline)
     texts = (f"{name:22} {_readable(value)}" for name, value in figures.items())
-    write(given, {**figures, **timeline.to_dict()}, texts)
+    write(given, {**figures, **timeline_to_dict(timeline)}, texts)
 
 
 def _validate(given: argparse.Namespace) -> None:
     source, name = (sys.stdin.read(), "stdin") if given.file == "-" else (Path(given.file), Path(given.file).name)
-    schedule = Schedule.from_csv(source, name)
+    schedule = read_csv(source, name)
     memory = Memory(given.activation, given.weight_input)
     validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
     print(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
@@ -107,7 +109,7 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     if given.schedule is None:
         if given.csv is None:
             raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
-        return Schedule.from_csv(Path(given.csv), Path(given.csv).stem)
+        return read_csv(Path(given.csv), Path(given.csv).stem)
     if given.ranks is None or given.microbatches is None:
         raise ValueError("a schedule by name needs --ranks and --microbatches")
     work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
@@ -121,7 +123,7 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
         options["costs"] = costs
     schedule = builders.build(given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options)
     if given.csv:
-        Path(given.csv).write_text(schedule.to_csv())
+        Path(given.csv).write_text(to_csv(schedule))
     return schedule
 
 

@@ -9,12 +9,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..errors import positive_int
 from . import cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
+from .json_form import run_to_dict
 
 if TYPE_CHECKING:
     from ..runtime import Extra, Run, Workload
@@ -35,14 +37,38 @@ EXTRAS = [
 ]
 
 
-def _train_flags() -> Iterator[Flag]:
+def option_flags() -> Iterator[Flag]:
+    """A flag of `pplab train` for every option of a run, from its name, its default and what it says of itself."""
+    import torch
+
     from ..runtime import Options
 
-    yield from (*SCHEDULE, *WORKLOAD)
+    other = {  # where a shell has other words than Python
+        "steps": {"default": 5},
+        "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
+        "optimizer": {
+            "name": "--learning-rate",
+            "type": lambda rate: partial(torch.optim.AdamW, lr=float(rate)),
+            "metavar": "R",
+            "default": "0.001",
+            "help": "of AdamW",
+        },
+        "autocast": {
+            "name": "--bf16",
+            "action": "store_const",
+            "const": torch.bfloat16,
+            "help": "compute in bfloat16 where that is safe",
+        },
+    }
     for each in fields(Options):
-        if flag := each.metadata["flag"]:
-            usual = {"name": f"--{each.name.replace('_', '-')}", "help": each.metadata["says"], "default": each.default}
-            yield {"dest": each.name, **usual, **flag}
+        name, kind = f"--{each.name.replace('_', '-')}", type(each.default)
+        usual = {"dest": each.name, "name": name, "help": each.metadata["says"], "default": each.default}
+        taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
+        yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
+
+
+def _train_flags() -> Iterator[Flag]:
+    yield from (*SCHEDULE, *WORKLOAD, *option_flags())
     yield dict(name="--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks")
     yield dict(name="--explain", action="store_true", help="say where the median step's time went, also in --perfetto")
     for path in EXTRAS:
@@ -55,7 +81,7 @@ def _train(given: argparse.Namespace) -> int:
     from .replicas import replicate
     from .torchrun import is_torchrun, train_here
 
-    options = {each.name: getattr(given, each.name) for each in fields(Options) if each.metadata["flag"]}
+    options = {each.name: getattr(given, each.name) for each in fields(Options)}
     what = replicate(schedule_of(given), given.replicas), workload_of(given)
     extras, beside = _extras(given)
     if not is_torchrun():
@@ -72,7 +98,7 @@ def _train(given: argparse.Namespace) -> int:
     explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
     draw(given, run.timeline, explained)
     printed = [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
-    data = {**run.to_dict(), "where": found and found.to_dict()}
+    data = {**run_to_dict(run), "where": found and found.to_dict()}
     write(given, data, (run, *([explained] if explained else []), *printed))
     return 0 if run.gradients is None or run.gradients.equal else 1
 

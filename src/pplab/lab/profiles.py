@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..text import reading
 from ..timeline import total
+from .json_form import reading
 
 PHASES = ("warmup", "steady", "drain")
 _COMPUTE = ("forward", "backward", "backward_input", "backward_weight", "overlap", "optimizer_step")

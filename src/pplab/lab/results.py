@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..text import reading
 from .balance_sheet import Table
+from .json_form import reading
 
 FORM = 1  # changes when a reader of older files would misread newer ones
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."

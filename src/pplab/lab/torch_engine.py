@@ -13,7 +13,6 @@ from queue import SimpleQueue
 
 import torch
 
-from .. import text
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
 from ..errors import unknown
 from ..lowering import LoweredRow
@@ -24,6 +23,7 @@ from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
 from ..runtime.workload import tied_weights
 from ..schedule import Schedule
+from .csv_form import to_csv
 from .pace import Pace, paced, settle
 
 CLASSES = {
@@ -191,10 +191,10 @@ def _runner(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "schedule.csv")
             if rows is None:
-                path.write_text(schedule.to_csv())
+                path.write_text(to_csv(schedule))
                 runner._load_csv(str(path))
             else:
-                path.write_text(text.write_csv(_with_reductions(rows)))
+                path.write_text(to_csv(_with_reductions(rows)))
                 runner._load_csv(str(path), format="compute_comms")
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")

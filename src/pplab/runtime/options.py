@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,51 +18,26 @@ if TYPE_CHECKING:
     from .listener import Extra
 
 
-def option(default: object, says: str, /, **flag: object) -> object:
-    """A field of `Options` that says what it is for.
-
-    With words of argparse's `add_argument`, it is a flag of `pplab train`, which takes name, default and help from the
-    field where `flag` has no other.
-    """
-    return field(default=default, metadata={"says": says, "flag": flag})
-
-
-def adamw(learning_rate: str) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
-    """What makes an AdamW, from the text of its learning rate."""
-    return partial(torch.optim.AdamW, lr=float(learning_rate))
+def option(default: object, says: str) -> object:
+    """A field of `Options` that says what it is for."""
+    return field(default=default, metadata={"says": says})
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run.
+    """The options of a run, of which `pplab train` makes flags.
 
     A new one that the core has to know is a field here; whatever else a run can do is an `Extra`, a file of its own.
     """
 
-    steps: int = option(3, "measured steps", type=int, metavar="N", default=5)
-    warmup: int = option(1, "steps before them, which change no weight", type=int, metavar="N")
-    check_gradients: bool = option(
-        False,
-        "compare the first step's gradients with those of one process (pplab train exits with 1 where they differ)",
-        action="store_true",
-    )
+    steps: int = option(3, "measured steps")
+    warmup: int = option(1, "steps before them, which change no weight")
+    check_gradients: bool = option(False, "compare the first step's gradients with those of one process")
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = option(
         None,
         "makes an optimizer from a rank's parameters (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
-        name="--learning-rate",
-        type=adamw,
-        metavar="R",
-        default="0.001",
-        help="of AdamW",
     )
-    autocast: torch.dtype | None = option(
-        None,
-        "dtype of mixed precision, such as torch.bfloat16",
-        name="--bf16",
-        action="store_const",
-        const=torch.bfloat16,
-        help="compute in bfloat16 where that is safe",
-    )
+    autocast: torch.dtype | None = option(None, "dtype of mixed precision, such as torch.bfloat16")
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):

@@ -1,4 +1,4 @@
-"""What can be read off a run: its timelines, what its actions cost, and all of it as text or as JSON."""
+"""What can be read off a run: its timelines, what its actions cost, and all of it as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import statistics
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property
 from itertools import product
 
@@ -17,8 +16,6 @@ from ..costs import Costs
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .listener import StepTrace
-
-_OF_GRADIENTS = ("equal", "difference", "relative", "tolerance", "worst", "loss_difference")
 
 
 class Readings:
@@ -114,27 +111,6 @@ class Readings:
             overlap=median.get(Overlap, "sum"),
             unit="ms",
         )
-
-    def to_dict(self) -> dict:
-        """Everything needed to redraw the run, as plain JSON values."""
-        extras = {name: found.to_dict() if hasattr(found, "to_dict") else found for name, found in self.extras.items()}
-        if held := extras.pop("held", {}):
-            held["predicted_peak_bytes"] = self.predicted_peak_bytes
-        of_schedule, of_run = ("num_ranks", "num_stages", "num_microbatches"), ("how", "precision", "notes", "losses")
-        of_run += ("first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
-        return {
-            "schedule": self.schedule.name,
-            **{name: getattr(self.schedule, name) for name in of_schedule},
-            "workload": self.job.workload.name,
-            **asdict(self.machine),
-            "engine": self.job.engine_name,
-            "first_step": self.job.first_step,
-            **{name: getattr(self, name) for name in of_run},
-            **held,
-            "gradients": self.gradients and {name: getattr(self.gradients, name) for name in _OF_GRADIENTS},
-            **extras,
-            "timelines": [timeline.to_dict() for timeline in self.timelines],
-        }
 
     def __str__(self) -> str:
         schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")
