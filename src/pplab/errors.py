@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from numbers import Rational, Real
+from numbers import Real
 from operator import index
 
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
@@ -44,7 +44,7 @@ def number(name: str, value: object, most: float = MOST) -> float:
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, bool) or not isinstance(plain, Real) or not 0 <= plain <= most:
         raise ValueError(f"{name} must be a number from 0 to {most:g}, got {shown(value)}")
-    return plain if isinstance(plain, Rational) else float(plain)
+    return plain if isinstance(plain, int) else float(plain)
 
 
 def expect(kind: type, **given: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from operator import eq, itemgetter
 
 from .actions import Action, B, F, Kind, Overlap
-from .errors import shown
+from .errors import expect, shown
 
 _ACTION = re.compile(r"(\d{1,99})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,99})")
 _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
@@ -21,6 +21,8 @@ def parse(text: str) -> Action | Overlap:
     >>> parse("1F3"), parse("(0F7;7B3)OVERLAP_F_B")
     (1F3, (0F7;7B3)OVERLAP_F_B)
     """
+    if type(text) is not str:
+        expect(str, text=text)
     text = text.strip()
     if match := _ACTION.fullmatch(text):
         stage, kind, microbatch = match.groups()

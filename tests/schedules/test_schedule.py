@@ -79,6 +79,17 @@ def test_peaks_count_from_forward_to_the_weight_gradient():
         ([[], []], "at least one action"),
         ([["0F0", 3]], "rank 0: 3 is not an action"),
         ([[pp.Action(-1, pp.Kind.F, 0)]], "stage must be a whole number of at least 0, got -1"),
+        ([["0F0"], 3], "rows must be one sequence of actions per rank"),
+        ([[pp.Action(0, "F", 0)]], "kind must be a pplab.Kind, such as Kind.F, not a str"),
+        ([["0F0", "0F999999999"]], "1 stage and 1000000000 microbatches need more than 2 actions; number stages and"),
+        ([["99999F99999"]], "100000 stages and 100000 microbatches need more than 1 action;"),
+        ([[pp.Overlap(pp.parse("0B0"), pp.parse("0B1"))]], r"\(0B0;0B1\)OVERLAP_F_B is not an overlap"),
+        (
+            [[pp.Overlap(pp.parse("0F0"), pp.parse("0I1"))]],
+            "is not an overlap: expected a forward, and a full backward",
+        ),
+        ([[pp.Overlap(pp.parse("1F0"), pp.parse("1B0"))]], "something else"),
+        ([[pp.Overlap(1, 2)]], r"\(1;2\)OVERLAP_F_B is not an overlap"),
         ([[pp.Action(0, pp.Kind.F, 0.5)]], "microbatch must be a whole number of at least 0, got 0.5"),
     ],
 )
@@ -193,11 +204,25 @@ def test_csv_takes_text_files_and_lowered_files(tmp_path):
         ("0F0,0Q0\n", r"CSV row 1 \(rank 0\), column 2: '0Q0' is not an action"),
         ("0F0,0B0\n1F0,hello\n", r"CSV row 2 \(rank 1\), column 2: 'hello'"),
         (",,\n,\n", "holds no action"),
+        ("0F0" * 100, r"'0F00F00F0.* \.\.\. is not an action"),
+        ("0F0,0B0," + "x" * 200_000, "this is no CSV .*field larger than"),
     ],
 )
 def test_junk_in_a_csv_is_located(text, message):
     with pytest.raises(pp.ScheduleError, match=message):
         lab.read_csv(text)
+
+
+def test_what_spreadsheets_write_is_read(tmp_path):
+    """A mark of the encoding in front, and rows of blank cells behind. A blank row between others stays a rank."""
+    path = tmp_path / "saved.csv"
+    path.write_text("\ufeff0F0,0B0\r\n,,\r\n,,\r\n")
+    for source in (path, str(path), "0F0,0B0\n,,\n\n"):
+        assert lab.read_csv(source) == pp.Schedule([["0F0", "0B0"]])
+    between = lab.read_csv("0F0,0B0\n,,\n1F0,1B0\n")
+    for act in (pp.validate, pp.simulate):
+        with pytest.raises(pp.ScheduleError, match="rank 1 has nothing to run; remove its row"):
+            act(between)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -236,3 +236,7 @@ def test_a_memory_limit_is_judged_right(rng):
         assert f"raise the limit to {peaks[rank]:g}" in caught.value.remedy and caught.value.action
     with pytest.raises(ValueError, match="limit has 9 values for"):
         pp.validate(s, limit=[1] * 9)
+    pp.validate(s, limit=float("inf"))
+    for nonsense in (float("nan"), -1, True, "9"):
+        with pytest.raises(ValueError, match="limit must be a number from 0 to inf"):
+            pp.validate(s, limit=nonsense)

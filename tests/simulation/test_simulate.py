@@ -584,6 +584,12 @@ def test_costs_per_stage_and_finer_stages():
         ({"overlap": -1}, r"overlap must be a number from 0 to 1e\+100, got -1"),
         ({"overlap": {(0, 1): "2"}}, r"overlap must be a number from 0 to 1e\+100, got '2'"),
         ({"recompute": [-1]}, "recompute must be"),
+        ({"forward": 1e308}, "forward must be a number from 0 to"),
+        ({"forward": b"12"}, "forward must be a number"),
+        ({"message": None}, "message must be a number"),
+        ({"unit": ["ms"]}, "unit must be a str, got"),
+        ({"links": None}, "links must be a Mapping, got None"),
+        ({"links": {(0, "1"): pp.Link()}}, "links must map"),
         ({"links": {(0, 1): 3}}, "links must map"),
         ({"links": {0: pp.Link()}}, "links must map"),
         ({"forward": 0, "backward_input": [0, 0], "backward_weight": 0}, "give one of them a duration above 0"),
@@ -592,6 +598,36 @@ def test_costs_per_stage_and_finer_stages():
 def test_bad_costs_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         pp.Costs(**options)
+
+
+@pytest.mark.slow
+def test_numbers_of_numpy_and_torch_become_pythons():
+    """An int8 of 100 would wrap around at 128, and a float32 can't be written as JSON."""
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    for hundred in (np.int8(100), np.float32(100), np.array(100), torch.tensor(100), [np.int8(100)] * 4):
+        t = run("1F1B", 4, 8, pp.Costs(forward=hundred, overlap=np.int8(3), bandwidth=np.float32(8)))
+        assert t.makespan == run("1F1B", 4, 8, pp.Costs(forward=100, bandwidth=8)).makespan > 1_000
+        assert type(t.makespan) in (int, float) and json.dumps(lab.timeline_to_dict(t))
+    assert pp.Costs(forward=np.array([1, 2])).forward == (1, 2)
+    s = pp.build("1F1B", num_ranks=np.int64(4), num_microbatches=torch.tensor(8))
+    assert type(s.num_ranks) is int and s == pp.build("1F1B", num_ranks=4, num_microbatches=8)
+
+
+def test_a_timeline_reads_only_what_it_wrote():
+    whole = run("1F1B", 2, 2).to_dict()
+    assert lab.timeline_from_dict(whole).makespan == 9
+    spans = whole["spans"]
+    for damage in (
+        *({name: None} for name in whole if name != "placement"),
+        *(
+            {"spans": wrong}
+            for wrong in (spans[1:], [[*spans[0][:3], "1"], *spans[1:]], [[9, *spans[0][1:]], *spans[1:]])
+        ),
+        {"others": [[2, "step", 0, 1]]},
+        {"rows": [["0F0"], ["1F0"]]},
+    ):
+        with pytest.raises(ValueError, match="this timeline is damaged.* expected what Timeline.to_dict has written"):
+            lab.timeline_from_dict({**whole, **damage})
 
 
 def test_costs_must_fit_the_stages():

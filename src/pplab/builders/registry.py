@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..actions import Action, Overlap
-from ..errors import positive_int, unknown
+from ..errors import expect, positive_int, unknown
 from ..schedule import Schedule
 
 MOST_FORWARDS = 2**24  # of a schedule: tens of GB
@@ -72,7 +72,8 @@ ALL: list[Builder] = []  # in the order of the imports in `builders/__init__.py`
 
 def find(name: str) -> Builder:
     """The builder of that name, whatever its case; ValueError with the nearest names when there is none."""
-    if found := [builder for builder in ALL if str(name).lower() in builder.names]:
+    expect(str, name=name)
+    if found := [builder for builder in ALL if name.lower() in builder.names]:
         return found[0]
     more = [] if "pplab.lab" in sys.modules else ["and more once pplab.lab is imported"]
     raise unknown("schedule", name, [builder.name for builder in ALL] + more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..actions import Action, Overlap
+from ..builders.registry import MOST_FORWARDS
 from ..errors import positive_int
 from ..schedule import Schedule
 
@@ -20,8 +21,10 @@ def replicate(schedule: Schedule, replicas: int) -> Schedule:
     rank 2  0F1 0B1
     rank 3  1F1 1B1
     """
-    if positive_int("replicas", replicas) == 1:
+    if (replicas := positive_int("replicas", replicas)) == 1:
         return schedule
+    if replicas * schedule.columns.bounds[-1] > 2 * MOST_FORWARDS:
+        raise ValueError(f"replicas make more than {2 * MOST_FORWARDS:,} actions: take fewer")
     rows = [
         [_shifted(item, d * schedule.num_microbatches) for item in row]
         for d in range(replicas)

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..errors import positive_int
+
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
 
@@ -98,6 +100,7 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
+    batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         raise ValueError(
