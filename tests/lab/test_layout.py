@@ -117,14 +117,46 @@ def test_what_a_rank_holds(name, M, held, copies):
     assert found.sent_bytes["dp"] == (copies - 1) * copies * 4 * one * 2
 
 
-def test_recomputing_keeps_the_inputs_of_layers():
+@pytest.mark.parametrize("again", [4, 1, 3])
+def test_recomputing_keeps_the_inputs_of_layers(again):
+    """Of so many of a stage's four: 2 numbers each, not 34."""
     model, state, number = replace(MODEL, num_layers=16), 4 * 12 * 1024**2 * 16, 512 * 1024
-    whole = plan(model, MACHINE, Layout(pp=4), 8, recompute=True)
-    assert whole.memory_bytes == state + 4 * 4 * 2 * number + 32 * number  # one layer again during a backward
-    split = plan(model, MACHINE, Layout(pp=4), 8, recompute=True, schedule="ZB-H1")
+    recompute, kept = True if again == 4 else [again] * 4, 2 * again + 34 * (4 - again)
+    found = plan(model, MACHINE, Layout(pp=4), 8, recompute=recompute)
+    each = [state + flying * kept * number + 32 * number for flying in (4, 3, 2, 1)]  # one layer whole in a backward
+    assert found.held_bytes == pytest.approx(each) and found.memory_bytes == found.held_bytes[0]
+    split = plan(model, MACHINE, Layout(pp=4), 8, recompute=recompute, schedule="ZB-H1")
     deferred = pp.build("ZB-H1", num_ranks=4, num_microbatches=8)
-    most = max(inputs * 4 * 2 + waiting * 4 * 34 for inputs, waiting in _kept(deferred.rows))
+    most = max(inputs * kept + waiting * 4 * 34 for inputs, waiting in _kept(deferred.rows))
     assert split.memory_bytes == state + most * number
+
+
+def test_some_layers_are_recomputed():
+    """Three of the first stage's eight: its backwards take three forwards of a layer longer, and keep less."""
+    free, model = Machine(1, pp.Link(), pp.Link(), 1e14, 80e9), replace(MODEL, num_layers=16)
+    plain, some, tensors = (
+        plan(model, free, Layout(tp=tp, pp=2), 8, recompute=recompute)
+        for tp, recompute in ((1, False), (1, [3, 0]), (2, [3, 0]))
+    )
+    layer = model.layer_flops(1) / 1e14
+    assert some.timeline.busy[0] == pytest.approx(plain.timeline.busy[0] + 8 * 3 * layer)
+    assert some.timeline.busy[1] == pytest.approx(plain.timeline.busy[1])
+    less = 2 * 3 * 32 * 512 * 1024 - 32 * 512 * 1024  # of two in flight; one layer is whole in a backward
+    assert [a - b for a, b in zip(plain.held_bytes, some.held_bytes, strict=True)] == [less, 0]
+    assert tensors.sent_bytes["tp"] == 8 * (4 * 8 + 2 * 3) * 512 * 1024 * 2  # the busiest rank is the first
+
+
+def test_a_plan_takes_a_schedule_of_ones_own():
+    rows = pp.build("ZB-H1", num_ranks=4, num_microbatches=8)
+    own, named = (plan(MODEL, MACHINE, Layout(pp=4), 8, schedule=s) for s in (pp.Schedule(rows.rows), "ZB-H1"))
+    assert own == named and own.timeline.schedule.name == "custom"
+    for layout, batch, needs in ((Layout(pp=2), 8, "2 ranks and 8 micro"), (Layout(pp=4), 6, "4 ranks and 6 micro")):
+        with pytest.raises(ValueError, match=f"ZB-H1 has 4 ranks and 8 microbatches, and this needs {needs}batches"):
+            plan(MODEL, MACHINE, layout, batch, schedule=rows)
+    with pytest.raises(ValueError, match="stages_per_rank: options are for a schedule's name, and ZB-H1 is built"):
+        plan(MODEL, MACHINE, Layout(pp=4), 8, schedule=rows, stages_per_rank=2)
+    with pytest.raises(pp.ScheduleError, match="rank 0 runs 0B0 before 0F0"):
+        plan(MODEL, MACHINE, Layout(pp=1), 1, schedule=pp.Schedule([["0B0", "0F0"]]))
 
 
 def _kept(rows):
@@ -272,6 +304,9 @@ def test_what_does_not_divide_is_refused(layout, batch, message):
         ({"cut": (4, 2, 2)}, "cut must say for each of 2 stages how many of 8 layers it has, got \\(4, 2, 2\\)"),
         ({"cut": (4, 5)}, "cut must say"),
         ({"cut": (9, -1)}, "cut must say"),
+        ({"recompute": [5, 0]}, "how many of each stage's 4, 4 layers run their forward again, got \\[5, 0\\]"),
+        ({"recompute": [1]}, "recompute must be True, or say how many"),
+        ({"recompute": [-1, 0]}, "recompute must be True"),
         ({"schedule": "DualPipe"}, "DualPipe on 2 ranks needs an even number of microbatches"),
         ({"schedule": "2F2B"}, "unknown schedule '2F2B'"),
         ({"stages_per_rank": 2}, "unknown option of 1F1B 'stages_per_rank'"),
