@@ -1,6 +1,6 @@
-"""What single chapters need beside the small package: the papers' closed forms, the models that are trained and their
-data, where the time of a step went, predictions, layouts, torch's own engine, checkpoints, profiles. It imports
-`pplab`, and `pplab` never imports it.
+"""What single chapters need beside the small package: the running case and its ledger, the papers' closed forms, the
+models that are trained and their data, where the time of a step went, predictions, layouts, torch's own engine,
+checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
 
 One file per thing, opened when one of its names is asked for; but for the schedules that are searched for, which
 `pplab.build` knows from then on.
@@ -12,6 +12,7 @@ _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
     "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
+    "case": ("Case", "Entry", "Ledger"),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
     "controllable": ("repeated", "v_half", "v_min"),
