@@ -1,6 +1,6 @@
-"""What single chapters need beside the small package: the papers' closed forms, the models that are trained and their
-data, where the time of a step went, predictions, layouts, torch's own engine, checkpoints, profiles. It imports
-`pplab`, and `pplab` never imports it.
+"""What single chapters need beside the small package: the running case and its ledger, the papers' closed forms, the
+models that are trained and their data, where the time of a step went, predictions, layouts, torch's own engine,
+checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
 
 One file per thing, opened when one of its names is asked for; but for the schedules, which `pplab.build` knows from
 then on.
@@ -11,8 +11,10 @@ from importlib import import_module as _import_module
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
-    "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
     "balance_sheet": ("table",),
+    "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
+    "budget": ("Budget",),
+    "case": ("Case", "Entry", "Ledger"),
     "charts": ("bars", "ranks", "stacked", "waterfall"),
     "clip": ("Clip",),
     "controllable": ("repeated", "v_half", "v_min"),
@@ -37,6 +39,7 @@ _HOMES = {
     "replicas": ("replicate",),
     "search": ("Policy", "zb_1p", "zb_2p"),
     "serve": ("Decoded", "decode"),
+    "small_case": ("SmallCase",),
     "sweeps": ("sweep", "Sweep"),
     "torch_engine": ("TorchEngine",),
     "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),

@@ -6,18 +6,18 @@ the pipeline's sends exposed. It ranks layouts; a measurement decides between ne
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..builders import build
 from ..costs import Costs, Link
 from ..errors import positive_int
 from ..footprint import Memory
-from ..schedule import Schedule
+from ..schedule import Schedule, plural
 from ..simulator import simulate
 from ..timeline import Timeline
-from .formulas import ring_all_reduce_time
+from .stage_costs import all_reduce, costs_of, layers_of, memory_of, recomputed_of, sends_of, weights_of
 from .transformer import Transformer
 
 AXES = ("tp", "dp", "pp")
@@ -113,16 +113,27 @@ class Plan:
 
     layout: Layout
     timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
+    costs: Costs  # of its stages, in seconds
+    memory: Memory  # of its stages, in bytes
     compute_s: float  # of the busiest rank in a step
     tp_s: float  # of that rank in a step, in its tensor collectives
     dp_s: float  # what the gradients' reduction adds to the step
     sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
-    memory_bytes: float  # of the fullest rank
 
     @property
     def step_s(self) -> float:
         """The step: the pipeline, and what of the gradients' reduction comes after it."""
         return self.timeline.makespan + self.dp_s
+
+    @cached_property
+    def held_bytes(self) -> tuple[float, ...]:
+        """What each of the pipeline's ranks holds at its fullest."""
+        return self.timeline.schedule.peak_held(self.memory)
+
+    @property
+    def memory_bytes(self) -> float:
+        """What the fullest rank holds."""
+        return max(self.held_bytes)
 
 
 def plan(
@@ -132,24 +143,26 @@ def plan(
     batch: int,
     microbatch: int = 1,
     *,
-    schedule: str = "1F1B",
+    schedule: str | Schedule = "1F1B",
     cut: Sequence[int] | None = None,
-    recompute: bool = False,
+    recompute: bool | Sequence[int] = False,
     shard_optimizer: bool = False,
     **options: object,
 ) -> Plan:
-    """Predict a step of `batch` samples, `microbatch` at a time, under `schedule` with its builder's `options`.
+    """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
 
     `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
-    the embedding as well, the last one the head. A layer has four all-reduces over tp, two in each direction; a
-    boundary is sent in tp parts (sequence parallelism). A rank reduces its gradients when its row is done; over two
-    copies of the model (DualPipe) as over two replicas.
+    the embedding as well, the last one the head. `recompute` says of how many layers the forward runs again: of all,
+    or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
+    parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
+    (DualPipe) as over two replicas.
 
     Memory is 16 bytes per parameter (weights and gradients in `bytes_each`, the rest for Adam, which `shard_optimizer`
-    divides by dp: ZeRO-1), and `layer_bytes` from forward to backward; with `recompute` only each layer's input, and
-    its forward is done again. Logits aren't in it: head and loss go over a sequence in chunks.
+    divides by dp: ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input.
+    Logits aren't in it: head and loss go over a sequence in chunks.
 
-    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide.
+    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, and for a Schedule of
+    other ranks or microbatches.
 
     >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
     >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
@@ -162,26 +175,30 @@ def plan(
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
     if model.width % layout.tp:
         raise ValueError(f"width {model.width} doesn't divide into {layout.tp} parts")
-    rows = build(schedule, num_ranks=layout.pp, num_microbatches=num_microbatches, **options)
-    layers = _layers(model, rows.num_stages, cut)
+    rows = _rows(schedule, layout.pp, num_microbatches, options)
+    layers = layers_of(model, rows.num_stages, cut)
+    again = recomputed_of(layers, recompute)
 
-    timeline = simulate(rows, _costs(model, machine, layout, microbatch, rows, layers, recompute))
+    costs = costs_of(model, machine, layout, microbatch, rows, layers, again)
+    timeline = simulate(rows, costs)
 
-    boundary, sends = model.boundary_bytes(microbatch), _sends(rows)
+    boundary, sends = model.boundary_bytes(microbatch), sends_of(rows)
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    forwards = sum(layers[stage] for (stage, _), rank in rows.home().items() if rank == busiest)
-    all_reduces = (6 if recompute else 4) * forwards
-    tp_s = all_reduces * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+    passes = (stage for (stage, _), rank in rows.home().items() if rank == busiest)
+    all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
+    tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
 
-    weights = _weights(model, layout, layers)
+    weights = weights_of(model, layout, layers)
     gradients = [sum(weights[s] for s in rows.stages_of(rank)) * model.bytes_each for rank in range(layout.pp)]
     replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
     link = machine.link(any(layout.crosses(axis, machine.ranks_per_node) for axis in axes))
     ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
-    reduced = max(end + _all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
+    reduced = max(end + all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
     return Plan(
         layout,
         timeline,
+        costs,
+        memory_of(model, layout, microbatch, layers, again, shard_optimizer),
         timeline.busy[busiest] - tp_s,
         tp_s,
         reduced - timeline.makespan,
@@ -191,7 +208,6 @@ def plan(
             * (boundary / layout.tp),
             "dp": _ring(replicas) * max(gradients),
         },
-        max(rows.peak_held(_memory(model, layout, microbatch, layers, recompute, shard_optimizer))),
     )
 
 
@@ -204,97 +220,21 @@ def best(plans: list[Plan], memory: float) -> Plan:
     return min(fitting, key=lambda each: each.step_s)
 
 
-def _all_reduce(n: int, size: float, link: Link) -> float:
-    return ring_all_reduce_time(n, size, link.latency, link.bandwidth)
-
-
 def _ring(n: int) -> float:
     """How often a rank sends a sum's size around a ring of n."""
     return 2 * (n - 1) / n
 
 
-def _layers(model: Transformer, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
-    """How many layers each stage has."""
-    if cut is None:
-        each, rest = divmod(model.num_layers, num_stages)
-        if rest:
-            raise ValueError(
-                f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the layers of each stage"
-            )
-        return (each,) * num_stages
-    if len(cut) != num_stages or sum(cut) != model.num_layers or min(cut) < 0:
+def _rows(schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]) -> Schedule:
+    """The schedule of that name, or the one that was given."""
+    if not isinstance(schedule, Schedule):
+        return build(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, **options)
+    if options:
         raise ValueError(
-            f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers it has, got {cut!r}"
+            f"{', '.join(options)}: options are for a schedule's name, and {schedule.name} is built already"
         )
-    return tuple(cut)
-
-
-def _costs(
-    model: Transformer,
-    machine: Machine,
-    layout: Layout,
-    microbatch: int,
-    rows: Schedule,
-    layers: Sequence[int],
-    recompute: bool,
-) -> Costs:
-    """How long the stages take, and the links of a pipeline's ranks."""
-    boundary, rate = model.boundary_bytes(microbatch), layout.tp * machine.flops
-    exchange = 2 * _all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
-    head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / rate]
-    work = [n * model.layer_flops(microbatch) / rate for n in layers]
-    again = [s + n * exchange for s, n in zip(work, layers, strict=True)]
-    forward = [s + h for s, h in zip(again, head, strict=True)]  # and the gradient of the inputs
-    return Costs(
-        forward,
-        forward,
-        [s + h for s, h in zip(work, head, strict=True)],
-        recompute=again if recompute else 0,
-        message=boundary / layout.tp,
-        links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in _sends(rows)},
-        unit="s",
-    )
-
-
-def _weights(model: Transformer, layout: Layout, layers: Sequence[int]) -> list[float]:
-    """How many parameters of each stage a rank has."""
-    found = [n * model.layer_parameters / layout.tp for n in layers]
-    for end in (0, -1):
-        found[end] += model.table_parameters / layout.tp
-    return found
-
-
-def _memory(
-    model: Transformer, layout: Layout, microbatch: int, layers: Sequence[int], recompute: bool, shard_optimizer: bool
-) -> Memory:
-    """What the stages hold. Recomputing, a full backward has one layer whole at a time, and W waits for all of them."""
-    both = 2 * model.bytes_each  # a weight and its gradient
-    state = both + (16 - both) / (layout.dp if shard_optimizer else 1)
-    parameters = [state * n for n in _weights(model, layout, layers)]
-    kept, whole = model.boundary_bytes(microbatch) / layout.tp, model.layer_bytes(microbatch) / layout.tp
-    if not recompute:
-        return Memory([n * whole for n in layers], parameters=parameters)
-    return Memory(
-        [n * kept for n in layers],
-        weight_input=[n * whole for n in layers],
-        recomputed=[min(n, 1) * (whole - kept) for n in layers],
-        while_input_gradient=[max(n - 1, 0) * (whole - kept) for n in layers],
-        parameters=parameters,
-    )
-
-
-def _sends(rows: Schedule) -> Counter[tuple[int, int]]:
-    """How many messages go from rank to rank in a step: for every two ranks that the placement makes neighbours."""
-    home = rows.home()
-    found: Counter[tuple[int, int]] = Counter()
-    for (stage, microbatch), rank in home.items():
-        target = home.get((stage + 1, microbatch), rank)
-        if target != rank:
-            found[rank, target] += 1
-            found[target, rank] += 1
-    return found
-
-
-def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:
-    """Whether in some replica these two of a pipeline's ranks are on different nodes."""
-    return any(len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp"))
+    given, needed = (schedule.num_ranks, schedule.num_microbatches), (num_ranks, num_microbatches)
+    if given != needed:
+        has, needs = (f"{plural(P, 'rank')} and {plural(M, 'microbatch')}" for P, M in (given, needed))
+        raise ValueError(f"{schedule.name} has {has}, and this needs {needs}: build it for those")
+    return schedule

@@ -29,7 +29,7 @@ class Meter(Extra):
 
     def listen(self, rank: Rank) -> Listener:
         """Count on this rank."""
-        return _Counting(rank)
+        return Counting(rank)
 
     def finish(self, job: Job, reports: Sequence[RankHeld]) -> Held:
         """What the ranks counted, by rank and by stage."""
@@ -82,9 +82,10 @@ class RankHeld:
     recomputed: dict[int, int] = field(default_factory=dict)  # of a stage: what a forward that runs again adds
     message_bytes: dict[int, int] = field(default_factory=dict)  # of a stage: what it gives another rank
     allocated: tuple[int, int] | None = None  # the CUDA allocator's before the measured steps, and at their worst
+    state: dict[int, int] = field(default_factory=dict)  # of a stage: weights, gradients and the optimizer's state
 
 
-class _Counting(Listener):
+class Counting(Listener):
     """Counts one pass, together with every stage: bytes by action, and forwards whose activations are held.
 
     An engine without stages of pplab's (torch's) tells of no actions, and is counted as a whole.
@@ -227,6 +228,7 @@ class Held:
     extra_of: tuple[int, ...]  # per stage: how far an input gradient rises above what was held at its start
     recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
     message_bytes: tuple[int, ...] = ()  # per stage: what it gives a stage on another rank; none by torch's runtime
+    state_of: tuple[int, ...] = ()  # per stage: weights, gradients, optimizer's state; none unless there is a Budget
     # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
     # was there before them (the weights); None on the CPU.
     allocated_bytes: tuple[int, ...] | None = None
@@ -234,9 +236,9 @@ class Held:
 
     @property
     def memory(self) -> Memory:
-        """What the stages hold for a microbatch, in bytes, without parameters."""
-        again = self.recomputed_of or 0
-        return Memory(self.bytes_of, self.kept_of, again, while_input_gradient=self.extra_of, unit="bytes")
+        """What the stages hold for a microbatch, in bytes, and all the time, where a Budget has counted that."""
+        again, state = self.recomputed_of or 0, self.state_of or 0
+        return Memory(self.bytes_of, self.kept_of, again, state, self.extra_of, unit="bytes")
 
     def to_dict(self) -> dict:
         """All of it."""
@@ -249,6 +251,7 @@ def together(schedule: Schedule, reports: Sequence[RankHeld]) -> Held:
     changes = {key: change for report in reports for key, change in report.changes.items()}
     recomputed = {stage: size for report in reports for stage, size in report.recomputed.items()}
     sent = {stage: size for report in reports for stage, size in report.message_bytes.items()}
+    state = {stage: size for report in reports for stage, size in report.state.items()}
     bytes_of = [changes.get((stage, F), (0, 0))[0] for stage in stages]
     of_input = [changes.get((stage, I), (0, 0)) for stage in stages]
     allocated = [report.allocated for report in reports if report.allocated]
@@ -260,6 +263,7 @@ def together(schedule: Schedule, reports: Sequence[RankHeld]) -> Held:
         tuple(max(0, rise - recomputed.get(stage, 0)) for stage, (_, rise) in enumerate(of_input)),
         tuple(recomputed.get(stage, 0) for stage in stages) if recomputed else (),
         tuple(sent.get(stage, 0) for stage in stages) if sent else (),
+        tuple(state[stage] for stage in stages) if state else (),
         tuple(peak for _, peak in allocated) or None,
         tuple(before for before, _ in allocated) or None,
     )
