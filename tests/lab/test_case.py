@@ -201,7 +201,7 @@ def test_two_copies_are_added_up():
 
 def test_what_a_row_holds_can_be_drawn():
     row = CASE.row("ZB-H1", 8)
-    curves = pp.held(row.timeline, row.memory)
+    curves = lab.held_over_time(row.timeline, row.memory)
     assert [max(amounts) for _, amounts in curves] == pytest.approx(row.held_gb) and row.memory.unit == "GB"
     assert row.timeline.unit == "s"
 
@@ -242,8 +242,8 @@ def test_the_ledger_prints_and_draws_itself():
         ({"gigabits": float("nan")}, "gigabits must be a number above 0"),
         ({"memory_gb": True}, "memory_gb must be a number above 0, got True"),
         ({"teraflops": -1}, "teraflops must be a number above 0"),
-        ({"latency_ms": -1}, "latency must be a finite number of at least 0, got -1"),
-        ({"num_ranks": 0}, "num_ranks must be at least 1, got 0"),
+        ({"latency_ms": -1}, "latency must be a number from 0"),
+        ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
     ],
 )
 def test_a_case_that_cannot_be_is_refused(given, message):
@@ -255,7 +255,7 @@ def test_a_case_that_cannot_be_is_refused(given, message):
     ("name", "asked", "message"),
     [
         ("1F1B", {"num_microbatches": 16, "cut": [8, 8, 8, 7]}, "for each of 4 stages how many of 32 layers it has"),
-        ("1F1B", {"num_microbatches": 4, "microbatch": 0}, "microbatch must be at least 1, got 0"),
+        ("1F1B", {"num_microbatches": 4, "microbatch": 0}, "microbatch must be an integer of at least 1, got 0"),
         ("1F1B", {}, "num_microbatches must be an integer of at least 1, got None"),
         ("1F2B", {"num_microbatches": 16}, "unknown schedule '1F2B': did you mean 1F1B"),
         (pp.build("1F1B", num_ranks=2, num_microbatches=8), {}, "1F1B has 2 ranks and 8 .* this needs 4 ranks and 8"),
