@@ -282,15 +282,3 @@ def test_a_run_that_fails_leaves_the_last_checkpoint(saved, tmp_path):
         with pytest.raises(RankError, match="the optimizer fails"):
             pool.train(built_m4("1F1B"), failing, Resume(path), Save(path), optimizer=modules.raising_optimizer)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.safetensors"]
-
-
-def test_torchrun_gives_the_same_numbers_saves_clips_and_goes_on(tmp_path):
-    path, out = tmp_path / "run.safetensors", tmp_path / "run.json"
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2 -m pplab train --device cpu"
-    options = "--source sample --schedule 1F1B --ranks 2 --microbatches 4 --batch-size 8 --clip-norm 0.5 --steps 2"
-    for extra in (["--save", path], ["--resume", path, "--check-gradients", "--json", out]):
-        command = [sys.executable, *launcher.split(), *options.split(), *map(str, extra)]
-        subprocess.run(command, check=True, capture_output=True)
-    data = json.loads(out.read_text())
-    assert data["gradients"]["equal"] and data["peak_in_flight"] == [2, 1]
-    assert data["first_step"] == 2 and len(data["losses"]) == len(data["gradient_norms"]) == 2

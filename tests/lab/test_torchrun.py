@@ -36,17 +36,22 @@ def launch(program: str, *rendezvous: str) -> None:
     assert [node.returncode for node in nodes] == [0, 0], printed
 
 
-def test_two_nodes_give_the_numbers_of_one_process(tmp_path):
-    out = tmp_path / "run.json"
-    launch(
-        "-m pplab train --device cpu --source sample --schedule 1F1B --ranks 2 --microbatches 4 --steps 2 "
-        f"--check-gradients --json {out}",
-        "--rdzv-backend c10d --rdzv-id pplab --rdzv-endpoint 127.0.0.1:{port}",
-    )
-    data = json.loads(out.read_text())
-    assert data["gradients"]["equal"] and data["peak_in_flight"] == [2, 1] and len(data["losses"]) == 2
-    assert data["transport"] == "gloo"
-    assert any("each host's clock is tied to rank 0's" in note for note in data["notes"])
+def test_two_nodes_give_the_numbers_of_one_process_clip_and_save_and_one_node_goes_on(tmp_path):
+    path, out = tmp_path / "run.safetensors", tmp_path / "run.json"
+    program = "-m pplab train --device cpu --source sample --schedule 1F1B --ranks 2 --microbatches 4 --batch-size 8 "
+    program += f"--steps 2 --clip-norm 0.5 --check-gradients --json {out} "
+    launch(program + f"--save {path}", "--rdzv-backend c10d --rdzv-id pplab --rdzv-endpoint 127.0.0.1:{port}")
+    first = json.loads(out.read_text())
+    assert first["transport"] == "gloo"
+    assert any("each host's clock is tied to rank 0's" in note for note in first["notes"])
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    command = [sys.executable, *launcher.split(), *program.split(), "--resume", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    rest = json.loads(out.read_text())
+    assert (first["first_step"], rest["first_step"]) == (0, 2)
+    for run in (first, rest):
+        assert run["gradients"]["equal"] and run["peak_in_flight"] == [2, 1]
+        assert len(run["losses"]) == len(run["gradient_norms"]) == 2
 
 
 @pytest.mark.alone

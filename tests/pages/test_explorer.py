@@ -102,7 +102,7 @@ def skip_unless_made(evaluate: Evaluate, name: str) -> None:
 def test_every_action_and_figure(evaluate: Evaluate, name: str) -> None:
     """All small sizes. An order that depends on the costs is compared under more of them."""
     skip_unless_made(evaluate, name)
-    agree(evaluate, configurations(name, 4, 12, 4 if "costs" in find(name).options else 1))
+    agree(evaluate, configurations(name, 4, 12, 2 if "costs" in find(name).options else 1))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_searched(name)])

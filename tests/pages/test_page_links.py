@@ -11,9 +11,11 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from sphinx.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +53,7 @@ def build(folder: Path, repository: str = "", url: str = "", **html: str) -> tup
         text=True,
         capture_output=True,
     )
-    if done.returncode:
-        raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     made = folder / "_build" / "html"
     index, page, chapter = (made / f"{n}.html" for n in ("book/index", "book/page", "notebooks/chapter"))
     return index.read_text(), page.read_text(), chapter.read_text()
@@ -107,12 +108,20 @@ def test_with_an_address_buttons_lead_to_the_files(tmp_path):
 
 def test_an_address_in_the_settings(tmp_path):
     """The key in _config.yml does the same; other hosts get the buttons that work there."""
-    _, _, chapter = build(tmp_path / "right", url="https://gitlab.com/a/b")
+    _, _, chapter = build(tmp_path, url="https://gitlab.com/a/b")
     assert "https://gitlab.com/a/b/-/edit/main/notebooks/chapter.ipynb" in outside(chapter)
     assert "https://mybinder.org/v2/gl/a%2Fb/main?urlpath=lab/tree/notebooks/chapter.ipynb" in outside(chapter)
     assert "colab.research" not in chapter
-    with pytest.raises(RuntimeError, match="'ftp://x/y'; expected https://HOST/OWNER/NAME"):
-        build(tmp_path / "wrong", "ftp://x/y")
+
+
+def test_an_address_of_no_repository_is_refused(monkeypatch):
+    """Sphinx reads the settings first of all: what is raised there ends every build."""
+    monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
+    from pplab_page import link_repository
+
+    monkeypatch.setenv("PPLAB_REPOSITORY", "ftp://x/y")
+    with pytest.raises(ConfigError, match="'ftp://x/y'; expected https://HOST/OWNER/NAME"):
+        link_repository(None, SimpleNamespace(html_theme_options={}))
 
 
 def test_every_page_of_the_book_has_a_preview(book):

@@ -156,27 +156,47 @@ def check_on_paper(visit: Visit, name: str) -> None:
     visit.ask(CUT, f"{name} on paper")
 
 
-@pytest.mark.parametrize(("screen", "theme", "other"), [(DESK, "light", "dark"), (PHONE, "dark", "light")])
-def test_every_page(browser, book, screen, theme, other):
+def check_on_screen(visit: Visit, name: str) -> None:
+    """The page that is open, on whatever screen it is."""
+    for script in (UNDESCRIBED, TOO_WIDE, CLIPPED):
+        visit.ask(script, name)
+
+
+def test_every_page(browser, book):
+    """Each is loaded once, which takes longer than all checks of it: its formulas are set anew each time."""
     started = time.perf_counter()
-    with Visit(browser, book, screen, theme) as visit:
+    with Visit(browser, book) as visit:
         for name in names(book):
             page = visit.open(name)
             visit.ask(MATHS, name)
-            visit.ask(UNDESCRIBED, name)
-            visit.ask(TOO_WIDE, name)
-            visit.ask(CLIPPED, name)
-            visit.ask(PALE, f"{name} ({theme})")
-            page.emulate_media(color_scheme=other)
-            page.wait_for_function(f"document.documentElement.dataset.theme === '{other}'")
-            visit.ask(PALE, f"{name} ({other})")
-            if screen is DESK:
-                check_on_paper(visit, name)
+            check_on_screen(visit, name)
+            visit.ask(PALE, f"{name} (light)")
+            page.emulate_media(color_scheme="dark")
+            page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+            visit.ask(PALE, f"{name} (dark)")
+            page.set_viewport_size(PHONE)
+            check_on_screen(visit, f"{name} on a phone")
+            visit.ask(PALE, f"{name} on a phone (dark)")
+            page.emulate_media(color_scheme="light")
+            page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+            visit.ask(PALE, f"{name} on a phone (light)")
+            check_on_paper(visit, name)
             page.goto("about:blank")  # to lay this page out for the screen again would take longer than all checks
-            page.emulate_media(media="screen", color_scheme=theme)
-            page.set_viewport_size(screen)
+            page.emulate_media(media="screen", color_scheme="light")
+            page.set_viewport_size(DESK)
         assert not visit.wrong, "\n".join(visit.wrong)
-    print(f"{len(names(book))} pages, {screen['width']} px: {time.perf_counter() - started:.0f} s")
+    print(f"{len(names(book))} pages: {time.perf_counter() - started:.0f} s")
+
+
+@pytest.mark.parametrize("name", [CHAPTER, "book/explorer.html", "book/play.html", "book/glossary.html"])
+def test_a_page_that_is_opened_on_a_phone_in_the_dark(browser, book, name):
+    """Scripts and formulas take the screen as it is when the page is loaded."""
+    with Visit(browser, book, PHONE, "dark") as visit:
+        visit.open(name)
+        for script in (MATHS, PALE):
+            visit.ask(script, name)
+        check_on_screen(visit, name)
+        assert not visit.wrong, "\n".join(visit.wrong)
 
 
 def test_the_checks_find_what_is_wrong(browser, book):
