@@ -12,6 +12,7 @@ import base64
 import html
 import io
 import re
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,8 @@ def figure_html(figure: Figure) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = svg.replace("#000000", "currentColor")
+    own = f"{zlib.crc32(svg.encode()):08x}"  # or a hatching shared with a chart that isn't shown isn't shown either
+    svg = re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', rf"\g<0>{own}", svg)
     alt = html.escape(alternative_text(figure), quote=True)
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
     opening = (
