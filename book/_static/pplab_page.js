@@ -31,7 +31,6 @@
       if (!pattern || !box.width) continue; // no hatch, or a slider's chart that isn't shown
       const lines = pattern.cloneNode();
       lines.setAttribute("d", ruled(pattern.getAttribute("d"), box));
-      lines.style.opacity = shape.style.opacity;
       lines.dataset.fill = shape.style.fill;
       shape.style.fill = "none";
       shape.after(lines);
