@@ -30,8 +30,8 @@ def ridden(name: str, at: float, ranks: int = 4, microbatches: int = 16):
     return timeline, pictures.tickets(timeline, at, 54)
 
 
-def built(name: str, **options):
-    return lambda: pictures.knobs(pp.build(name, num_ranks=4, num_microbatches=8, **options))
+def built(name: str, cut=None, **options):
+    return lambda: pictures.knobs(pp.build(name, num_ranks=4, num_microbatches=8, **options), cut=cut)
 
 
 DRAWN = {
@@ -53,6 +53,8 @@ DRAWN = {
     "knobs, V": built("ZBVZeroBubble"),
     "knobs, both ways": built("DualPipe"),
     "knobs, a long name": built("InterleavedZeroBubble", stages_per_rank=2),
+    "knobs, uneven": built("1F1B", cut=[8, 9, 8, 7]),
+    "knobs, uneven and many": built("Interleaved1F1B", cut=[3, 4, 4, 4, 4, 5, 5, 3], stages_per_rank=2),
     "floor": lambda: pictures.floor_receipt(4, 8),
     "floor in ms": lambda: pictures.floor_receipt(8, 32, 82.5, 165, unit="ms"),
     "floor of one": lambda: pictures.floor_receipt(1, 4),
@@ -220,8 +222,13 @@ def test_knobs_stand_as_the_schedule_sets_them(name, options, says):
     shown = [action.kind for row in schedule.rows for item in row[:12] for action in pp.actions.parts(item)]
     cells = [p for p in rectangles(ax) if p.get_facecolor()[:3] != (0, 0, 0)]
     assert len(cells) == len(shown)
-    uneven = pictures.knobs(schedule, cut=range(1, schedule.num_stages + 1))
-    assert "1+2+3" in uneven.get_label()
+
+
+def test_a_knob_shows_an_uneven_cut():
+    ax = DRAWN["knobs, uneven"]()
+    pieces = [p.get_width() for p in rectangles(ax, "black", _canvas.EDGE[1]) if p.get_x() < _canvas.WIDTH / 3]
+    assert [7 * width / pieces[-1] for width in pieces] == pytest.approx([8, 9, 8, 7])
+    assert "where to cut: 8+9+8+7;" in ax.get_label()
 
 
 @pytest.mark.parametrize(("P", "M", "F", "B"), [(4, 8, 1, 2), (3, 5, 2, 1), (2, 1, 1, 1)])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _CELL, _AIR = 112, 22  # points: a knob's width, the space between two
 _UP = 52  # a pictogram's height
 _MOST = 12  # actions of a row that are drawn
+_LONGEST = 16  # letters that a knob is wide
 
 
 def knobs(
@@ -31,8 +32,8 @@ def knobs(
     if len(cut) != schedule.num_stages:
         raise ValueError(f"expected one number of layers per stage, {schedule.num_stages}, got {len(cut)}")
     names = ("where to cut", "on which rank", "what to run next")
-    order = schedule.name if len(schedule.name) < 17 else "its own order"  # that fits
-    settings = tuple(words) or (_where(schedule, cut), _placed(schedule), order)
+    order = schedule.name if len(schedule.name) <= _LONGEST else "its own order"
+    settings = tuple(words) or (_where(cut), _placed(schedule), order)
     if len(settings) != len(names):
         raise ValueError(f"expected words for the 3 knobs, or none, got {len(settings)}")
     said = "; ".join(f"{name}: {setting}" for name, setting in zip(names, settings, strict=True))
@@ -47,9 +48,9 @@ def knobs(
     return ax
 
 
-def _where(schedule: Schedule, cut: Sequence[int]) -> str:
-    pieces = f"{schedule.num_stages} pieces"
-    return pieces if len(set(cut)) == 1 else f"{pieces}: " + "+".join(map(str, cut))
+def _where(cut: Sequence[int]) -> str:
+    uneven = "+".join(map(str, cut))
+    return uneven if len(set(cut)) > 1 and len(uneven) <= _LONGEST else f"{len(cut)} pieces"
 
 
 def _placed(schedule: Schedule) -> str:
