@@ -35,6 +35,10 @@ def main() -> None:
     )
     ax.set_xlabel("")
     ax.get_legend().remove()
+    for drawn in ax.collections:  # idle time is drawn in the colour of text
+        for what in ("facecolor", "edgecolor"):
+            if len(found := getattr(drawn, f"get_{what}")()) and not found[0][:3].any():
+                getattr(drawn, f"set_{what}")((TEXT, found[0][3]))
     ax.tick_params(colors=MUTED, labelsize=15)
     for spine in ax.spines.values():
         spine.set_color(MUTED)

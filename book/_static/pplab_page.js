@@ -30,7 +30,7 @@
       const box = shape.getBBox();
       if (!pattern || !box.width) continue; // no hatch, or a slider's chart that isn't shown
       const lines = pattern.cloneNode();
-      lines.setAttribute("d", diagonals(pattern.getAttribute("d"), box));
+      lines.setAttribute("d", ruled(pattern.getAttribute("d"), box));
       lines.dataset.fill = shape.style.fill;
       shape.style.fill = "none";
       shape.after(lines);
@@ -38,20 +38,25 @@
     }
   };
 
-  // The pattern's diagonals x + y = c and x - y = c, each at the distance it has there, inside the box.
-  const diagonals = (pattern, { x, y, width, height }) => {
-    const found = new Map([[1, []], [-1, []]]); // sign: every c
+  // The pattern's lines y = c or diagonals x + y = c and x - y = c, each at the distance it has there, inside the box.
+  const ruled = (pattern, { x, y, width, height }) => {
+    const found = new Map([[0, []], [1, []], [-1, []]]); // sign: every c
     for (const [, x1, y1, x2, y2] of pattern.matchAll(/M ([-\d.]+) ([-\d.]+)\s*L ([-\d.]+) ([-\d.]+)/g)) {
-      const sign = (x2 - x1) * (y2 - y1) < 0 ? 1 : -1;
-      found.get(sign).push(Number(x1) + sign * y1);
+      const sign = -Math.sign((x2 - x1) * (y2 - y1)) || 0;
+      found.get(sign).push(sign ? Number(x1) + sign * y1 : Number(y1));
     }
     const drawn = [];
     for (const [sign, at] of found) {
       if (at.length < 2) continue;
       at.sort((a, b) => a - b);
       const step = at[1] - at[0];
-      const [low, high] = sign > 0 ? [x + y, x + y + width + height] : [x - y - height, x + width - y];
+      const ends = { 0: [y, y + height], 1: [x + y, x + y + width + height], [-1]: [x - y - height, x + width - y] };
+      const [low, high] = ends[sign];
       for (let c = at[0] + Math.ceil((low - at[0]) / step) * step; c < high; c += step) {
+        if (!sign) {
+          drawn.push(`M${x} ${c.toFixed(2)}h${width}`);
+          continue;
+        }
         const from = Math.max(x, sign > 0 ? c - y - height : c + y);
         const to = Math.min(x + width, sign > 0 ? c - y : c + y + height);
         drawn.push(`M${from.toFixed(2)} ${(sign * (c - from)).toFixed(2)}L${to.toFixed(2)} ${(sign * (c - to)).toFixed(2)}`);

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 ROW = 0.36  # inches per rank
 WIDTH = 7.4  # inches
 BAR = 0.84  # of a row
-_HATCH = {"fill": "\\\\\\\\", "inner": "xxxx", "drain": "////"}
+_HATCH = {"fill": ("\\\\", "idle: filling"), "inner": ("---", "idle: inside"), "drain": ("//", "idle: draining")}
+IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
 
 
 def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
-    """Draw when each rank does what. Hatched: idle while the pipeline fills, inside, while it drains.
+    """Draw when each rank does what. Hatched: idle while filling (lines fall), inside (level), while draining (rise).
 
     `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
     Labels drop out where they don't fit.
@@ -129,12 +130,9 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
                 )
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
-    others = defaultdict(list)
     for span in timeline.others:
         if isinstance(span.action, str):
-            others[span.rank].append((span.start, span.end - span.start))
-    for rank, places in others.items():
-        _bars(ax, rank, places, facecolor=palette.OTHER, lw=0)
+            _bars(ax, span.rank, [(span.start, span.end - span.start)], facecolor=palette.OTHER, lw=0)
 
 
 def _draw_idle(ax: Axes, timeline: Timeline) -> None:
@@ -142,7 +140,14 @@ def _draw_idle(ax: Axes, timeline: Timeline) -> None:
     for idle in idle_intervals(timeline):
         places[idle.phase, idle.rank].append((idle.start, idle.end - idle.start))
     for (phase, rank), spans in places.items():
-        _bars(ax, rank, spans, facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, alpha=0.55)
+        for style in idle_styles(phase):
+            _bars(ax, rank, spans, **style)
+
+
+def idle_styles(phase: str) -> list[dict]:
+    """A ground and the lines on it, apart: SVG has one opacity for both. Black becomes the page's colour of text."""
+    ground, lines = (("black", opacity) for opacity in IDLE_OPACITY)
+    return [{"fc": ground, "lw": 0}, {"fc": "none", "ec": lines, "hatch": _HATCH[phase][0], "lw": 0}]
 
 
 def _bars(ax: Axes, rank: int, places: Sequence[tuple[float, float]], **style: object) -> None:
@@ -154,21 +159,16 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
-    kinds = [kind for kind in palette.FILL if kind in found]
-    handles = [Patch(facecolor=palette.FILL[kind], label=palette.NAME[kind]) for kind in kinds]
+    handles = {palette.NAME[kind]: Patch(facecolor=fill) for kind, fill in palette.FILL.items() if kind in found}
     spans = (span for timeline in timelines for span in timeline.others)
     if labels := dict.fromkeys(span.action for span in spans if isinstance(span.action, str)):
-        handles.append(Patch(facecolor=palette.OTHER, label=", ".join(labels)))
+        handles[", ".join(labels)] = Patch(facecolor=palette.OTHER)
     phases = {idle.phase for timeline in timelines for idle in idle_intervals(timeline)}
-    names = {"fill": "idle: filling", "inner": "idle: inside", "drain": "idle: draining"}
-    handles += [
-        Patch(facecolor="none", edgecolor=palette.IDLE, hatch=_HATCH[phase], lw=0, label=names[phase])
-        for phase in _HATCH
-        if phase in phases
-    ]
+    handles |= {name: tuple(Patch(**s) for s in idle_styles(p)) for p, (_, name) in _HATCH.items() if p in phases}
     below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)  # under the axis' label, whatever the height
     ax.legend(
-        handles=handles,
+        handles.values(),
+        handles,
         loc="upper left",
         bbox_to_anchor=(0, 0),
         bbox_transform=ax.transAxes + below,

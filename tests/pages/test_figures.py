@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import sys
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_a_slider_is_all_its_charts_where_nothing_moves():
     assert size(data)[1] > 3 * one[1] and data[PAGE].count("<svg") == 3
     said = data["text/plain"].splitlines()
     assert [line.partition(":")[0] for line in said] == ["slices 1", "slices 2", "slices 4"]
+
+
+def test_charts_of_a_page_share_no_hatching():
+    """A browser draws no pattern that lies in a chart which a slider or a fold hides."""
+    pages = [timeline_bundle(pp.simulate(pp.build("GPipe", num_ranks=2, num_microbatches=m)))[0][PAGE] for m in (2, 3)]
+    defined, used = ([set(re.findall(how, page)) for page in pages] for how in (r'id="(h\w+)"', r"url\(#(h\w+)\)"))
+    assert defined == used and len(defined[0]) == 3 and not defined[0] & defined[1]
 
 
 def test_a_cell_explores_what_the_page_does():

@@ -32,8 +32,8 @@ def nearest(colours: dict[str, str], sight: str) -> tuple[float, str, str]:
 
 KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
-    "actions": {**KINDS, "idle": palette.IDLE, "other": palette.OTHER},
-    "messages": {**KINDS, "idle": palette.IDLE, **MESSAGE},
+    "actions": {**KINDS, "other": palette.OTHER},
+    "messages": {**KINDS, **MESSAGE},
     "categories": {fill: fill for fill in CATEGORIES},
     "parts": {fill: fill for fill in PART.values()},
 }
@@ -57,9 +57,46 @@ def test_shades_of_stages(steps, sight):
 
 
 def test_actions_in_greyscale():
-    lightness = sorted(seen(fill, "normal")[0] for fill in (*palette.FILL.values(), palette.IDLE))
+    lightness = sorted(seen(fill, "normal")[0] for fill in palette.FILL.values())
     assert np.diff(lightness).min() >= 5
     assert sorted(palette.FILL, key=lambda kind: seen(palette.FILL[kind], "normal")[0]) == [F, I, B, W]
+
+
+PAGES = {"light": ("#ffffff", "#222832"), "dark": ("#14181e", "#ced6dd")}  # ground and text of the book's page
+
+
+def bubble(page: str, text: str) -> tuple[str, str, str]:
+    """What idle time looks like on a page: its ground, the lines on that, and both from afar."""
+    ground, lines = plot.IDLE_OPACITY
+    below = over(text, page, ground)
+    return below, over(text, below, lines), over(text, below, lines / 4)  # a quarter of the area are lines
+
+
+def over(colour: str, below: str, opacity: float) -> str:
+    channels = ([int(each[i : i + 2], 16) for i in (1, 3, 5)] for each in (colour, below))
+    return "#" + "".join(f"{round(opacity * a + (1 - opacity) * b):02x}" for a, b in zip(*channels, strict=True))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("theme", PAGES)
+def test_the_bubble_stands_out(theme, sight):
+    """From the page and from every action; and its lines are no fainter than an action is."""
+    page, text = PAGES[theme]
+    ground, lines, afar = bubble(page, text)
+    actions = {**KINDS, "other": palette.OTHER}
+    for others in ({"page": page, "bubble": ground}, {**actions, "page": page, "bubble": afar}):
+        distance, *which = nearest(others, sight)
+        assert distance >= APART, which
+    apart = {name: nearest({name: fill, "page": page}, sight)[0] for name, fill in {**actions, "bubble": lines}.items()}
+    assert min(apart, key=apart.get) != "bubble" and apart["bubble"] >= 5 * APART, apart
+
+
+@pytest.mark.parametrize("theme", PAGES)
+def test_the_bubble_in_greyscale(theme):
+    """Where an action has the same grey, the lines tell."""
+    page, text = PAGES[theme]
+    paper, ground, lines = (seen(colour, "normal")[0] for colour in (page, *bubble(page, text)[:2]))
+    assert abs(paper - ground) >= APART and abs(ground - lines) >= 3 * APART
 
 
 def test_that_this_test_refuses_red_and_green():

@@ -11,7 +11,7 @@ var pplabChart = (() => {
 
   const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0" };
   const NAME = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
-  const IDLE = "#8a8f98";
+  const IDLE_OPACITY = [0.2, 0.75]; // ground and hatching, in the page's colour of text
   const PHASE = { fill: "filling", wait: "inside", drain: "draining" };
 
   const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
@@ -144,11 +144,14 @@ var pplabChart = (() => {
   }
 
   function patterns(id) {
-    const lines = { fill: "M-1 -1L9 9M-1 7L1 9M7 -1L9 1", wait: "M-1 -1L9 9M9 -1L-1 9", drain: "M9 -1L-1 9M1 -1L-1 1M9 7L7 9" };
+    const down = "M-1 -1L9 9M-1 7L1 9M7 -1L9 1", level = "M0 2.8H8"; // five to a row
+    const lines = { fill: [down, 8], wait: [level, 5.6], drain: ["M9 -1L-1 9M1 -1L-1 1M9 7L7 9", 8] };
+    const [ground, line] = IDLE_OPACITY;
     const hatch = Object.entries(lines).map(
-      ([part, d]) =>
-        `<pattern id="${id}-${part}" width="8" height="8" patternUnits="userSpaceOnUse"><path d="${d}" stroke="${IDLE}" ` +
-        `stroke-width="0.9" fill="none"/></pattern>`,
+      ([part, [d, height]]) =>
+        `<pattern id="${id}-${part}" width="8" height="${height}" patternUnits="userSpaceOnUse" fill="none" stroke="none">` +
+        `<path d="M0 0H8V${height}H0z" fill="currentColor" fill-opacity="${ground}"/>` +
+        `<path d="${d}" stroke="currentColor" stroke-width="1.3" stroke-opacity="${line}"/></pattern>`,
     );
     return (
       `<defs>${hatch.join("")}<marker id="${id}-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" ` +
@@ -193,7 +196,7 @@ var pplabChart = (() => {
     const paths = { fill: "", wait: "", drain: "" };
     for (const { rank, start, end, part } of chart.idle) paths[part] += box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
     return Object.entries(paths)
-      .map(([part, d]) => d && `<path d="${d}" fill="url(#${id}-${part})" class="pplab-idle"/>`)
+      .map(([part, d]) => d && `<path d="${d}" fill="url(#${id}-${part})"/>`)
       .join("");
   }
 
@@ -327,14 +330,14 @@ var pplabChart = (() => {
     const kinds = [..."FBIW"].filter((kind) => found.has(kind));
     const parts = new Set(timelines.flatMap((t) => idleOf(t).map((idle) => idle.part)));
     const swatch = (style, name) => `<li><i style="${style}"></i>${name}</li>`;
-    const turn = { fill: ["45deg"], wait: ["45deg", "-45deg"], drain: ["-45deg"] };
-    const hatch = (part) =>
-      "background:" + turn[part].map((a) => `repeating-linear-gradient(${a},${IDLE} 0 1px,transparent 1px 4px)`).join(",");
+    const turn = { fill: "45deg", wait: "0deg", drain: "-45deg" };
+    const [ground, line] = IDLE_OPACITY.map((opacity) => `color-mix(in srgb,currentColor ${100 * opacity}%,transparent)`);
+    const hatch = (part) => `background:repeating-linear-gradient(${turn[part]},${line} 0 1.3px,${ground} 1.3px 5px)`;
     return (
       kinds.map((kind) => swatch(`background:${FILL[kind]}`, `${NAME[kind]} ${kind}`)).join("") +
       Object.keys(PHASE).filter((part) => parts.has(part)).map((part) => swatch(hatch(part), `idle: ${PHASE[part]}`)).join("")
     );
   }
 
-  return { FILL, NAME, IDLE, shade, ink, short, percent, escaped, listed, fullStages, draw, legend };
+  return { FILL, NAME, IDLE_OPACITY, shade, ink, short, percent, escaped, listed, fullStages, draw, legend };
 })();

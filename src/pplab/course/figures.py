@@ -12,6 +12,7 @@ import base64
 import html
 import io
 import re
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -83,15 +84,25 @@ def figure_html(figure: Figure) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = svg.replace("#000000", "currentColor")
+    own = f"{zlib.crc32(svg.encode()):08x}"  # or a hatching shared with a chart that isn't shown isn't shown either
+    svg = re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', rf"\g<0>{own}", svg)
     alt = html.escape(alternative_text(figure), quote=True)
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
     opening = (
         f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
-        f'style="width:100%;min-width:{min(width, 480):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
+        f'style="width:100%;min-width:{_least_width(figure, width):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
     )
     svg = re.sub("<svg[^>]*>", lambda _: opening, svg, count=1)  # a text with \1 in it stays as it is
     return f'<div class="pplab-figure" style="overflow-x:auto">{svg}</div>'
+
+
+def _least_width(figure: Figure, width: float) -> float:
+    """Pixels below which a figure of `width` points scrolls: where its smallest letters have nine, at most 480."""
+    from matplotlib.text import Text
+
+    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    return min(width, 480, *(9 * width / size for size in sizes))
 
 
 def alternative_text(figure: Figure) -> str:

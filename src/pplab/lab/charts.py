@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import Kind
-from ..plot import BAR, LABEL_SIZE, WIDTH, dress, new_axes, rank_names
+from ..plot import BAR, LABEL_SIZE, WIDTH, dress, idle_styles, new_axes, rank_names
 from ..timeline import total
 from .attribution import IDLE_PARTS, Where
 from .palette import CATEGORIES, PART
@@ -52,7 +52,9 @@ def stacked(found: Where, ax: Axes | None = None) -> Axes:
     ends = [0.0] * num_ranks
     for name in names:
         amounts = [max(row.get(name, 0), 0) for row in found.by_rank]
-        ax.barh(range(num_ranks), amounts, left=ends, height=BAR, color=PART[name], label=name)
+        *under, look = idle_styles("inner") if name == "bubble" else [{"color": PART[name]}]
+        for style in (*under, look | {"label": name}):
+            ax.barh(range(num_ranks), amounts, left=ends, height=BAR, **style)
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
     _finish_parts(ax, found, rank_names(found.timeline), "where each rank's time went", max(ends) / found.step_time)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=LABEL_SIZE)

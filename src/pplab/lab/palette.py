@@ -5,14 +5,13 @@ from __future__ import annotations
 from ..palette import FILL, NAME, OTHER
 
 MESSAGE = {"send": "#3d3350", "receive": "#d9d2e9"}  # of a rank's queue, under its actions
-PART: dict[str, str] = {  # of a step, in drawings of where its time went
+PART: dict[str, str] = {  # of a step, in drawings of where its time went; its bubble looks as in Gantt charts
     **{NAME[kind]: fill for kind, fill in FILL.items()},
     "overlap": "#1d4f72",
     "optimizer": OTHER,
     "gradients of both copies": "#a28dd1",
     "gradients of all copies": "#a28dd1",
     "clipping": "#5f6268",
-    "bubble": "#e8e8ec",
     "imbalance": "#f2d376",
     "communication": "#79d7f4",
     "overhead": "#9a7a66",

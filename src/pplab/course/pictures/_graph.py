@@ -1,0 +1,75 @@
+"""Autograd's graph, cut: who has gradients after each line of the handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ._canvas import BLUE, EDGE, FAINT, ORANGE, STATE, WIDTH, arrow, box, canvas, line, listed, say, spot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LINES = (
+    "sent = front(x)",
+    "received = sent.detach().requires_grad_()",
+    "loss = back(received); loss.backward()",
+    "sent.backward(received.grad)",
+)
+_ROW, _BEAD = 56, 8  # points
+_EDGE, _GAP = 12, 80  # from the picture's edge to a string, from string to string
+_DASHED = (0, (2, 2.5))
+
+
+def handshake(lines: Sequence[str] = _LINES, *, layers: tuple[int, int] = (3, 3), ax: Axes | None = None) -> Axes:
+    """Draw the graphs of two halves as beads on two strings, as they are after each of four lines of code.
+
+    The lines do the front's forward; the cut (`detach`); the back's forward and backward; the front's backward. A
+    tensor or a layer with gradients is orange. `layers` says how many front and back have.
+    """
+    if len(lines) != 4:
+        raise ValueError(f"expected the handshake's 4 lines of code, got {len(lines)}")
+    who = ("nobody", "nobody", "the back", "front and back")
+    said = (f"{has} after {text}" for text, has in zip(lines, who, strict=True))
+    height = 4 * _ROW + 42
+    ax = canvas(height, ax, f"Autograd's graph in two pieces, front and back. Who has gradients: {listed(said)}")
+    for x, name in ((WIDTH / 4, "front"), (3 * WIDTH / 4, "back")):
+        say(ax, x, height - 8, name, fontweight="bold")
+    for step, text in enumerate(lines, 1):
+        y = height - 24 - (step - 1) * _ROW
+        say(ax, 0, y - 9, text, ha="left", family="monospace")
+        _strings(ax, y - 35, step, layers)
+    spot(ax, _EDGE, 8, 5, fc=ORANGE)
+    say(ax, _EDGE + 10, 8, "has a gradient", ha="left")
+    for x, name in (((WIDTH - _GAP) / 2, "sent"), ((WIDTH + _GAP) / 2, "received")):
+        say(ax, x, 8, name, family="monospace")
+    return ax
+
+
+def _strings(ax: Axes, y: float, step: int, layers: tuple[int, int]) -> None:
+    """Both strings after a step: the front's from the input to `sent`, the back's from `received` to the loss."""
+    left, right = (WIDTH - _GAP) / 2, (WIDTH + _GAP) / 2
+    line(ax, (WIDTH / 2, y - 14), (WIDTH / 2, y + 14), ls=_DASHED)
+    _string(ax, y, (_EDGE, left), layers[0], tensor=True, there=True, gradient=step == 4)
+    _string(ax, y, (WIDTH - _EDGE, right), layers[1], tensor=step >= 2, there=step >= 3, gradient=step >= 3)
+    if step == 2:
+        arrow(ax, (left + _BEAD + 4, y), (right - _BEAD - 4, y), BLUE)
+    if step == 4:
+        arrow(ax, (right - _BEAD - 4, y), (left + _BEAD + 4, y), ORANGE)
+
+
+def _string(
+    ax: Axes, y: float, ends: tuple[float, float], layers: int, *, tensor: bool, there: bool, gradient: bool
+) -> None:
+    """A string from its outer end to the tensor at the cut, with a bead for every layer between."""
+    step, edge = (ends[1] - ends[0]) / (layers + 1), EDGE if there else FAINT
+    side = 1 if step > 0 else -1
+    stops = [ends[0], *(ends[0] + k * step for k in range(1, layers + 1)), ends[1]]
+    for k, (start, end) in enumerate(zip(stops, stops[1:], strict=False)):
+        air = side * (_BEAD if k else 3)
+        line(ax, (start + air, y), (end - side * _BEAD, y), ec=edge)
+    spot(ax, ends[0], y, 3, fc=edge)
+    for x in stops[1:-1]:
+        spot(ax, x, y, _BEAD, fc=ORANGE if gradient else STATE if there else FAINT, ec=edge)
+    fill = ORANGE if gradient else BLUE if tensor else FAINT
+    box(ax, ends[1] - _BEAD, y - _BEAD, 2 * _BEAD, 2 * _BEAD, fc=fill)
