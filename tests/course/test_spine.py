@@ -27,7 +27,7 @@ SCHEDULES = {"pipe_naive.py": "naive", "pipe_gpipe.py": "GPipe", "pipe_1f1b.py":
 
 
 SIZES = [("pipe_naive.py", ranks, 1) for ranks in (1, 2, 3)]
-SIZES += [(file, *size) for file in ("pipe_gpipe.py", "pipe_1f1b.py") for size in ((2, 1), (3, 4), (2, 5), (3, 5))]
+SIZES += [(file, *size) for file in ("pipe_gpipe.py", "pipe_1f1b.py") for size in ((2, 1), (3, 4), (2, 5))]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,11 @@ BROKEN = [
         [NO_GRADIENT_ASKED],
         r"on 2 ranks: rank 1 fails .*send\(x.grad, rank - 1\) > in send, .*NoneType",
     ),
-    ("pipe_naive.py", [NO_BACKWARD_SENT], r"gradients of rank 0 differ .* of the largest; those of rank 1 are right"),
+    (
+        "pipe_naive.py",
+        [NO_BACKWARD_SENT],
+        r"gradients of rank 0 differ .* times the largest; those of rank 1 are right",
+    ),
     ("pipe_naive.py", [LAYER_TWICE], "stages have 52 parameters, the model 48: each must be in one stage"),
     (
         "pipe_naive.py",

@@ -17,6 +17,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -24,11 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..errors import positive_int
 from ..schedule import Schedule
 from ..timeline import Timeline
 
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
+START_S = 30.0  # for processes to start on a busy machine: only then does their own limit begin
 _PRELOAD = ["torch.fx.experimental.symbolic_shapes", "numpy", "pplab.runtime.rank", "pplab.runtime.training", __name__]
 
 
@@ -71,8 +74,9 @@ class Ran:
     @property
     def failure(self) -> str | None:
         """What went wrong first, in words, or None."""
-        if any(report.stuck for report in self.reports):
-            stand = (f"rank {n} stands {r.place}" for n, r in enumerate(self.reports) if r.place)
+        silent = all(report.exitcode is None for report in self.reports)
+        if silent or any(report.stuck for report in self.reports):
+            stand = (f"rank {n} stands {r.place or 'somewhere else'}" for n, r in enumerate(self.reports))
             return f"it hasn't ended after {self.limit_s:g} s: {'; '.join(stand)}"
         for rank, report in enumerate(self.reports):
             if not report.ended and report.exitcode is not None:
@@ -117,19 +121,15 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     environment = {name: str(value) for name, value in settings.items()}
+    codes: list[int | None] = []
     with tempfile.TemporaryDirectory() as folder, _store() as port:
-        processes = [
-            context.Process(
-                target=_be_rank,
-                args=(str(path), Path(folder), rank, limit_s, _variables(rank, ranks, port) | environment),
-                daemon=True,
-            )
-            for rank in range(ranks)
-        ]
-        codes: list[int | None] = []
+        processes = []
         try:
-            for process in processes:
-                process.start()
+            for rank in range(positive_int("ranks", ranks)):
+                variables = _variables(rank, ranks, port) | environment
+                arguments = str(path), Path(folder), rank, limit_s, variables
+                processes.append(context.Process(target=_be_rank, args=arguments, daemon=True))
+                processes[-1].start()
             codes = _wait_for(processes, limit_s)
         finally:
             for process in processes:
@@ -170,7 +170,7 @@ def _store() -> Iterator[int]:
 
 def _wait_for(processes: list, limit_s: float) -> list[int | None]:
     """The exit codes when all have ended; after one has failed, the others have little time left."""
-    until = time.monotonic() + limit_s + GRACE_S  # each ends itself after limit_s
+    until = time.monotonic() + START_S + limit_s
     while any(process.is_alive() for process in processes) and time.monotonic() < until:
         if any(process.exitcode for process in processes):
             until = min(until, time.monotonic() + GRACE_S)
@@ -194,7 +194,9 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
 def _place(frames: list[tuple[str, int, str]]) -> str:
     """Where in the file something happens: the last two calls, from outside to inside."""
     called = [frame for frame in frames if frame[0] != "<module>"] or frames
-    return " > ".join(f"in {name}, line {line}: {code.split('  #')[0].strip()}" for name, line, code in called[-2:])
+    places = ("in " + f"{name}, line {line}".removeprefix("<module>, ") for name, line, _ in called[-2:])
+    codes = (code.split("  #")[0].strip() for *_, code in called[-2:])
+    return " > ".join(map("{}: {}".format, places, codes))
 
 
 def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Mapping[str, str]) -> None:
@@ -220,8 +222,9 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
         if not report.lacks:
             report = replace(report, gradients=_compare(*(names[name] for name in NAMES)))
     except BaseException as error:
+        faulthandler.cancel_dump_traceback_later()
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        said = f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"
         report = replace(report, error=said, place=_place(frames), failed_at=time.monotonic())
     (folder / f"{rank}.report").write_bytes(pickle.dumps(replace(report, actions=tuple(actions))))
     sys.stdout.flush()

@@ -116,22 +116,26 @@ class Changes:
         return f'<div class="pplab-changes" style="{style}"><div><b>{html.escape(self.title)}</b></div>{body}</div>'
 
 
+_FIXED = "\N{NO-BREAK SPACE}"  # after another one, a long word would begin on the line below
 _TAGS = {"-": ("del", palette.FILL[B]), "+": ("ins", palette.FILL[F])}
 
 
 def _html_line(sign: str, line: str) -> str:
     tag, colour = _TAGS.get(sign, ("div", ""))
-    hang = 6 + len(line) - len(line.lstrip())  # characters by which what is too long goes on further right
+    code = line.lstrip()
+    start = sign + " " * (1 + len(line) - len(code))
+    hang = len(start) + 4  # characters by which what is too long goes on further right
     edge = f"border-left:4px solid {colour or 'transparent'};" + (f"background:{colour}2e;" if colour else "")
     style = f"{edge}display:block;white-space:pre-wrap;overflow-wrap:anywhere;text-decoration:none;margin:0;"
     indent = f"padding-left:{hang}ch;text-indent:-{hang}ch"
-    return f'<{tag} style="{style}{indent}">{sign} {html.escape(line)}</{tag}>'
+    return f'<{tag} style="{style}{indent}">{start.replace(" ", _FIXED)}{html.escape(code)}</{tag}>'
 
 
 def _code(text: str) -> list[str]:
-    """A file's lines behind its docstring, which says what it is and changes anyway."""
+    """A file's lines behind its docstring, which says what it is and changes anyway; one blank line for several."""
     first = ast.parse(text).body[0]
-    return text.splitlines()[first.end_lineno if isinstance(first, ast.Expr) else 0 :]
+    lines = text.splitlines()[first.end_lineno if isinstance(first, ast.Expr) else 0 :]
+    return [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
 
 
 _file = checker('the name of your file, such as "my_pipe.py"', lambda answer: isinstance(answer, (str, Path)))
@@ -235,7 +239,7 @@ def _check_gradients(ran: Ran) -> None:
         others = f"; those of {_ranks(fine)} are right" if fine else ""
         worst = max(found[rank].error for rank in off)
         raise Wrong(
-            f"gradients of {_ranks(off)} differ from one process's, by up to {worst:.2g} of the largest{others}"
+            f"gradients of {_ranks(off)} differ from one process's, by up to {worst:.2g} times the largest{others}"
         )
 
 
@@ -252,6 +256,6 @@ def _check_order(ran: Ran, wanted: Schedule) -> None:
         for rank, (held, cap) in enumerate(zip(seen.peak_in_flight, wanted.peak_in_flight, strict=True)):
             if held != cap:
                 says = f"gradients are right, but rank {rank} holds {held} forwards at most, {wanted.name} {cap}"
-                raise Wrong(says if held > cap else f"{says}; {time}")
+                raise Wrong(f"{says}; {time}" if took > best else says)
         if took != best:
             raise Wrong(f"gradients and forwards held are right, but {time}")
