@@ -147,6 +147,8 @@ def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path,
     both = f"rank 0 {stands.format('forward', 'y')}; rank 1 {stands.format('backward', 'x.grad')}"
     said = f"it hasn't ended after 8 s: {both}"
     assert verdict.right is False and re.search(said, verdict.says), verdict
+    with pytest.raises(ValueError, match="a run that failed has no timeline: it hasn't ended"):
+        spine.run(file, 2, M=2, PACE=0, limit_s=3).timeline()
     alone = spine.run(file, 2, M=1, PACE=0)
     assert alone.failure is None, "with one microbatch, nobody sends while his neighbour does"
 
@@ -176,7 +178,9 @@ def test_torchrun_starts_a_file_and_leaves_nothing(tmp_path):
 
 def test_a_file_begins_without_the_bodies_that_the_reader_writes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert spine.begin("pipe_gpipe.py", "forward", "step").startswith("my_pipe.py is pipe_gpipe.py without the body of")
+    assert spine.begin("pipe_gpipe.py", "forward", "step").startswith(
+        "my_pipe.py is a copy of pipe_gpipe.py without the body of"
+    )
     text = Path("my_pipe.py").read_text()
     assert text.count("...  # yours\n") == 2 and "requires_grad_" not in text and "held.pop" in text
     assert text == spine.shown("pipe_gpipe.py", "forward", "step").text + "\n"

@@ -24,10 +24,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..timeline import Timeline
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from torch import Tensor, nn
 
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
@@ -94,7 +100,9 @@ class Ran:
         return sum(kind == "F" for kind, *_ in self.reports[0].actions) // self.num_microbatches
 
     def timeline(self, step: int | None = None) -> Timeline:
-        """The forwards and backwards of a step, in ms; by default of the fastest."""
+        """The forwards and backwards of a step, in ms; by default of the fastest. ValueError if the run failed."""
+        if self.failure:
+            raise ValueError(f"a run that failed has no timeline: {self.failure}")
         if step is None:
             return min(map(self.timeline, range(self.num_steps)), key=lambda timeline: timeline.makespan)
         each = 2 * self.num_microbatches
@@ -168,7 +176,7 @@ def _store() -> Iterator[int]:
     del store
 
 
-def _wait_for(processes: list, limit_s: float) -> list[int | None]:
+def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
     """The exit codes when all have ended; after one has failed, the others have little time left."""
     until = time.monotonic() + START_S + limit_s
     while any(process.is_alive() for process in processes) and time.monotonic() < until:
@@ -265,7 +273,7 @@ def _watched(actions: list[tuple[str, int, float, float]]) -> Iterator[None]:
         nn.Module.__call__, torch.autograd.backward = call, backward
 
 
-def _compare(model, stage, inputs, targets) -> Gradients:
+def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
     """The stage's gradients beside those of the whole model on the whole batch."""
     import torch
 

@@ -38,11 +38,12 @@ def shown(file: str | Path, *functions: str) -> Source:
 
 
 def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
-    """Copy the file without the bodies of these functions, which the reader writes. What is there already stays."""
+    """Copy the file without the bodies of these functions, which the reader writes. A copy that is there stays."""
     if Path(to).exists():
         return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
     Path(to).write_text(_without(located(file).read_text(), functions))
-    return f"{to} is {file} without the body of {' and '.join(functions)}: open it beside this page and write that"
+    without = f" without the body of {' and '.join(functions)}" if functions else ""
+    return f"{to} is a copy of {file}{without}: open it beside this page, and go on with it"
 
 
 def joined(file: str | Path, *functions: str, of: str | Path, to: str) -> str:
