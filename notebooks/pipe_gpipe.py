@@ -1,0 +1,75 @@
+"""pipe_naive.py with the batch cut into M microbatches: all forwards, then all backwards.
+
+M=8 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 pipe_gpipe.py"""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one for every rank
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # on GPUs, too, who waits for a message stands still
+dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60), device_id=device if gpu else None)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+torch.manual_seed(0)  # every rank draws the same model and batch ...
+model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()) for _ in range(12))).to(device)
+inputs, targets = torch.randn(2, 24, 32).to(device)
+stage = model[12 * rank // ranks : 12 * (rank + 1) // ranks]  # ... and trains these layers only
+M = int(os.environ.get("M", 8))
+parts = list(zip(inputs.tensor_split(M), targets.tensor_split(M), strict=True))  # each microbatch's
+pace = float(os.environ.get("PACE", 0.4)) * len(stage) / len(model) / M  # seconds, as if layers were large
+stage.register_forward_hook(lambda *_: time.sleep(pace))
+stage.register_full_backward_pre_hook(lambda *_: time.sleep(2 * pace))
+held, counts = {}, []  # held: input and output of forwards whose backward is to come
+
+
+def send(tensor, to):
+    if 0 <= to < ranks:  # beyond the ends of the pipeline there is nobody
+        dist.send(tensor, to)
+
+
+def receive(source, tensor):
+    if 0 <= source < ranks:
+        tensor = torch.empty_like(tensor)  # a message doesn't tell its shape
+        dist.recv(tensor, source)
+    return tensor
+
+
+def forward(m):
+    x = receive(rank - 1, parts[m][0]).requires_grad_()  # what comes has no history
+    y = stage(x)
+    if rank == ranks - 1:
+        y = nn.functional.mse_loss(y, parts[m][1]) * len(x) / len(inputs)  # its share
+    held[m] = x, y
+    counts.append(len(held))
+    send(y, rank + 1)
+
+
+def backward(m):
+    x, y = held.pop(m)
+    y.backward(receive(rank + 1, torch.ones_like(y)))  # the loss's own is 1
+    send(x.grad, rank - 1)
+
+
+def step():
+    for m in range(M):
+        forward(m)
+    for m in range(M):
+        backward(m)
+
+
+for _ in range(3):  # the first step takes longer: it opens the connections
+    stage.zero_grad()
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    dist.barrier()
+    seconds = time.perf_counter() - start
+truth = torch.autograd.grad(nn.functional.mse_loss(model(inputs), targets), list(stage.parameters()))
+error = max(((p.grad - g).abs() / g.abs().max()).max() for p, g in zip(stage.parameters(), truth, strict=True))
+print(f"rank {rank}: step {seconds:.3f} s, held {max(counts)}, gradients within {error:.0e} of one process's\n", end="")
