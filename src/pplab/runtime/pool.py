@@ -100,8 +100,8 @@ class Pool:
         job = pack((function, arguments))
         with self._turn:
             try:
-                if self._ranks is not None and self._ranks.closed:  # what closed it was interrupted
-                    self.close(grace_s=0)
+                if (ranks := self._ranks) is not None and (ranks.closed or ranks.owner != os.getpid()):
+                    self.close(grace_s=0)  # what closed it was interrupted; or they are those of a process that forked
                 return collect(self._ranks or self._start(), self.timeout_s, job)
             except BaseException:
                 self.close(grace_s=0)

@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver, util
@@ -54,8 +54,8 @@ class Ranks:
         self.processes: list[mp.Process] = []
         self.mails: list[Mail] = []
         self._lent = ExitStack()
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _give_back, self._lent, self._owner)
+        self.owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner)
 
     def start(self, pool: Pool, start_method: str) -> None:
         """Start the processes. RankError when that takes too long, or when the system lacks what they need."""
@@ -66,7 +66,7 @@ class Ranks:
             del sys.modules["__main__"].__file__  # ranks would look for a file of that name
         try:
             self._start(pool, start_method)
-        except (OSError, EOFError, dist.DistError) as error:
+        except (OSError, dist.DistError) as error:
             raise RankError(None, None, f"the ranks could not start: {error}{remedy(str(error))}") from error
 
     def _start(self, pool: Pool, start_method: str) -> None:
@@ -77,7 +77,7 @@ class Ranks:
         _sweep(shared)
         folder = Path(tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=shared))
         lent.callback(shutil.rmtree, folder, ignore_errors=True)
-        line = lent.enter_context(_guarded(folder, util.get_temp_dir() if start_method == "forkserver" else ""))
+        line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
         patience = timedelta(seconds=pool.timeout_s)
         stores = [_local_store(patience)]
         lent.callback(stores.clear)  # closes its port, whoever still holds this object
@@ -136,49 +136,27 @@ class Ranks:
             if took > max(timeout_s, _IMPORT_S) or (took > STOPPED_S and server and state(server) == "T"):
                 with suppress(OSError, TypeError):
                     os.kill(server, signal.SIGKILL)
+                    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # then the next pool sees that it needs one
                 raise OSError(
-                    f"what starts them, the fork server, did nothing for {took:.0f} s: it was killed, try again"
+                    f"the fork server, which starts them, did nothing for {took:.0f} s and was killed: try again"
                 )
-        if failed:
-            raise failed[0]
+        for error in failed:
+            raise (
+                OSError("the fork server, which starts them, has ended: try again")
+                if type(error) is EOFError
+                else error
+            )
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
-        if grace_s:
+        if grace_s and os.getpid() == self.owner:
             for mail in self.mails:
                 mail.post()
             until = time.monotonic() + grace_s
             for process in self.processes:
                 process.join(max(0.0, until - time.monotonic()))
-        _give_back(self._lent, self._owner)
+        _give_back(self._lent, self.owner)
         self._finalizer.detach()  # not before: an interrupt may leave something for it
-
-
-@contextmanager
-def _guarded(folder: Path, temporary: str) -> Iterator[socket.socket]:
-    """A guard beside the pool, and the line to it. The folder is locked for as long as one of the two lives."""
-    lock = os.open(folder, os.O_RDONLY)
-    with suppress(OSError):  # where a file system knows no locks, nothing is swept
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    line, far = socket.socketpair()
-    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), folder, temporary]
-    nothing = subprocess.DEVNULL
-    with far:
-        process = subprocess.Popen(
-            command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
-        )
-    try:
-        yield line
-    finally:
-        with suppress(OSError):
-            line.sendall(guard.PID.pack(0))
-            line.shutdown(socket.SHUT_WR)
-            line.settimeout(_END_S)
-            line.recv(1)  # comes to nothing when it has ended
-        line.close()
-        os.close(lock)
-        process.kill()
-        process.wait()
 
 
 def _give_back(lent: ExitStack, owner: int) -> None:
@@ -186,11 +164,43 @@ def _give_back(lent: ExitStack, owner: int) -> None:
         lent.close()
 
 
+def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
+    """Start a guard; returns the line to it. The folder is locked for as long as the pool or the guard lives."""
+    lock = os.open(folder, os.O_RDONLY)
+    lent.callback(os.close, lock)
+    with suppress(OSError):  # where a file system knows no locks, nothing is swept
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    line, far = socket.socketpair()
+    lent.enter_context(line)
+    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), folder, temporary]
+    nothing = subprocess.DEVNULL
+    with far:
+        process = subprocess.Popen(
+            command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
+        )
+    lent.callback(_dismiss, line, process)
+    return line
+
+
+def _dismiss(line: socket.socket, process: subprocess.Popen) -> None:
+    with suppress(OSError):
+        line.sendall(guard.PID.pack(0))
+        line.shutdown(socket.SHUT_WR)
+        line.settimeout(_END_S)
+        line.recv(1)  # comes to nothing when it has ended
+    process.kill()
+    process.wait()
+
+
 def _kill(processes: Sequence[mp.Process]) -> None:
-    for act in (mp.Process.kill, partial(mp.Process.join, timeout=_END_S), mp.Process.close):
-        for process in list(processes):
-            with suppress(ValueError):  # it is closed, or can't be: it is still there
-                act(process)
+    until = time.monotonic() + _END_S
+    for process in list(processes):
+        with suppress(ValueError):  # it is closed
+            process.kill()
+    for process in list(processes):
+        with suppress(ValueError):  # it is closed, or can't be, for it hasn't ended
+            process.join(max(0.0, until - time.monotonic()))
+            process.close()
 
 
 def _sweep(shared: str) -> None:

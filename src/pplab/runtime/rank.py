@@ -130,15 +130,17 @@ def rank_main(
         watch("idle")
         try:
             payload = mail.receive()
-        except EOFError:
+        except (EOFError, OSError):
             return
         if not payload:
             return
         try:
+            watch("at work")
             function, arguments = unpack(payload)
             answer = function(context, *arguments)
         except Exception as error:
             answer = Failure.of(error, rank, board)
+        watch("answering")
         mail.post(pack(answer))
         if context.device.type == "cuda":  # ranks may share a GPU, and none can use what another one caches
             del answer
