@@ -125,8 +125,9 @@ class Pool:
         if (ranks := self._ranks) is not None:
             ranks.closed = True
             with self._turn:
-                ranks.end(grace_s)
-                self._ranks = None
+                if self._ranks is ranks:
+                    ranks.end(grace_s)
+                    self._ranks = None
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -149,14 +149,16 @@ class Ranks:
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
-        if grace_s and os.getpid() == self.owner:
-            for mail in self.mails:
-                mail.post()
-            until = time.monotonic() + grace_s
-            for process in self.processes:
-                process.join(max(0.0, until - time.monotonic()))
-        _give_back(self._lent, self.owner)
-        self._finalizer.detach()  # not before: an interrupt may leave something for it
+        try:
+            if grace_s and os.getpid() == self.owner:
+                for mail in self.mails:
+                    mail.post()
+                until = time.monotonic() + grace_s
+                for process in self.processes:
+                    process.join(max(0.0, until - time.monotonic()))
+        finally:
+            _give_back(self._lent, self.owner)
+            self._finalizer.detach()  # not before: an interrupt may leave something for it
 
 
 def _give_back(lent: ExitStack, owner: int) -> None:
