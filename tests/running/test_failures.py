@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from torch import nn
 
 import modules
 import pplab as pp
-from pplab.runtime import Options, Pool, RankError, failures
+from pplab.runtime import Options, Pool, RankError, failures, processes
 from pplab.runtime.options import Job
 from pplab.runtime.training import train
 
@@ -36,12 +42,22 @@ def leftovers() -> tuple:
     """What a process can leave behind: processes, shared memory, temporary files, open files, listening ports."""
     me = psutil.Process()
     shared = shared_memory_of(me.pid)
-    ranks = [p.pid for p in me.children(recursive=True) if "pplab rank" in p.name() or len(p.cmdline()) == 0]
+    ranks = [p.pid for p in running(me) if "pplab rank" in p.name() or len(p.cmdline()) == 0]
     ports = [c.laddr for c in me.net_connections(kind="inet") if c.status == "LISTEN"]
     temporary = sorted(
         p for p in os.listdir(os.environ.get("TMPDIR", "/tmp")) if p.startswith((f"pplab-{me.pid}", "torch_"))
     )
     return ranks, shared, temporary, len(me.open_files()), ports
+
+
+def running(process: psutil.Process) -> list[psutil.Process]:
+    """Its children and theirs. A zombie, which has ended, is taken note of when the next process is started."""
+    found = []
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 def shared_memory_of(pid: int) -> list[str]:
@@ -134,11 +150,135 @@ def test_a_rank_that_is_killed_or_stopped_in_the_middle_of_a_step(pool, tmp_path
     assert str(error.action) in error.cause
 
 
-def strike(pool: Pool, folder: Path, number: int) -> None:
-    """Send a signal to rank 0 while it computes."""
+@pytest.mark.parametrize(("rank", "in_backward"), [(0, False), (0, True), (1, False), (1, True)])
+@pytest.mark.parametrize("how", ["sleep", "C code"])
+def test_a_rank_that_holds_the_others_up_is_the_one_that_is_named(fork_server, rank, in_backward, how):
+    stages = good()
+    stages[rank] = modules.Halts(how, in_backward)
+    with Pool(2, device="cpu", timeout_s=2) as pool:
+        error = fail(pool, stages)
+    assert (error.rank, str(error.action)) == (rank, f"{rank}{'B' if in_backward else 'F'}2")
+    assert re.search(
+        f"no rank made progress for . s: rank {rank} at {error.action}; rank {1 - rank} (waits )?at ", error.cause
+    )
+
+
+def test_a_rank_that_lets_another_run_into_a_time_out_is_named(fork_server, monkeypatch):
+    """The other one's failure is a consequence, also when it comes before the pool's patience ends."""
+    monkeypatch.setattr(processes, "_PEERS_S", -57.0)
+    with Pool(2, device="cpu", timeout_s=60) as pool:
+        started = time.monotonic()
+        with pytest.raises(RankError) as caught:
+            pool.run(modules.halting, 0, "sleep")
+    assert caught.value.rank == 0 and time.monotonic() - started < 30
+    assert "rank 0 at the barrier; rank 1 failed at the barrier: " in caught.value.cause
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_idle_is_named_and_not_the_one_that_misses_it(pool, rank):
+    for _ in range(3):
+        pool.run(modules.chatter)
+        os.kill(pool.pids[rank], signal.SIGKILL)
+        error = fail(pool, good())
+        assert error.rank == rank and error.cause.startswith(f"rank {rank} was killed (SIGKILL) ")
+
+
+def test_a_rank_that_is_killed_at_a_barrier(pool):
+    with pytest.raises(RankError, match=r"rank 1 was killed \(SIGKILL\) at the barrier: all ranks were ended"):
+        pool.run(modules.halting, 1, "kill")
+
+
+def test_a_rank_that_is_killed_while_it_waits(pool, tmp_path):
+    threading.Thread(target=strike, args=(pool, tmp_path, signal.SIGKILL, 1)).start()
+    error = fail(pool, [modules.Slow(str(tmp_path)), nn.Linear(6, 6)])
+    assert error.rank == 1
+    assert error.cause == "rank 1 was killed (SIGKILL) while it waited at 1F0 for 1RECV_F0: all ranks were ended"
+
+
+def test_a_kill_for_want_of_memory_is_recognised(pool):
+    """The system counts them; here it seems to have counted one since the pool started."""
+    pool.run(modules.chatter)
+    pool._ranks.oom_kills -= 1
+    with pytest.raises(RankError, match="rank 1 was killed .* the system had run out of memory: take smaller microba"):
+        pool.run(modules.halting, 1, "kill")
+
+
+@pytest.mark.parametrize(("what", "says"), [("batch", "while loading batch 2"), ("stage", "while building its stages")])
+def test_what_fails_before_a_step_is_named(pool, what, says):
+    with pytest.raises(RankError, match=f"rank 1 failed {says}: OSError: the file is gone") as caught:
+        pool.train(SCHEDULE, modules.Broken(what), steps=4)
+    assert caught.value.action is None
+
+
+@pytest.mark.parametrize("width", [16, 1024])
+def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
+    """A job of 4 MB is more than a pipe takes."""
+    pool.run(modules.chatter)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while idle"):
+        pool.run(modules.echo, torch.zeros(width, width))
+
+
+def test_a_rank_that_is_stopped_while_it_answers(pool):
+    with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while answering"):
+        pool.run(modules.stop_while_answering)
+
+
+def test_a_job_that_is_long_on_its_way_arrives(fork_server):
+    """Bytes that move are progress."""
+    numbers = torch.arange(400_000)  # 13 pieces
+    with Pool(2, device="cpu", timeout_s=2) as pool:
+        pool.run(modules.read_slowly, 0.25)
+        started = time.monotonic()
+        assert all(torch.equal(answer, numbers) for answer in pool.run(modules.echo, numbers))
+        assert time.monotonic() - started > 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fork_server_that_is_killed_or_stopped(pool, number):
+    pool.run(modules.chatter)
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, number)
+    while failures.state(server) not in "ZT":
+        time.sleep(0.01)
+    if number == signal.SIGKILL:
+        with pytest.raises(
+            RankError, match="^the fork server, which starts the ranks, was killed: all ranks were ended$"
+        ):
+            pool.run(modules.echo, torch.zeros(1))
+        return
+    pool.close(grace_s=0)
+    with pytest.raises(RankError, match="the fork server did nothing for . s and was killed: try again"):
+        pool.run(modules.chatter)
+
+
+def test_threads_take_turns(pool):
+    """And each has its own results."""
+    workload, runs = modules.workload(*good()), []
+    threads = [
+        threading.Thread(target=lambda: runs.append(pool.train(SCHEDULE, workload, steps=2, check_gradients=True)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run.gradients.equal for run in runs] == [True] * 3 and len({run.losses for run in runs}) == 1
+    pool.close()
+
+
+def test_a_pool_that_another_thread_closes(pool):
+    pool.run(modules.chatter)
+    threading.Timer(0.5, pool.close).start()
+    with pytest.raises(RankError, match="the pool was closed while it ran"):
+        pool.run(modules.halting, 0, "sleep")
+
+
+def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
+    """Send a signal to a rank while rank 0 computes."""
     while not list(folder.iterdir()):
         time.sleep(0.01)
-    os.kill(pool.pids[0], number)
+    os.kill(pool.pids[rank], number)
 
 
 def test_a_crash_outside_python_says_what_the_rank_printed(pool):
@@ -187,6 +327,142 @@ def test_something_that_only_a_notebook_can_import_is_refused(pool, monkeypatch)
         pool.run(cell)
 
 
+def interrupt(after_s: float, again_s: list[float]) -> None:
+    """Interrupt this thread, as Ctrl-C does, and again after these times."""
+
+    def handle(*_: object) -> None:
+        if again_s:
+            signal.setitimer(signal.ITIMER_REAL, again_s.pop(0))
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+
+
+@pytest.mark.parametrize("again_s", [[], [0.0005], [0.02, 0.005]], ids=["once", "twice", "three times"])
+@pytest.mark.parametrize("when", ["starting", "training", "closing"])
+def test_interrupts_leave_nothing_while_the_traceback_is_kept(pool, when, again_s):
+    """A notebook keeps the last one, and with it all that its frames hold."""
+    kept = []
+    if when != "starting":
+        pool.run(modules.chatter)
+    try:
+        try:
+            if when == "closing":
+                os.kill(pool.pids[0], signal.SIGSTOP)  # it takes all the time that it is given
+            interrupt(0.05 if when == "starting" else 0.2, again_s)
+            if when == "closing":
+                pool.close()
+            pool.train(SCHEDULE, modules.workload(modules.Sleeps(1), nn.Linear(6, 6)), steps=50)
+        except KeyboardInterrupt as error:
+            kept.append(error)
+            time.sleep(0.3)
+    except KeyboardInterrupt as error:
+        kept.append(error)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert kept
+    deadline = time.monotonic() + 10
+    while ranks_and_guards() or shared_memory_of(os.getpid()):
+        assert time.monotonic() < deadline, (ranks_and_guards(), shared_memory_of(os.getpid()))
+        time.sleep(0.05)
+    assert pool.run(modules.chatter) == [0, 1]
+    pool.close()
+
+
+def ranks_and_guards() -> list[psutil.Process]:
+    """What runs for pools of this process; the fork server and its tracker, its own children, stay."""
+    mine = os.getpid()
+    return [p for p in running(psutil.Process()) if p.ppid() != mine or "multiprocessing" not in str(p.cmdline())]
+
+
+def test_what_a_crash_left_is_swept(fork_server):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    left, held, alive = (shared / f"pplab-{pid}-test" for pid in (ended.pid, f"0{ended.pid}", os.getpid()))
+    for folder in (left, held, alive):
+        folder.mkdir()
+        (folder / "board").touch()
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with Pool(1, device="cpu") as pool:
+            pool.run(modules.chatter)
+            assert not left.exists() and held.exists() and alive.exists()
+        os.close(lock)
+        with Pool(1, device="cpu") as pool:
+            pool.run(modules.chatter)
+            assert not held.exists() and alive.exists()
+    finally:
+        for folder in (left, held, alive):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+START = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import modules
+from pplab.runtime import Pool, RankError
+{before}
+{guard}
+    try:
+        with Pool(2, device="cpu", timeout_s=60, start_method="{method}") as pool:
+            print(pool.run(modules.chatter))
+            {then}
+    except RankError as error:
+        print(error.cause)
+"""
+GUARD, NO_GUARD = 'if __name__ == "__main__":', "if True:"
+UNGUARDED = r"rank . exited with 86 before it started: the ranks import your script.*`if __name__ == \"__main__\":`"
+NO_LIMIT = (
+    "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({}, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+)
+FORK = "os.fork() or sys.exit(); os.wait(); print(pool.run(modules.chatter))"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ({"guard": NO_GUARD}, UNGUARDED),
+        ({"guard": NO_GUARD, "method": "spawn"}, UNGUARDED),
+        (
+            {"before": NO_LIMIT.format(20)},
+            r"could not start: .*Too many open files.*: 20 are allowed.*\(ulimit -n 1024\)",
+        ),
+        (
+            {"before": "os.environ['GLOO_SOCKET_IFNAME'] = 'no0'"},
+            "GLOO_SOCKET_IFNAME is 'no0', and there is lo.*: unset it",
+        ),
+        ({"then": FORK}, r"\[0, 1\]\n\[0, 1\]"),
+        ({"stdin": True}, r"\[0, 1\]"),
+        ({"command": ["unshare", "-rn"]}, r"could not start: 127.0.0.1 can't be reached .*: turn the loopback on"),
+    ],
+    ids=["no guard", "no guard, spawn", "few descriptors", "no interface", "a fork that exits", "stdin", "no loopback"],
+)
+def test_where_ranks_cannot_start_one_line_says_what_to_do(tmp_path, code, says):
+    settings = {
+        "before": "",
+        "guard": GUARD,
+        "method": "forkserver",
+        "then": "",
+        "tests": str(Path(__file__).parents[1]),
+    }
+    text, command = START.format(**{**settings, **code}), code.get("command", [])
+    (tmp_path / "script.py").write_text(text)
+    if command and subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no right to do without a network")
+    done = subprocess.run(
+        [*command, sys.executable, *(["-"] if "stdin" in code else [tmp_path / "script.py"])],
+        input=text if "stdin" in code else None,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert re.fullmatch(f"(.*{says}.*\n)", done.stdout), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -202,7 +478,7 @@ if __name__ == "__main__":
     print(*pool.pids, flush=True)
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     try:
-        pool.train(schedule, modules.workload(modules.Slow({folder!r}), nn.Linear(6, 6)), steps=100)
+        pool.train(schedule, modules.workload(modules.Slow({folder!r}), {last}), steps=100)
     except KeyboardInterrupt:
         print("interrupted", pool.pids, flush=True)
         print(*pool.run(modules.chatter), flush=True)
@@ -210,9 +486,10 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def started_script(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
+def started_script(tmp_path: Path, last: str = "nn.Linear(6, 6)") -> Iterator[tuple[subprocess.Popen, list[int]]]:
     path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "here"))))
+    tests, folder = str(Path(__file__).parents[1]), str(tmp_path / "here")
+    path.write_text(textwrap.dedent(SCRIPT.format(tests=tests, folder=folder, last=last)))
     (tmp_path / "here").mkdir()
     process = subprocess.Popen(
         [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path
@@ -244,10 +521,23 @@ def test_an_interrupt_ends_the_ranks_and_the_pool_can_go_on(tmp_path, group):
         assert out == "interrupted ()\n0 1\n" and process.wait(timeout=30) == 0
 
 
-def test_ranks_do_not_outlive_a_caller_that_is_killed(tmp_path):
-    with started_script(tmp_path) as (process, pids):
+@pytest.mark.parametrize("how", ["asleep", "C code", "stop", "SIGKILL of the group", "SIGHUP of the group"])
+def test_nothing_outlives_a_caller_that_is_killed(tmp_path, monkeypatch, how):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    with started_script(tmp_path, "modules.Halts('C code')" if how == "C code" else "nn.Linear(6, 6)") as (
+        process,
+        pids,
+    ):
         family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        assert shared_memory_of(process.pid)
-        process.kill()
+        assert shared_memory_of(process.pid) and os.listdir(tmp_path / "temporary")
+        if how == "C code":
+            time.sleep(1)
+        if how == "stop":
+            os.kill(pids[1], signal.SIGSTOP)
+        if how.endswith("group"):
+            os.killpg(process.pid, getattr(signal, how.split()[0]))
+        else:
+            process.kill()
     wait_until_gone([*pids, *family])
-    assert not shared_memory_of(process.pid)
+    assert not shared_memory_of(process.pid) and not os.listdir(tmp_path / "temporary")

@@ -39,7 +39,7 @@ def timeline_from_dict(data: dict) -> Timeline:
     with reading("this timeline", "what lab.timeline_to_dict has written"):
         schedule = Schedule(data["rows"], data["schedule"])
         spans, ranks = data["spans"], range(schedule.num_ranks)
-        if [span[:2] for span in spans] != [[rank, str(x)] for rank, row in enumerate(schedule.rows) for x in row]:
+        if [(*span[:2],) for span in spans] != [(rank, str(x)) for rank, row in enumerate(schedule.rows) for x in row]:
             raise ValueError("spans of other actions than those of the rows")
         starts, ends = ([number("a time", span[at]) for span in spans] for at in (2, 3))
         others = (

@@ -4,6 +4,7 @@ show."""
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,12 +112,18 @@ class RankContext:
         os.environ.update(environment)
         load_eagerly(self.transport)
         torch.set_num_threads(threads)
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a pool's ranks are all on this host
+        if sys.platform == "linux":  # a pool's ranks are all on this host
+            named, known = (
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo"),
+                [name for _, name in socket.if_nameindex()],
+            )
+            if not set(named.split(",")) <= set(known):
+                raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.empty(1, device=self.device)  # a GPU that can't be used fails now, not in the first run
         self.store, self.watch = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=self.timeout), watch
+        watch("joining the others", True)
         ends = {"store": dist.PrefixStore("pplab", self.store), "rank": self.rank, "world_size": self.num_ranks}
         dist.init_process_group("gloo", timeout=self.timeout, **ends)
         if self.transport == "shared":

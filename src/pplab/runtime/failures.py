@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import time
 import traceback
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from ..text import parse
 from .comm import LostPeer
 
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
     from .processes import Ranks
     from .rank import Board
 
+BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
 STOPPED_S = 2.0  # a rank that the system says is stopped is given up after this
 ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
+UNGUARDED = 86  # what a rank exits with when the import of the pool's script starts another pool
 
 
 class RankError(RuntimeError):
@@ -48,7 +53,9 @@ class Failure:
     def of(cls, error: Exception, rank: int, board: Board) -> Failure:
         """The failure of a rank, in that rank."""
         text = "".join(traceback.format_exception(error))
-        return cls(rank, f"{type(error).__name__}: {error}", text, isinstance(error, LostPeer), board.place(rank)[0])
+        lost = isinstance(error, (LostPeer, dist.DistError)) or "gloo/" in str(error)  # gloo names its file
+        said = f"{type(error).__name__}: {error}{remedy(str(error))}"
+        return cls(rank, said, text, lost, board.place(rank)[0])
 
 
 def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankError:
@@ -59,12 +66,51 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
         action, words = whereabouts(failure.phase)
         cause = f"rank {failure.rank} failed {words}: {failure.error}"
         return RankError(failure.rank, action, cause, failure.traceback + _printed(ranks, failure.rank))
-    rank = min(dead)
-    ranks.processes[rank].join(1.0)
-    code = ranks.processes[rank].exitcode
-    how = f"was killed ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exited with {code}"
-    action, words = whereabouts(ranks.board.place(rank)[0])
-    return RankError(rank, action, f"rank {rank} {how} {words}: all ranks were ended", _printed(ranks, rank).strip())
+    rank = min(dead, key=lambda rank: (ranks.board.place(rank)[1], rank))  # one that waited may have ended for that
+    process = ranks.processes[rank]
+    process.join(1.0)
+    code, (action, words) = process.exitcode, whereabouts(ranks.board.place(rank)[0])
+    how, remark = f"exited with {code}", ""
+    if code == UNGUARDED:
+        remark = ': the ranks import your script, which starts a pool: do that under `if __name__ == "__main__":`'
+    elif code is None:
+        how = "closed its pipe"
+    elif code < 0:
+        how = f"was killed ({signal.Signals(-code).name})"
+        if code == -signal.SIGKILL and oom_kills() > ranks.oom_kills:
+            remark = ": the system had run out of memory: take smaller microbatches, fewer ranks, or recompute"
+    elif state(process.pid) not in "ZX":
+        return RankError(None, None, "the fork server, which starts the ranks, was killed: all ranks were ended")
+    elif not ranks.board.counts()[rank]:
+        remark = ": it imports your script first, and printed why it couldn't"
+    cause = f"rank {rank} {how} {words}{remark}: all ranks were ended"
+    return RankError(rank, action, cause, _printed(ranks, rank).strip())
+
+
+def remedy(error: str) -> str:
+    """What to do about an error of the system's that a user can do something about."""
+    if "Too many open files" in error:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
+    if "No space left on device" in error:
+        return ": make /dev/shm larger (docker run --shm-size), or empty it"
+    return ""
+
+
+def oom_kills() -> int:
+    """How many processes the system has killed for want of memory since it started, as far as it says."""
+    try:
+        return int(re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[1])
+    except (OSError, TypeError):
+        return 0
+
+
+def state(pid: int) -> str:
+    """The system's letter for a process: T when it is stopped, Z and X when it has ended; Z where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "Z"
 
 
 def _printed(ranks: Ranks, rank: int) -> str:
@@ -76,41 +122,43 @@ def _printed(ranks: Ranks, rank: int) -> str:
 
 
 class Stillness:
-    """Looks why nothing moves, as long as nothing does."""
+    """Looks what is wrong, from when a rank has failed or nothing moves."""
 
     def __init__(self, ranks: Ranks, timeout_s: float):
         self.ranks, self.timeout_s = ranks, timeout_s
         self._stopped_since: dict[int, float] = {}
+        self._failed: tuple[float, list[int]] | None = None  # since when ranks have failed, and where the others were
 
-    def look(self, pending: Sequence[int], still_s: float) -> None:
-        """Raise RankError once it is known that none of the ranks that haven't answered will, or it took too long."""
-        places = {rank: self.ranks.board.place(rank) for rank in pending}
-        for rank, (phase, _) in places.items():
-            if self._stopped_s(rank) > STOPPED_S:
-                action, words = whereabouts(phase)
+    def look(self, pending: Sequence[int], failures: Sequence[Failure], dead: set[int], still_s: float) -> None:
+        """Raise RankError once it is known what has failed, or that none of the `pending` ranks, which haven't
+        answered, will, or once it took too long."""
+        now, board = time.monotonic(), self.ranks.board
+        if dead or not pending or any(not failure.secondary for failure in failures):
+            raise error_of(self.ranks, failures, dead)
+        waits = {rank: board.place(rank)[1] for rank in pending}
+        for rank in pending:
+            if state(self.ranks.processes[rank].pid) != "T":
+                self._stopped_since.pop(rank, None)
+            elif now - self._stopped_since.setdefault(rank, now) > STOPPED_S:
+                action, words = whereabouts(board.place(rank)[0])
                 raise RankError(rank, action, f"rank {rank} was stopped (SIGSTOP) {words}: all ranks were ended")
-        all_wait = all(waits for _, waits in places.values())
-        if still_s > self.timeout_s or (all_wait and still_s > ALL_WAIT_S):
-            found = {rank: whereabouts(phase) for rank, (phase, _) in places.items()}
-            what = "; ".join(f"rank {rank} {words}" for rank, (_, words) in found.items())
-            cause = f"no rank made progress for {still_s:.0f} s: {what}: all ranks were ended"
-            raise RankError(min(found), found[min(found)][0], cause)
-
-    def _stopped_s(self, rank: int) -> float:
-        """Seconds for which the system has said that the process is stopped (0 where it can't say)."""
-        try:
-            stat = Path(f"/proc/{self.ranks.processes[rank].pid}/stat").read_text()
-            state = stat.rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = ""
-        if state != "T":
-            self._stopped_since.pop(rank, None)
-            return 0.0
-        return time.monotonic() - self._stopped_since.setdefault(rank, time.monotonic())
+        if failures:
+            since, counts = self._failed = self._failed or (now, board.counts())
+            if now - since <= BLAME_S:
+                return
+            if all(waits[rank] or board.counts()[rank] != counts[rank] for rank in pending):
+                raise error_of(self.ranks, failures, dead)  # else somebody let the others wait, and still does
+        elif still_s <= (min(ALL_WAIT_S, self.timeout_s) if all(waits.values()) else self.timeout_s):
+            return
+        stuck = sorted(pending, key=waits.get)
+        what = [f"rank {rank} {whereabouts(board.place(rank)[0], now=True)[1]}" for rank in stuck]
+        what += [f"rank {failure.rank} failed {whereabouts(failure.phase)[1]}: {failure.error}" for failure in failures]
+        cause = f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"
+        raise RankError(stuck[0], whereabouts(board.place(stuck[0])[0])[0], cause)
 
 
-def whereabouts(phase: str) -> tuple[object, str]:
+def whereabouts(phase: str, now: bool = False) -> tuple[object, str]:
     """The action in a phase such as "at 1F2" or "waits at 0B0 for 0RECV_B0", None if there is none, and the words."""
-    words = phase if phase.startswith(("at ", "in ", "waits ")) else f"while {phase}"
+    words = phase if phase.startswith(("at ", "in ", "waits ")) else f"while {phase}" if phase else "before it started"
     found = re.match(r"(waits )?at (\S*\d\S*)", words)
-    return found and parse(found[2]), words
+    return found and parse(found[2]), words if now else words.replace("waits ", "while it waited ", 1)

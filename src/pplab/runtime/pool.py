@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
+import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import wait
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from .devices import choose_transport, notes
-from .failures import Failure, Stillness, error_of
+from .failures import Failure, RankError, Stillness
 from .listener import Extra
 from .options import make_job
 from .rank import pack, unpack
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
-BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
 
 _DEAD = object()  # in place of a rank's answer
 
@@ -67,6 +67,7 @@ class Pool:
             raise unknown("start method", start_method, ("forkserver", "spawn"))
         self._start_method = start_method
         self._ranks: Ranks | None = None
+        self._turn = threading.RLock()  # of the threads that use this pool
 
     def train(self, schedule: Schedule, workload: Workload, *extras: Extra, **options: object) -> Run:
         """Run measured steps of `workload` under `schedule`, after some that change no weight.
@@ -96,38 +97,43 @@ class Pool:
 
         The function must be importable in another process.
         """
-        payload = pack((function, arguments))
-        try:
-            ranks = self._ranks or self._start()
-            for rank, pipe in enumerate(ranks.pipes):
-                try:
-                    pipe.send_bytes(payload)
-                except OSError:
-                    raise error_of(ranks, [], {rank}) from None
-            return collect(ranks, self.timeout_s)
-        except BaseException:
-            self.close(grace_s=0)
-            raise
+        job = pack((function, arguments))
+        with self._turn:
+            try:
+                if (ranks := self._ranks) is not None and (ranks.closed or ranks.owner != os.getpid()):
+                    self.close(grace_s=0)  # what closed it was interrupted; or they are those of a process that forked
+                return collect(self._ranks or self._start(), self.timeout_s, job)
+            except BaseException:
+                self.close(grace_s=0)
+                raise
 
     def _start(self) -> Ranks:
         from .processes import Ranks
 
-        self._ranks = Ranks(self, self._start_method)
+        self._ranks = Ranks(self.num_ranks)
+        self._ranks.start(self, self._start_method)
         collect(self._ranks, self.timeout_s)  # each says that it is ready
         if self.beside is not None:
             self.notes = self.beside.notes()
         return self._ranks
 
     def close(self, *, grace_s: float = 2.0) -> None:
-        """End the ranks: ask them, and after `grace_s` seconds kill those that are still there."""
-        ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            ranks.end(grace_s)
+        """End the ranks: ask them, and after `grace_s` seconds kill those that are still there.
+
+        A run in another thread ends with RankError.
+        """
+        if (ranks := self._ranks) is not None:
+            ranks.closed = True
+            with self._turn:
+                if self._ranks is ranks:
+                    ranks.end(grace_s)
+                    self._ranks = None
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The ranks' process numbers; none while the pool is down."""
-        return tuple(process.pid for process in self._ranks.processes) if self._ranks else ()
+        up = self._ranks is not None and not self._ranks.closed
+        return tuple(process.pid for process in self._ranks.processes) if up else ()
 
     def __enter__(self) -> Pool:
         return self
@@ -140,44 +146,42 @@ class Pool:
         return f"<Pool of {self.num_ranks} ranks on {devices}, {self.transport}, {state}>"
 
 
-def collect(ranks: Ranks, timeout_s: float) -> list:
-    """Every rank's answer; RankError as soon as one fails, dies, is stopped, or none makes progress."""
+def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
+    """Send all ranks the job, if there is one; returns every rank's answer. RankError as soon as one fails, dies, is
+    stopped, or none makes progress."""
     answers: dict[int, object] = {}
-    failures: list[Failure] = []
-    dead: set[int] = set()
-    blame_until, stillness = None, None
-    moved, moved_at = ranks.board.counts(), time.monotonic()
-    while len(answers) < len(ranks.pipes):
-        pending = [rank for rank in range(len(ranks.pipes)) if rank not in answers]
-        waited = {ranks.pipes[r]: r for r in pending} | {ranks.processes[r].sentinel: r for r in pending}
-        for source in wait(list(waited), timeout=POLL_S):
-            rank = waited[source]
-            if rank not in answers:
-                answer = answers[rank] = _receive(ranks, rank)
-                if answer is _DEAD:
-                    dead.add(rank)
-                elif isinstance(answer, Failure):
-                    failures.append(answer)
-        now, counts = time.monotonic(), ranks.board.counts()
-        if failures or dead:
-            blame_until = blame_until or now + BLAME_S
-            if dead or any(not failure.secondary for failure in failures) or now > blame_until:
-                raise error_of(ranks, failures, dead)
-        elif counts != moved:
-            moved, moved_at, stillness = counts, now, None
-        elif now - moved_at > STILL_S and (pending := [rank for rank in pending if rank not in answers]):
+    moved, moved_at, stillness = None, 0.0, None
+    for mail in ranks.mails if job is not None else ():
+        mail.post(job)
+    while pending := [rank for rank in range(len(ranks.mails)) if rank not in answers]:
+        ended = _wait(ranks, pending)
+        for rank in pending:
+            try:
+                ranks.mails[rank].push()
+                answer = ranks.mails[rank].receive()
+            except (EOFError, OSError):
+                answer = None
+                ended.add(rank)
+            if answer is not None or rank in ended:  # what it sent before it ended still counts
+                answers[rank] = _DEAD if answer is None else unpack(answer)
+        if ranks.closed:
+            raise RankError(None, None, "the pool was closed while it ran")
+        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+        dead = {rank for rank, answer in answers.items() if answer is _DEAD}
+        now, counts = time.monotonic(), [*ranks.board.counts(), *(mail.moved for mail in ranks.mails)]
+        if counts != moved:
+            moved, moved_at, stillness = counts, now, stillness if failures else None
+        if failures or dead or now - moved_at > STILL_S:
             stillness = stillness or Stillness(ranks, timeout_s)
-            stillness.look(pending, now - moved_at)
-    if failures:
-        raise error_of(ranks, failures, dead)
-    return [answers[rank] for rank in range(len(ranks.pipes))]
+            stillness.look([rank for rank in pending if rank not in answers], failures, dead, now - moved_at)
+    return [answers[rank] for rank in range(len(ranks.mails))]
 
 
-def _receive(ranks: Ranks, rank: int) -> object:
-    """A rank's answer, or that it is dead. What it sent before it died still counts."""
-    try:
-        if ranks.pipes[rank].poll() or ranks.processes[rank].is_alive():
-            return unpack(ranks.pipes[rank].recv_bytes())
-    except (EOFError, OSError):
-        pass
-    return _DEAD
+def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
+    """Sleep until there is something to do for one of these ranks; returns those that have ended."""
+    poll = select.poll()
+    for rank in pending:
+        poll.register(ranks.mails[rank].pipe, select.POLLIN | (select.POLLOUT if ranks.mails[rank].unsent else 0))
+        poll.register(ranks.processes[rank].sentinel, select.POLLIN)
+    ready = dict(poll.poll(POLL_S * 1000))
+    return {rank for rank in pending if ranks.processes[rank].sentinel in ready}

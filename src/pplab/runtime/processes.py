@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
+from multiprocessing import forkserver, util
+from multiprocessing import process as multiprocess
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,89 +27,212 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from . import guard
 from .devices import RankContext
-from .rank import Board, rank_main
+from .failures import STOPPED_S, UNGUARDED, RankError, oom_kills, remedy, state
+from .rank import Board, Mail, rank_main
 
 if TYPE_CHECKING:
     from .pool import Pool
 
 # What a rank imports in its first backward at the latest, symbolic_shapes among it, is imported once for all pools.
 _PRELOAD = ["torch.fx.experimental.symbolic_shapes", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
+_IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
+_PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
+_END_S = 5.0  # a process that was killed takes no longer, but for one that the kernel holds
+
+# A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
+os.register_at_fork(after_in_child=multiprocess._children.clear)
 
 
 class Ranks:
     """Running processes and all that the system lends them. `end` gives everything back, the last thing first."""
 
-    def __init__(self, pool: Pool, start_method: str):
-        context = mp.get_context(start_method)
+    def __init__(self, num_ranks: int):
+        self.closed = False
+        self.oom_kills = oom_kills()
+        self.processes: list[mp.Process] = []
+        self.mails: list[Mail] = []
+        self._lent = ExitStack()
+        self.owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner)
+
+    def start(self, pool: Pool, start_method: str) -> None:
+        """Start the processes. RankError when that takes too long, or when the system lacks what they need."""
+        here = multiprocess.current_process()
+        if getattr(here, "_inheriting", False) and here.name.startswith("pplab rank"):
+            os._exit(UNGUARDED)  # a rank that imports the script: the pool's process says what is wrong with it
+        if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+            del sys.modules["__main__"].__file__  # ranks would look for a file of that name
+        try:
+            self._start(pool, start_method)
+        except (OSError, dist.DistError) as error:
+            raise RankError(None, None, f"the ranks could not start: {error}{remedy(str(error))}") from error
+
+    def _start(self, pool: Pool, start_method: str) -> None:
+        context, lent = mp.get_context(start_method), self._lent
         if start_method == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
-        lent = ExitStack()
-        self._give_back = weakref.finalize(self, lent.close)
-        folder = tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=_shared_memory())
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        _sweep(shared)
+        folder = Path(tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=shared))
         lent.callback(shutil.rmtree, folder, ignore_errors=True)
-        stores = [_local_store()]
+        line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
+        patience = timedelta(seconds=pool.timeout_s)
+        stores = [_local_store(patience)]
         lent.callback(stores.clear)  # closes its port, whoever still holds this object
         environment = {}
         if pool.beside is not None:
             lent.callback(pool.beside.close)
-            environment = pool.beside.start(Path(folder))
-        self.board = Board(context, pool.num_ranks)
+            environment = pool.beside.start(folder)
+        self.board = Board(folder / "board", pool.num_ranks)
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
         far_lifeline, lifeline = context.Pipe(duplex=False)
         lent.enter_context(lifeline)
-        self.pipes: list[Connection] = []
-        self.processes = []
         lent.callback(_kill, self.processes)
+        made, theirs, patience = [], [far_lifeline], patience + timedelta(seconds=_PEERS_S)
         for rank, device in enumerate(pool.devices):
             near, far = context.Pipe()
-            self.pipes.append(lent.enter_context(near))
+            self.mails.append(Mail(lent.enter_context(near), at_once=True))
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
-            timeout = timedelta(seconds=pool.timeout_s)
-            place = RankContext(rank, pool.num_ranks, torch.device(device), pool.transport, timeout)
+            theirs += [far, log]
+            place = RankContext(rank, pool.num_ranks, torch.device(device), pool.transport, patience)
             process = context.Process(
                 target=rank_main,
-                args=(rank, partial(place.join, pool.threads, stores[0].port, folder, environment)),
-                kwargs={"folder": folder, "jobs": far, "lifeline": far_lifeline, "board": self.board, "log": log},
+                args=(rank, partial(place.join, pool.threads, stores[0].port, str(folder), environment)),
+                kwargs={"jobs": far, "lifeline": far_lifeline, "board": self.board, "log": log},
                 name=f"pplab rank {rank}",
                 daemon=True,
             )
-            process.start()
-            self.processes.append(process)
-            far.close()
-            log.close()
-        far_lifeline.close()
+            made.append(process)
+        self._launch(made, theirs, line, pool.timeout_s)
+
+    def _launch(
+        self, made: Sequence[mp.Process], theirs: Sequence[Connection], line: socket.socket, timeout_s: float
+    ) -> None:
+        """Start the processes in a thread, which no interrupt stops between a rank's start and the guard's knowing of
+        it. A fork server that stands still is killed: the next pool has a new one."""
+        failed: list[Exception] = []
+
+        def start() -> None:
+            try:
+                for process in made:
+                    process.start()
+                    self.processes.append(process)
+                    line.sendall(guard.PID.pack(process.pid))  # fails once the pool has given up
+                if server := forkserver._forkserver._forkserver_pid:
+                    line.sendall(guard.PID.pack(-server))
+            except Exception as error:
+                failed.append(error)
+                _kill(self.processes)
+            for each in theirs:
+                each.close()
+
+        thread, began = threading.Thread(target=start, daemon=True), time.monotonic()
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+            server, took = forkserver._forkserver._forkserver_pid, time.monotonic() - began
+            if took > max(timeout_s, _IMPORT_S) or (took > STOPPED_S and server and state(server) == "T"):
+                with suppress(OSError, TypeError):
+                    os.kill(server, signal.SIGKILL)
+                    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # then the next pool sees that it needs one
+                raise OSError(
+                    f"the fork server, which starts them, did nothing for {took:.0f} s and was killed: try again"
+                )
+        for error in failed:
+            raise (
+                OSError("the fork server, which starts them, has ended: try again")
+                if type(error) is EOFError
+                else error
+            )
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
-        if grace_s:
-            for pipe in self.pipes:
-                with suppress(OSError):
-                    pipe.send_bytes(b"")
-            until = time.monotonic() + grace_s
-            for process in self.processes:
-                process.join(max(0.0, until - time.monotonic()))
-        self._give_back()
+        try:
+            if grace_s and os.getpid() == self.owner:
+                for mail in self.mails:
+                    mail.post()
+                until = time.monotonic() + grace_s
+                for process in self.processes:
+                    process.join(max(0.0, until - time.monotonic()))
+        finally:
+            _give_back(self._lent, self.owner)
+            self._finalizer.detach()  # not before: an interrupt may leave something for it
 
 
-def _kill(processes: list[mp.Process]) -> None:
-    for process in processes:
-        if process.is_alive():
+def _give_back(lent: ExitStack, owner: int) -> None:
+    if os.getpid() == owner:  # a fork of the owner's has only borrowed it
+        lent.close()
+
+
+def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
+    """Start a guard; returns the line to it. The folder is locked for as long as the pool or the guard lives."""
+    lock = os.open(folder, os.O_RDONLY)
+    lent.callback(os.close, lock)
+    with suppress(OSError):  # where a file system knows no locks, nothing is swept
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    line, far = socket.socketpair()
+    lent.enter_context(line)
+    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), folder, temporary]
+    nothing = subprocess.DEVNULL
+    with far:
+        process = subprocess.Popen(
+            command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
+        )
+    lent.callback(_dismiss, line, process)
+    return line
+
+
+def _dismiss(line: socket.socket, process: subprocess.Popen) -> None:
+    with suppress(OSError):
+        line.sendall(guard.PID.pack(0))
+        line.shutdown(socket.SHUT_WR)
+        line.settimeout(_END_S)
+        line.recv(1)  # comes to nothing when it has ended
+    process.kill()
+    process.wait()
+
+
+def _kill(processes: Sequence[mp.Process]) -> None:
+    until = time.monotonic() + _END_S
+    for process in list(processes):
+        with suppress(ValueError):  # it is closed
             process.kill()
-    for process in processes:
-        process.join()
-        process.close()
+    for process in list(processes):
+        with suppress(ValueError):  # it is closed, or can't be, for it hasn't ended
+            process.join(max(0.0, until - time.monotonic()))
+            process.close()
 
 
-def _local_store() -> dist.TCPStore:
+def _sweep(shared: str) -> None:
+    """Remove what pools have left whose process and guard were killed: it is ours, unlocked, and its owner is gone."""
+    for folder in Path(shared).glob("pplab-*-*"):
+        with suppress(OSError, ValueError):
+            end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(end).st_uid == os.geteuid() and state(int(folder.name.split("-")[1])) == "Z":
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(end)
+
+
+def _local_store(patience: timedelta) -> dist.TCPStore:
     """Where ranks find each other: a port that only this host reaches (torch by itself would listen to all)."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:  # sends nothing, and knows whether there is a way
+        try:
+            probe.connect(("127.0.0.1", port))
+        except OSError as error:
+            raise OSError(f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)") from None
     return dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=patience,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,
     )
-
-
-def _shared_memory() -> str | None:
-    """Where a file is memory that processes share; None for the usual place of temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,19 +1,22 @@
-"""The process of one rank: it joins the others, then runs what the pool sends until the pool says stop."""
+"""The process of one rank: it joins the others, then runs what the pool sends until the pool says stop; and what both
+need for that: the board, and messages."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import io
+import mmap
 import os
 import pickle
-import shutil
 import signal
+import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from pathlib import Path
 
 import torch
 
@@ -21,13 +24,21 @@ from .devices import RankContext
 from .failures import Failure
 
 _PHASE_BYTES = 128  # of the text that says what a rank is doing
+_SIZE = struct.Struct("!Q")  # of a message, before it
+_PIECE_BYTES = 2**18  # of a message, at most at once
 
 
 class Board:
-    """Where every rank is, in memory that the ranks and the pool share."""
+    """Where every rank is, in a file that the ranks and the pool share."""
 
-    def __init__(self, context: BaseContext, num_ranks: int):
-        self._places = context.RawArray(_Place, num_ranks)
+    def __init__(self, path: Path, num_ranks: int):
+        self.path, kind = path, _Place * num_ranks
+        with open(path, "a+b") as file:
+            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(kind))  # no room is an error now, and no crash later
+            self._places = kind.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(kind)))
+
+    def __reduce__(self) -> tuple:
+        return Board, (self.path, len(self._places))
 
     def put(self, rank: int, phase: str, waits: bool = False) -> None:
         """A rank says what it is doing."""
@@ -49,10 +60,54 @@ class _Place(ctypes.Structure):
     _fields_ = (("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64))
 
 
+class Mail:
+    """An end of the pipe between the pool and a rank. The rank's waits; the pool's, `at_once`, sends and takes what
+    goes without waiting, so that a rank that stands still can't hold it up."""
+
+    def __init__(self, pipe: Connection, at_once: bool = False):
+        os.set_blocking(pipe.fileno(), not at_once)
+        self.pipe, self.unsent, self.moved = pipe, [], 0  # moved: bytes in both directions
+        self._come, self._due, self._in_size = io.BytesIO(), _SIZE.size, True
+
+    def post(self, message: bytes = b"") -> None:
+        """Send, or begin to. An empty message, if none is given, says that there will be no other."""
+        self.unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
+        self.push()
+
+    def push(self) -> None:
+        """Send what goes of what is unsent; nothing when the other side is gone, which `receive` finds."""
+        try:
+            while self.unsent:
+                sent = os.write(self.pipe.fileno(), self.unsent[0])
+                self.moved += sent
+                self.unsent[0] = self.unsent[0][sent:]
+                if not self.unsent[0]:
+                    del self.unsent[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()
+
+    def receive(self) -> bytes | None:
+        """A message, or None while a part of it hasn't come. EOFError or OSError when the other side is gone."""
+        with suppress(BlockingIOError):
+            while True:
+                while self._due:
+                    piece = os.read(self.pipe.fileno(), min(self._due, _PIECE_BYTES))
+                    if not piece:
+                        raise EOFError
+                    self._come.write(piece)
+                    self.moved, self._due = self.moved + len(piece), self._due - len(piece)
+                whole, self._come, self._in_size = self._come.getvalue(), io.BytesIO(), not self._in_size
+                self._due = _SIZE.size if self._in_size else _SIZE.unpack(whole)[0]
+                if self._in_size:
+                    return whole
+        return None
+
+
 def rank_main(
     rank: int,
     join: Callable[[Callable[..., None]], RankContext],
-    folder: str,
     jobs: Connection,
     lifeline: Connection,
     board: Board,
@@ -62,29 +117,31 @@ def rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    threading.Thread(target=_die_with, args=(lifeline, folder), daemon=True).start()
-    watch = partial(board.put, rank)
+    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    watch, mail = partial(board.put, rank), Mail(jobs)
     watch("starting")
     try:
         context = join(watch)
     except Exception as error:
-        jobs.send_bytes(pack(Failure.of(error, rank, board)))
+        mail.post(pack(Failure.of(error, rank, board)))
         return
-    jobs.send_bytes(pack("ready"))
+    mail.post(pack("ready"))
     while True:
         watch("idle")
         try:
-            payload = jobs.recv_bytes()
-        except EOFError:
+            payload = mail.receive()
+        except (EOFError, OSError):
             return
         if not payload:
             return
         try:
+            watch("at work")
             function, arguments = unpack(payload)
             answer = function(context, *arguments)
         except Exception as error:
             answer = Failure.of(error, rank, board)
-        jobs.send_bytes(pack(answer))
+        watch("answering")
+        mail.post(pack(answer))
         if context.device.type == "cuda":  # ranks may share a GPU, and none can use what another one caches
             del answer
             gc.collect()
@@ -109,11 +166,8 @@ def unpack(payload: bytes) -> object:
         ) from error
 
 
-def _die_with(lifeline: Connection, folder: str) -> None:
-    """End this process, and what the ranks share, when the pool's process ends: its end of the pipe closes."""
-    try:
+def _die_with(lifeline: Connection) -> None:
+    """End this process when the pool's process ends, if the guard is gone too: the pool's end of the pipe closes."""
+    with suppress(EOFError, OSError):
         lifeline.recv_bytes()
-    except (EOFError, OSError):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -40,7 +40,7 @@ class Rank:
 
     def __init__(self, context: RankContext, job: Job):
         self.context, self.job = context, job
-        context.watch("setting up")
+        context.watch("building its stages")
         schedule, build = job.schedule, job.workload.build_stage
         stages = schedule.stages_of(context.rank)
         self.modules = {index: build(index, schedule.num_stages).to(context.device) for index in stages}
@@ -54,6 +54,7 @@ class Rank:
             self.clock = CudaClock(context.ahead)
         self.comm: Comm | None = None
         self.stages: dict[int, Stage] = {}  # none, where another engine runs
+        context.watch("setting up")
         self._buffers = [(b, b.clone()) for module in self.modules.values() for b in module.buffers()]
 
     @contextmanager
@@ -117,6 +118,7 @@ class Rank:
         context = self.context
         for module in self.modules.values():
             module.zero_grad(set_to_none=True)
+        context.watch(f"loading batch {number}")
         batch = self.job.workload.batch(number).to(context.device)
         context.watch("at the barrier", True)
         self.clock.tie()
