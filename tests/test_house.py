@@ -24,7 +24,7 @@ NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, whatever t
 PURE = """
 import sys
 import pplab as pp
-from pplab import builders, errors, lower, metrics, palette, plot, text
+from pplab import builders, errors, lower, palette, plot, text
 from pplab import lab
 from pplab.lab import formulas, results
 t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))

@@ -12,13 +12,11 @@ from .costs import Costs, Link
 from .errors import ScheduleError
 from .footprint import Memory
 from .lowering import lower
-from .metrics import critical_path, num_messages
-from .panels import compare
-from .plot import gantt
+from .plot import compare, gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
 from .text import parse
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 __version__ = "0.1.0"
 
@@ -27,7 +25,7 @@ _LATER = ("builders", "runtime")  # modules, of which one loads torch
 __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
-    *("critical_path", "idle_intervals", "num_messages"),
+    *("critical_path", "idle_intervals"),
     *("compare", "gantt"),
     *_LATER,
 ]

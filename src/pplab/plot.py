@@ -1,8 +1,7 @@
 """Gantt charts with matplotlib, and what its other drawings share.
 
 Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
-figure of a fitting size. Colour is the kind of action, the number is the microbatch, a lighter shade is a later stage
-of the rank.
+figure that fits. Colour is the kind of action, number the microbatch, a lighter shade a later stage of the rank.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +39,34 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     return ax
 
 
+class AxesColumn(list):
+    """Axes of one figure, top to bottom."""
+
+
+def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
+    """Draw several timelines one above the other on one time axis."""
+    import matplotlib.pyplot as plt
+
+    heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
+    figure, axes = plt.subplots(
+        len(timelines),
+        1,
+        figsize=(WIDTH, sum(heights) + 0.4),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+    )
+    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
+    column = AxesColumn(axes[:, 0])
+    for timeline, ax in zip(timelines, column, strict=True):
+        chart(ax, timeline, until, path)
+        if ax is not column[-1]:
+            ax.set_xlabel("")
+            ax.tick_params(labelbottom=False)
+    legend(column[-1], timelines)
+    return column
+
+
 def picture(timeline: Timeline) -> bytes:
     """A Gantt chart as a PNG file."""
     from matplotlib import pyplot as plt
@@ -59,8 +86,6 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
     if path:
-        from .metrics import critical_path
-
         for rank, _, start, end in critical_path(timeline):
             _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))

@@ -17,8 +17,8 @@ from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
-from pplab.metrics import critical_path, num_messages
-from pplab.timeline import idle_intervals
+from pplab.lab import num_messages
+from pplab.timeline import critical_path, idle_intervals
 
 NAMES = [b.name for b in ALL]
 

@@ -37,7 +37,7 @@ def test_replicas_are_the_schedule_several_times(rng):
         assert r.num_microbatches == replicas * s.num_microbatches
         assert r.copies == replicas * s.copies and len(r.replicas) == replicas
         assert r.peak_in_flight == s.peak_in_flight * replicas
-        assert pp.num_messages(r) == replicas * pp.num_messages(s)
+        assert lab.num_messages(r) == replicas * lab.num_messages(s)
         one, all_ = pp.simulate(s, pp.Costs(2, 1, 3, latency=1)), pp.simulate(r, pp.Costs(2, 1, 3, latency=1))
         assert all_.makespan == one.makespan and all_.busy == one.busy * replicas
         assert lab.read_csv(lab.to_csv(r)) == r

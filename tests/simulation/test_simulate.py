@@ -710,7 +710,7 @@ def test_every_schedule_is_drawn_compared_and_written(builder, tmp_path):
     arrows = {e["id"]: [e] for e in events if e["ph"] == "s"}
     for end in (e for e in events if e["ph"] == "f"):
         arrows[end["id"]].append(end)
-    assert len(arrows) == pp.num_messages(s)
+    assert len(arrows) == lab.num_messages(s)
     assert all(start["ts"] < end["ts"] and start["tid"] != end["tid"] for start, end in arrows.values())
     assert lab.read_csv(lab.to_csv(s)) == s
 
@@ -773,7 +773,7 @@ def test_perfetto_has_every_action_and_an_arrow_for_every_message(tmp_path):
     assert len(slices) == 24
     assert slices["0B0"]["dur"] == 2000 and slices["2F0"]["ts"] == 4000
     starts, ends = ([e for e in events if e["ph"] == ph] for ph in "sf")
-    assert len(starts) == len(ends) == pp.num_messages(t.schedule) == 16
+    assert len(starts) == len(ends) == lab.num_messages(t.schedule) == 16
     for start, end in zip(starts, ends, strict=True):
         assert start["id"] == end["id"] and start["ts"] < end["ts"] and start["tid"] != end["tid"]
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"rank 0", "rank 1", "rank 2"}

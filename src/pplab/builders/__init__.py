@@ -1,5 +1,4 @@
-"""The schedules, in the order in which they are listed: a new one is a file here and a line below. Their
-variants, and those that are searched for, come with `pplab.lab`."""
+"""The schedules, in the order in which they are listed: a new one is a file and a line. Variants come with `lab`."""
 
 from ._naive import naive
 from ._gpipe import gpipe

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ..actions import Action, B, F, Overlap
 from ..builders import build
 from ..costs import Costs
+from ..lab.balance_sheet import num_messages
 from ..lab.formulas import dualpipe_idle
-from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline

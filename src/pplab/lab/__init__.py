@@ -11,7 +11,7 @@ from importlib import import_module as _import_module
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
-    "balance_sheet": ("table",),
+    "balance_sheet": ("num_messages", "table"),
     "checkpoint": ("Checkpoint", "CheckpointError", "NotSaved", "Resume", "Save"),
     "budget": ("Budget",),
     "case": ("Case", "Entry", "Ledger"),

@@ -1,12 +1,27 @@
-"""The schedules' balance sheet, and tables that draw themselves in a notebook."""
+"""The schedules' balance sheet, the messages that it counts, and tables that draw themselves in a notebook."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable
 
-from ..metrics import num_messages
+from ..actions import parts
+from ..deps import outgoing
+from ..schedule import Schedule
 from ..timeline import Timeline
+
+
+def num_messages(schedule: Schedule) -> int:
+    """Messages between ranks in one step: activations and gradients that cross from one rank to another."""
+    home = schedule.home()
+    return sum(
+        home[message.receive.stage, message.receive.microbatch] != rank
+        for rank, row in enumerate(schedule.rows)
+        for item in row
+        for action in parts(item)
+        if (message := outgoing(action, schedule.num_stages))
+    )
+
 
 _COLUMNS = "schedule, makespan, bubble fraction, bubble ratio, span bubble, peak held, messages, parameters"
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from .. import builders
 from ..costs import Costs, Link
 from ..footprint import Memory
-from ..metrics import num_messages
 from ..schedule import Schedule
 from ..simulator import simulate, validate
 from ..timeline import Timeline
+from .balance_sheet import num_messages
 from .csv_form import read_csv, to_csv
 from .json_form import timeline_to_dict
 from .perfetto import to_perfetto

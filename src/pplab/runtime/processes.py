@@ -87,10 +87,8 @@ class Ranks:
             environment = pool.beside.start(folder)
         self.board = Board(folder / "board", pool.num_ranks)
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
-        far_lifeline, lifeline = context.Pipe(duplex=False)
-        lent.enter_context(lifeline)
         lent.callback(_kill, self.processes)
-        made, theirs, patience = [], [far_lifeline], patience + timedelta(seconds=_PEERS_S)
+        made, theirs, patience = [], [], patience + timedelta(seconds=_PEERS_S)
         for rank, device in enumerate(pool.devices):
             near, far = context.Pipe()
             self.mails.append(Mail(lent.enter_context(near), at_once=True))
@@ -100,7 +98,7 @@ class Ranks:
             process = context.Process(
                 target=rank_main,
                 args=(rank, partial(place.join, pool.threads, stores[0].port, str(folder), environment)),
-                kwargs={"jobs": far, "lifeline": far_lifeline, "board": self.board, "log": log},
+                kwargs={"jobs": far, "board": self.board, "log": log},
                 name=f"pplab rank {rank}",
                 daemon=True,
             )

@@ -1,5 +1,4 @@
-"""The process of one rank: it joins the others, then runs what the pool sends until the pool says stop; and what both
-need for that: the board, and messages."""
+"""The process of one rank, which runs what the pool sends until it says stop; the board and the messages of both."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import os
 import pickle
 import signal
 import struct
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -109,7 +107,6 @@ def rank_main(
     rank: int,
     join: Callable[[Callable[..., None]], RankContext],
     jobs: Connection,
-    lifeline: Connection,
     board: Board,
     log: Connection,
 ) -> None:
@@ -117,7 +114,6 @@ def rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
     watch, mail = partial(board.put, rank), Mail(jobs)
     watch("starting")
     try:
@@ -164,10 +160,3 @@ def unpack(payload: bytes) -> object:
             f"a rank can't import what it was sent ({error}): functions and classes that go to ranks must live in a "
             "module; what a notebook cell defines can't be sent"
         ) from error
-
-
-def _die_with(lifeline: Connection) -> None:
-    """End this process when the pool's process ends, if the guard is gone too: the pool's end of the pipe closes."""
-    with suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(1)
