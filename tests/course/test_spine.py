@@ -87,6 +87,11 @@ ONE_AHEAD_LESS = ("min(ranks - 1 - rank, M)", "max(min(ranks - 2 - rank, M), 0)"
 NOBODY_AHEAD = ("    ahead = min(ranks - 1 - rank, M)", "    ahead = M")
 NO_BACKWARD_SENT = ("    send(x.grad, rank - 1)", "    send(torch.ones_like(x), rank - 1)")
 LAYER_TWICE = ("stage = model[12 * rank // ranks :", "stage = model[max(0, 12 * rank // ranks - 1) :")
+A_STEP_LATE = [  # the first step's backward in the second one
+    ("def step():", "todo, seen = [], []\n\n\ndef step():"),
+    ("    y.backward(", "    todo.append((x, y))\n    for x, y in todo * len(seen):\n        y.backward("),
+    ("    send(x.grad, rank - 1)", "        send(x.grad, rank - 1)\n    todo[:], seen[:] = todo * (not seen), [1]"),
+]
 
 BROKEN = [
     (
@@ -125,6 +130,7 @@ BROKEN = [
     ),
     ("pipe_gpipe.py", [NO_SHARE], "on 2 ranks with 4 microbatches: every gradient is 4 times one process's"),
     ("pipe_gpipe.py", [EQUAL_SHARES], r"on 3 ranks with 5 microbatches: gradients of ranks 0 and 1 and 2 differ"),
+    ("pipe_naive.py", A_STEP_LATE, "on 2 ranks: rank 0 runs 0F0 twice"),
     ("pipe_1f1b.py", [ONE_AHEAD_LESS], "rank 0 holds 1 forwards at most, 1F1B 2; its order takes 24 units"),
     ("pipe_1f1b.py", [NOBODY_AHEAD], "gradients are right, but rank 0 holds 4 forwards at most, 1F1B 2"),
     ("pipe_1f1b.py", [NO_SHARE], "every gradient is 4 times one process's"),

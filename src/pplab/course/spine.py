@@ -198,7 +198,9 @@ def _to_write(path: Path) -> list[str]:
 def _run(path: Path, name: str, P: int, M: int, pace_s: float) -> Ran:
     """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that schedule."""
     ran = run(path, P, M=M, PACE=pace_s, limit_s=LIMIT_S)
-    with told(f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: "):
+    with told(
+        f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: ", ValueError
+    ):  # or no order can be made of it
         if ran.failure:
             raise Wrong(ran.failure)
         if lacks := ran.reports[0].lacks:
