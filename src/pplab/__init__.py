@@ -12,11 +12,12 @@ from .costs import Costs, Link
 from .errors import ScheduleError
 from .footprint import Memory
 from .lowering import lower
-from .plot import compare, gantt
+from .panels import compare, critical_path
+from .plot import gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
 from .text import parse
-from .timeline import Span, Timeline, critical_path, idle_intervals
+from .timeline import Span, Timeline, idle_intervals
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
-from .timeline import Span, Timeline, critical_path, idle_intervals
+from .timeline import Span, Timeline, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,34 +39,6 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     return ax
 
 
-class AxesColumn(list):
-    """Axes of one figure, top to bottom."""
-
-
-def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
-    """Draw several timelines one above the other on one time axis."""
-    import matplotlib.pyplot as plt
-
-    heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
-    figure, axes = plt.subplots(
-        len(timelines),
-        1,
-        figsize=(WIDTH, sum(heights) + 0.4),
-        height_ratios=heights,
-        squeeze=False,
-        layout="constrained",
-    )
-    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
-    column = AxesColumn(axes[:, 0])
-    for timeline, ax in zip(timelines, column, strict=True):
-        chart(ax, timeline, until, path)
-        if ax is not column[-1]:
-            ax.set_xlabel("")
-            ax.tick_params(labelbottom=False)
-    legend(column[-1], timelines)
-    return column
-
-
 def picture(timeline: Timeline) -> bytes:
     """A Gantt chart as a PNG file."""
     from matplotlib import pyplot as plt
@@ -86,6 +58,8 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
     if path:
+        from .panels import critical_path
+
         for rank, _, start, end in critical_path(timeline):
             _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))

@@ -119,7 +119,8 @@ def validate(
 
 def check_form(schedule: Schedule) -> None:
     """Raise ScheduleError unless every rank runs something, and every stage is where a stage may be."""
-    expect(Schedule, schedule=schedule)
+    if not isinstance(schedule, Schedule):
+        expect(Schedule, schedule=schedule)
     if schedule.copies > 1 or not all(schedule.rows):
         from .faults import check_placement
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from operator import eq, itemgetter
 
 from .actions import Action, B, F, Kind, Overlap
 from .errors import expect, shown
@@ -58,20 +57,10 @@ def _checked_row(rank: int, row: tuple[Action | Overlap | str, ...]) -> tuple[Ac
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:
             raise ValueError(f"rank {rank}: {strange[0]} is not an action: expected pplab.Action or text such as 0F3")
-    if Overlap in kinds:  # made as objects: parsed ones have been checked
-        _check_overlaps([item for item in row if type(item) is Overlap])
+    for item in row if Overlap in kinds else ():  # made as objects: parsed ones have been checked
+        if type(item) is Overlap:
+            overlap(*item)
     return row
-
-
-def _check_overlaps(pairs: Sequence[Overlap]) -> None:
-    """Raise ValueError for the first that isn't legal: looked at one by one only where some might not be."""
-    forwards, backwards = zip(*pairs, strict=True)
-    kind, m = itemgetter(1), itemgetter(2)
-    sound = {*map(type, forwards + backwards)} == {Action}
-    sound = sound and {*map(kind, forwards)} == {F} and {*map(kind, backwards)} == {B}
-    if not sound or any(map(eq, map(m, forwards), map(m, backwards))):
-        for pair in pairs:
-            overlap(*pair)
 
 
 def _is_several(given: object) -> bool:

@@ -59,7 +59,7 @@ def test_it_is_built_by_name_validated_simulated_and_compared():
 
 def test_its_options_are_known_and_others_refused():
     execute(CELL)
-    assert find("patient").options == ("extra",) and find("patient").summary.startswith("1F1B with `extra`")
+    assert find("patient").options == ("extra",) and find("patient").__doc__.startswith("1F1B with `extra`")
     exact = pp.build("patient", num_ranks=3, num_microbatches=6, extra=0)
     assert exact.rows == pp.build("1F1B", num_ranks=3, num_microbatches=6).rows
     with pytest.raises(ValueError, match="'more'.*extra"):

@@ -44,11 +44,6 @@ class Builder:
         """The keyword options of this schedule."""
         return tuple(p.name for p in inspect.signature(self.rows).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
-    @property
-    def summary(self) -> str:
-        """The first line of the builder's docstring."""
-        return (inspect.getdoc(self.rows) or "").partition("\n")[0]
-
     def __call__(self, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
         """Build the schedule; ValueError names an argument that it can't take."""
         for option in options:

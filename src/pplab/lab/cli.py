@@ -6,6 +6,7 @@ A flag is a dict of what argparse's `add_argument` takes, with its name as "name
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -77,12 +78,14 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
 
 
 def _schedules(given: argparse.Namespace) -> None:
-    names = ("name", "summary", "placement", "rules", "options", "source")
+    names = ("name", "placement", "rules", "options", "source")
+    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.ALL}
     if given.json:
-        print(json.dumps([{name: getattr(b, name) for name in names} for b in builders.ALL], indent=1))
+        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.ALL)
+        print(json.dumps(list(listed), indent=1))
         return
     for b in builders.ALL:
-        print(f"{b.name}\n    {b.summary}\n    placement: {b.placement}\n    rules: {b.rules}")
+        print(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
         print(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
 
 

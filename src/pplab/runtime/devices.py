@@ -63,6 +63,10 @@ def notes(devices: Sequence[str], cores: int) -> list[str]:
     return [f"{shared}: losses, gradients and memory are valid, the times and the bubble are not the schedule's"]
 
 
+def _unwatched(phase: str, waits: bool = False) -> None:
+    """Tell nobody."""
+
+
 @dataclass
 class RankContext:
     """Where a rank runs: its number, its device, its ways to the others."""
@@ -73,7 +77,7 @@ class RankContext:
     transport: str  # "shared", "gloo" or "nccl"
     timeout: timedelta  # of what ranks do together
     store: dist.Store | None = None
-    watch: Callable[..., None] = lambda phase, waits=False: None  # told what the rank does, and whether it waits
+    watch: Callable[..., None] = _unwatched  # told what the rank does, and whether it waits
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport

@@ -25,10 +25,7 @@ def option(default: object, says: str) -> object:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, of which `pplab train` makes flags.
-
-    A new one that the core has to know is a field here; whatever else a run can do is an `Extra`, a file of its own.
-    """
+    """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a file of its own."""
 
     steps: int = option(3, "measured steps")
     warmup: int = option(1, "steps before them, which change no weight")
@@ -41,7 +38,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            vars(self)[name] = positive_int(name, getattr(self, name), least)
+            if type(value := getattr(self, name)) is not int or value < least:
+                vars(self)[name] = positive_int(name, value, least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
 
