@@ -1,5 +1,4 @@
-"""The process of one rank: it joins the others, then runs what the pool sends until the pool says stop; and what both
-need for that: the board, and messages."""
+"""The process of one rank: it joins the others, then runs what the pool sends; and what both need: board and mail."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ import torch
 
 from .devices import RankContext
 from .failures import Failure
+from .guard import die_with
 
 _PHASE_BYTES = 128  # of the text that says what a rank is doing
 _SIZE = struct.Struct("!Q")  # of a message, before it
@@ -117,7 +117,7 @@ def rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=die_with, args=(lifeline.fileno(),), daemon=True).start()
     watch, mail = partial(board.put, rank), Mail(jobs)
     watch("starting")
     try:
@@ -128,10 +128,9 @@ def rank_main(
     mail.post(pack("ready"))
     while True:
         watch("idle")
-        try:
+        payload = None
+        with suppress(EOFError, OSError):
             payload = mail.receive()
-        except (EOFError, OSError):
-            return
         if not payload:
             return
         try:
@@ -164,10 +163,3 @@ def unpack(payload: bytes) -> object:
             f"a rank can't import what it was sent ({error}): functions and classes that go to ranks must live in a "
             "module; what a notebook cell defines can't be sent"
         ) from error
-
-
-def _die_with(lifeline: Connection) -> None:
-    """End this process when the pool's process ends, if the guard is gone too: the pool's end of the pipe closes."""
-    with suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(1)
