@@ -15,13 +15,12 @@ from it to the receiver's. Both copies wait for the GPU, so they are part of the
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
 _HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
-_PIPE_BYTES = 2**20
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
 
@@ -88,40 +86,6 @@ class Comm:
         return self.home[other_end(action).stage, action.microbatch]
 
 
-class Pipes:
-    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both ends are open."""
-
-    def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
-        self.rank, self.folder, self.barrier = rank, folder, barrier
-        self.ends: dict[tuple[int, int], int] = {}
-
-    def open(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Open the pipes of these (source, target) pairs. All ranks must call, with the same pairs."""
-        new = [pair for pair in pairs if pair not in self.ends]
-        self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
-        if not new:
-            return
-        for source, target in new:
-            if target == self.rank:
-                path = self._path(source, target)
-                os.mkfifo(path)
-                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self.barrier()
-        for source, target in new:
-            if source == self.rank:
-                end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
-                if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self.barrier()
-        for source, target in new:
-            if target == self.rank:
-                os.set_blocking(self.ends[source, target], True)
-                os.unlink(self._path(source, target))
-
-    def _path(self, source: int, target: int) -> Path:
-        return self.folder / f"{source}-{target}"
-
-
 @dataclass
 class _Slot:
     """Memory that two ranks map. Its first byte: 1 while a message is in it."""
@@ -157,8 +121,9 @@ class SharedComm(Comm):
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
-        with naming("opening the channels"):
-            self.pipes.open(channels)
+        if not self.pipes.ends.keys() >= set(channels):
+            with naming("opening the channels"):
+                self.pipes.open(channels)
 
     def post(self, receive: Action) -> None:
         """Nothing to do: the sender brings the memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import sys
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import unknown
-from .comm import Pipes
+
+_PIPE_BYTES = 2**20
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -65,6 +67,38 @@ def notes(devices: Sequence[str], cores: int) -> list[str]:
 
 def _unwatched(phase: str, waits: bool = False) -> None:
     """Tell nobody."""
+
+
+class Pipes:
+    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both ends are open."""
+
+    def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
+        self.rank, self.folder, self.barrier = rank, folder, barrier
+        self.ends: dict[tuple[int, int], int] = {}
+
+    def open(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Open the pipes of these (source, target) pairs. All ranks must call, with the same pairs."""
+        new = [pair for pair in pairs if pair not in self.ends]
+        self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
+        for source, target in new:
+            if target == self.rank:
+                path = self._path(source, target)
+                os.mkfifo(path)
+                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self.barrier()
+        for source, target in new:
+            if source == self.rank:
+                end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.barrier()
+        for source, target in new:
+            if target == self.rank:
+                os.set_blocking(self.ends[source, target], True)
+                os.unlink(self._path(source, target))
+
+    def _path(self, source: int, target: int) -> Path:
+        return self.folder / f"{source}-{target}"
 
 
 @dataclass

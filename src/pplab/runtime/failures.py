@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BLAME_S = 2.0  # after a rank lost its peer, how long to wait for the news of what happened to that peer
 STOPPED_S = 2.0  # a rank that the system says is stopped is given up after this
 ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
+GONE = object()  # in place of the answer of a rank that has ended
 UNGUARDED = 86  # what a rank exits with when the import of the pool's script starts another pool
 
 
@@ -129,10 +130,15 @@ class Stillness:
         self._stopped_since: dict[int, float] = {}
         self._failed: tuple[float, list[int]] | None = None  # since when ranks have failed, and where the others were
 
-    def look(self, pending: Sequence[int], failures: Sequence[Failure], dead: set[int], still_s: float) -> None:
-        """Raise RankError once it is known what has failed, or that none of the `pending` ranks, which haven't
-        answered, will, or once it took too long."""
+    def look(self, answers: Mapping[int, object], still_s: float) -> None:
+        """Raise RankError once it is known what has failed, or that none of the ranks that haven't answered will, or
+        once it took too long."""
         now, board = time.monotonic(), self.ranks.board
+        if self.ranks.closed:
+            raise RankError(None, None, "the pool was closed while it ran")
+        pending = [rank for rank in range(len(self.ranks.mails)) if rank not in answers]
+        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+        dead = {rank for rank, answer in answers.items() if answer is GONE}
         if dead or not pending or any(not failure.secondary for failure in failures):
             raise error_of(self.ranks, failures, dead)
         waits = {rank: board.place(rank)[1] for rank in pending}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from .devices import choose_transport, notes
-from .failures import Failure, RankError, Stillness
+from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import make_job
 from .rank import pack, unpack
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
 
-_DEAD = object()  # in place of a rank's answer
-
 
 class Pool:
     """`num_ranks` processes that run schedules on the models you give them.
@@ -38,7 +36,7 @@ class Pool:
     public methods say what it is asked to do.
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
-    end of the program. Whatever goes wrong in one of them ends them all and raises RankError.
+    end of the program. Whatever goes wrong in one of them ends them all and raises RankError. Threads take turns.
     """
 
     def __init__(
@@ -118,10 +116,7 @@ class Pool:
         return self._ranks
 
     def close(self, *, grace_s: float = 2.0) -> None:
-        """End the ranks: ask them, and after `grace_s` seconds kill those that are still there.
-
-        A run in another thread ends with RankError.
-        """
+        """End the ranks, and a run in another thread: ask them, and after `grace_s` seconds kill those still there."""
         if (ranks := self._ranks) is not None:
             ranks.closed = True
             with self._turn:
@@ -147,8 +142,7 @@ class Pool:
 
 
 def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
-    """Send all ranks the job, if there is one; returns every rank's answer. RankError as soon as one fails, dies, is
-    stopped, or none makes progress."""
+    """Every rank's answer, to `job` if there is one; RankError once one fails, dies, is stopped, or none moves."""
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
     for mail in ranks.mails if job is not None else ():
@@ -163,17 +157,14 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
                 answer = None
                 ended.add(rank)
             if answer is not None or rank in ended:  # what it sent before it ended still counts
-                answers[rank] = _DEAD if answer is None else unpack(answer)
-        if ranks.closed:
-            raise RankError(None, None, "the pool was closed while it ran")
-        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
-        dead = {rank for rank, answer in answers.items() if answer is _DEAD}
+                answers[rank] = GONE if answer is None else unpack(answer)
+        wrong = ranks.closed or any(answer is GONE or isinstance(answer, Failure) for answer in answers.values())
         now, counts = time.monotonic(), [*ranks.board.counts(), *(mail.moved for mail in ranks.mails)]
         if counts != moved:
-            moved, moved_at, stillness = counts, now, stillness if failures else None
-        if failures or dead or now - moved_at > STILL_S:
+            moved, moved_at, stillness = counts, now, stillness if wrong else None
+        if wrong or now - moved_at > STILL_S:
             stillness = stillness or Stillness(ranks, timeout_s)
-            stillness.look([rank for rank in pending if rank not in answers], failures, dead, now - moved_at)
+            stillness.look(answers, now - moved_at)
     return [answers[rank] for rank in range(len(ranks.mails))]
 
 

@@ -178,6 +178,7 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
         process = subprocess.Popen(
             command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
         )
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, whatever interrupts the end
     lent.callback(_dismiss, line, process)
     return line
 

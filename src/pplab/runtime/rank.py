@@ -124,10 +124,9 @@ def rank_main(
     mail.post(pack("ready"))
     while True:
         watch("idle")
-        try:
+        payload = None
+        with suppress(EOFError, OSError):
             payload = mail.receive()
-        except (EOFError, OSError):
-            return
         if not payload:
             return
         try:
