@@ -93,6 +93,8 @@ def remedy(error: str) -> str:
     if "Too many open files" in error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
+    if "AF_UNIX path too long" in error:
+        return ": set TMPDIR to a shorter path"
     if "No space left on device" in error:
         return ": make /dev/shm larger (docker run --shm-size), or empty it"
     return ""
