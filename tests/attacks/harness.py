@@ -103,8 +103,9 @@ def shared(pids: Iterable[int]) -> list[str]:
 
 
 def in_folder(folder: Path) -> list[str]:
-    """What lies in a folder of temporary files."""
-    return [f"$TMPDIR/{path.name}" for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    """What lies in a folder of temporary files, but for the cache that torch keeps there for the next program."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [f"$TMPDIR/{path.name}" for path in paths if not path.name.startswith("torchinductor_")]
 
 
 @contextmanager

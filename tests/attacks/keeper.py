@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def serve() -> None:
@@ -29,6 +29,7 @@ def serve() -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's to wait for
     print("ready", flush=True)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     while line := sys.stdin.readline():
         order = json.loads(line)
         if (pid := os.fork()) == 0:
@@ -46,6 +47,7 @@ def keep(limit_s: float) -> int:
         return victim
     for number in (signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, end_all)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # there is no harness any more
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     with suppress(ChildProcessError):
         while True:

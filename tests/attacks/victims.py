@@ -31,7 +31,7 @@ from torch import nn
 
 from pplab.lab import Save
 from pplab.lab.checkpoint import collect, write
-from pplab.runtime import Pool, RankError
+from pplab.runtime import Pool, RankError, processes
 
 ME = psutil.Process
 TIMEOUT_S = 3.0  # of pools whose ranks stop moving
@@ -86,19 +86,20 @@ def ranks(rows: dict[str, int], seed: int, num_ranks: int) -> None:
     """Try every fault of some rows so many times, one after the other, and say what came of each."""
     draw = random.Random(seed)
     signal.signal(signal.SIGALRM, alarm)
+    processes._PRELOAD.append("torch._dynamo")  # which the first optimizer of a rank imports, for longer than TIMEOUT_S
     with Pool(num_ranks, device="cpu", timeout_s=60) as pool:
         pool.train(hurts.schedule(num_ranks), hurts.healthy(num_ranks), steps=1, check_gradients=True)
-    base = things()
     for what, count in rows.items():
         kinds = list(itertools.product(FAULTS[what].hows, FAULTS[what].wheres))
         draw.shuffle(kinds)
         for how, where in itertools.islice(itertools.cycle(kinds), count):
             pool = Pool(num_ranks, device="cpu", timeout_s=TIMEOUT_S if FAULTS[what].stuck else 30)
-            say("try", what=what, **_tried(pool, FAULTS[what], how, where, draw, base))
+            say("try", what=what, **_tried(pool, FAULTS[what], how, where, draw))
     say("done")
 
 
-def _tried(pool: Pool, fault: Fault, how: str, where: str, draw: random.Random, base: dict[str, int]) -> dict:
+def _tried(pool: Pool, fault: Fault, how: str, where: str, draw: random.Random) -> dict:
+    base = things()
     rank, within = draw.randrange(pool.num_ranks), TIMEOUT_S + SLACK_S if fault.stuck else SWIFT_S
     if where != "starting":
         pool.run(hurts.quick)
@@ -322,14 +323,14 @@ def _interrupted(moment: str, count: int, draw: random.Random, base: dict, kept:
     left = [] if pool.pids == () else ["a pool that says that it is up"]
     left += grown(base, only=("processes", "folders", "temporary files"))
     seconds, seen = time.monotonic() - first[0], type(kept[0]).__name__
-    kept.clear()
-    gc.collect()
-    left += grown(base)
     try:
         left += [] if pool.run(hurts.quick) == [0, 1] else ["a pool that answers wrong"]
     except Exception as error:
         left += [f"a pool that can't start again: {error}"[:200]]
     pool.close()
+    kept.clear()
+    gc.collect()
+    left += grown(base)
     ended = seen == "KeyboardInterrupt" and seconds < SWIFT_S
     return {"how": f"{moment}, after {delay:.3f} s", "seen": seen, "ended": ended, "left": left, "seconds": seconds}
 
