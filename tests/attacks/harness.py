@@ -111,13 +111,12 @@ def in_folder(folder: Path) -> list[str]:
 @contextmanager
 def victims() -> Iterator[Callable[..., Victim]]:
     """A function that starts victims: `start("owner", "idle")`. All that it started ends with the block."""
-    server = subprocess.Popen(
-        [sys.executable, str(HERE / "keeper.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
-    )
-    assert server.stdout.readline() == "ready\n"
+    command = [sys.executable, str(HERE / "keeper.py")]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE)
     started: list[Victim] = []
     one_by_one = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="victims-") as place:
+    with server, tempfile.TemporaryDirectory(prefix="victims-") as place:
+        assert server.stdout.readline() == "ready\n"
 
         def start(function: str, *arguments: object, limit_s: float = 120) -> Victim:
             with one_by_one:
@@ -134,8 +133,6 @@ def victims() -> Iterator[Callable[..., Victim]]:
         finally:
             for each in started:
                 each.end()
-            server.stdin.close()
-            server.wait(timeout=20)
 
 
 def row(what: str, tries: list[dict], *, blames: bool = False) -> dict:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import harness
@@ -93,8 +94,6 @@ def _scripts(tries: int) -> list[dict]:
 
 def _script(text: str, stdin: bool, pattern: str) -> dict:
     """What comes of a script: its last line, or its only one."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="victims-") as folder:
         path = os.path.join(folder, "script.py")
         with open(path, "w") as file:

@@ -214,7 +214,7 @@ def _ranks_below() -> list[int]:
 
 FATAL = [
     f"SIG{name}"
-    for name in "KILL TERM SEGV ABRT BUS FPE ILL HUP QUIT PIPE ALRM USR1 USR2 SYS TRAP XCPU VTALRM PROF IO".split()
+    for name in "KILL TERM SEGV ABRT BUS FPE ILL HUP QUIT ALRM USR1 USR2 SYS TRAP XCPU VTALRM PROF IO".split()
 ]
 EVERYWHERE = ["forward", "backward", "optimizer", "loading"]
 FAULTS = {
@@ -279,14 +279,14 @@ def interrupted(times: list[int], seed: int) -> None:
     draw, kept = random.Random(seed), []
     with Pool(2, device="cpu") as pool:
         pool.train(hurts.schedule(), hurts.healthy(), steps=1)
-    base = things()
     for number, count in enumerate(times):
         moment = ("starting", "training", "closing")[(number + number // len(set(times))) % 3]
-        say("try", count=count, **_interrupted(moment, count, draw, base, kept))
+        say("try", count=count, **_interrupted(moment, count, draw, kept))
     say("done")
 
 
-def _interrupted(moment: str, count: int, draw: random.Random, base: dict, kept: list) -> dict:
+def _interrupted(moment: str, count: int, draw: random.Random, kept: list) -> dict:
+    base = things()
     pool = Pool(2, device="cpu", timeout_s=20)
     if moment != "starting":
         pool.run(hurts.quick)
