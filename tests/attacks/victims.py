@@ -320,6 +320,8 @@ def _interrupted(moment: str, count: int, draw: random.Random, kept: list) -> di
             time.sleep(0.01)
     with suppress(KeyboardInterrupt):
         time.sleep(0.1)
+    if moment == "closing":
+        pool.close()  # it may be up: nothing was interrupted but the way from one run to the next
     left = [] if pool.pids == () else ["a pool that says that it is up"]
     left += grown(base, only=("processes", "folders", "temporary files"))
     seconds, seen = time.monotonic() - first[0], type(kept[0]).__name__
