@@ -405,7 +405,10 @@ def surrounded(*names: str) -> None:
             outcome = SURROUNDINGS[name]()
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}".splitlines()[0]
-        say("outcome", name=name, seen=outcome, seconds=time.monotonic() - started, left=grown(base) if base else [])
+        seconds = time.monotonic() - started
+        if base:
+            run()  # whatever was refused, the next run isn't
+        say("outcome", name=name, seen=outcome, seconds=seconds, left=grown(base) if base else [])
     say("done")
 
 
