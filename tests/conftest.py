@@ -38,12 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attack", action="store_true", help="try far more of each attack")
 
 
-@pytest.fixture(scope="session")
-def attack(pytestconfig: pytest.Config) -> bool:
-    """Whether to try far more than in every run."""
-    return pytestconfig.getoption("attack")
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:
     """Make a folder for what a process that runs tests leaves while it lives: tests look what is left there."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attack
 import durations
 import execute_notebooks
 import install
@@ -16,6 +17,8 @@ import nbformat
 import psutil
 import pytest
 import quiet
+
+from pplab.lab import results
 
 BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
 
@@ -119,3 +122,15 @@ def test_nothing_is_recorded_on_a_busy_machine(tmp_path, monkeypatch, capsys, ot
     said = capsys.readouterr().out
     assert f"== {when} other processes took" in said and said.endswith("== not recorded: a.ipynb b.ipynb\n")
     assert [path.read_bytes() for path in paths] == before
+
+
+@pytest.mark.slow
+def test_attacks_are_recorded_one_after_the_other_and_those_not_repeated_are_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    out = tmp_path / "attacks.json"
+    for name in ("saves", "damage"):
+        assert attack.main([name, "--part", "0.01", "--out", str(out)]) == 0
+    (recording,) = results.load(tmp_path)
+    assert [row["tried"] for row in recording.rows("saves")] == [2]
+    assert all(row["tried"] == 120 and row["wrong"] == 0 for row in recording.rows("damage"))
+    assert "== damage: 120 tries of each" in capsys.readouterr().out

@@ -1,0 +1,100 @@
+"""Attack the runtime and what reads files and links, and record what came of it in results/attacks.json.
+
+`make attack` runs every attack of tests/attacks, and the damages of checkpoints, with far more tries than the tests do.
+What is recorded is written after each, so that nothing is lost. `python tools/attack.py ranks saves` repeats some and
+keeps the others; `--part 0.1` tries a tenth as often. The page "What goes wrong" shows what was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from pplab.runtime.report import versions
+
+ROOT = Path(__file__).parents[1]
+SEED = 2026
+TRIES = {  # of each row, but for the last two of all: what takes a quarter of an hour
+    "ranks": 40,
+    "owner": 12,
+    "interrupts": 40,
+    "saves": 200,
+    "surroundings": 3,
+    "growth": 30,
+    "damage": 12_000,
+    "links": 60,
+    "schedules": 30_000,
+    "calls": 20_000,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Attack and record; returns 1 if something wasn't as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("attacks", nargs="*", choices=[*TRIES, []], help="which ones (all)")
+    parser.add_argument("--part", type=float, default=1.0, help="of the tries")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "attacks.json")
+    given = parser.parse_args(arguments)
+    sys.path[:0] = [str(ROOT / "tests" / place) for place in ("attacks", "lab", "")]
+    recorded = {part["name"]: part for part in json.loads(given.out.read_text())["parts"]} if given.out.exists() else {}
+    wrong = 0
+    for name in given.attacks or TRIES:
+        if (rows := _rows(name, max(1, round(TRIES[name] * given.part)), given.seed, recorded)) is not None:
+            wrong += sum(map(is_wrong, rows))
+            _write(given.out, recorded)
+    print(f"== {given.out}: {wrong} rows aren't as they must be" if wrong else f"== {given.out}")
+    return int(wrong > 0)
+
+
+def is_wrong(row: dict) -> bool:
+    """Whether a row has a try that went wrong."""
+    return row["wrong"] not in (0, [])
+
+
+def _rows(name: str, tries: int, seed: int, recorded: dict[str, dict]) -> list[dict] | None:
+    """Run one attack and add its part to the others. None where what it attacks with is missing, a browser for one."""
+    from _pytest.outcomes import Skipped
+
+    print(f"== {name}: {tries} tries of each", flush=True)
+    started = time.monotonic()
+    try:
+        rows = importlib.import_module(f"test_{name}").attack(tries, seed)
+    except Skipped as skipped:
+        print(f"   not tried: {skipped}")
+        return None
+    seconds = round(time.monotonic() - started, 1)
+    for row in rows:
+        mark = "WRONG" if is_wrong(row) else "     "
+        print(f"   {mark} {row['what']}: {row['tried']} tried; {row['seen']}"[:200], flush=True)
+        if mark != "     ":
+            print(f"         {json.dumps(row)}", flush=True)
+    recorded[name] = {"name": name, "state": "done", "seconds": seconds, "rows": rows}
+    return rows
+
+
+def _write(path: Path, recorded: dict[str, dict]) -> None:
+    """A recording of the form that `pplab.lab.results` reads. It has no date: what it says is kept by the tests."""
+    cores = len(os.sched_getaffinity(0))
+    about = {
+        "form": 1,
+        "device": f"a machine of {cores} cores, without a GPU",
+        "kind": "cpu",
+        "date": "",
+        "command": "make attack",
+        "versions": versions(),
+        "box": {"cores": cores},
+        "parts": [recorded[name] for name in TRIES if name in recorded],
+        "not_run": [],
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
