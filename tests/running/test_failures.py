@@ -361,6 +361,7 @@ def test_interrupts_leave_nothing_while_the_traceback_is_kept(pool, when, again_
             time.sleep(0.3)
     except KeyboardInterrupt as error:
         kept.append(error)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert kept
     deadline = time.monotonic() + 10

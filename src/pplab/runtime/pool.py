@@ -108,7 +108,7 @@ class Pool:
     def _start(self) -> Ranks:
         from .processes import Ranks
 
-        self._ranks = Ranks(self.num_ranks)
+        self._ranks = Ranks()
         self._ranks.start(self, self._start_method)
         collect(self._ranks, self.timeout_s)  # each says that it is ready
         if self.beside is not None:

@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=multiprocess._children.clear)
 class Ranks:
     """Running processes and all that the system lends them. `end` gives everything back, the last thing first."""
 
-    def __init__(self, num_ranks: int):
+    def __init__(self) -> None:
         self.closed = False
         self.oom_kills = oom_kills()
         self.processes: list[mp.Process] = []
@@ -135,15 +135,9 @@ class Ranks:
                 with suppress(OSError, TypeError):
                     os.kill(server, signal.SIGKILL)
                     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # then the next pool sees that it needs one
-                raise OSError(
-                    f"the fork server, which starts them, did nothing for {took:.0f} s and was killed: try again"
-                )
+                raise OSError(f"the fork server did nothing for {took:.0f} s and was killed: try again")
         for error in failed:
-            raise (
-                OSError("the fork server, which starts them, has ended: try again")
-                if type(error) is EOFError
-                else error
-            )
+            raise OSError("the fork server has ended: try again") if type(error) is EOFError else error
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
