@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import pplab as pp
-from pplab.runtime import Batch, Modules
+from pplab.lab.models import Modules
+from pplab.runtime import Batch
 
 
 def hurt(how: str) -> None:

@@ -158,7 +158,7 @@ class Stillness:
                 raise error_of(self.ranks, failures, dead)  # else somebody let the others wait, and still does
         elif still_s <= (min(ALL_WAIT_S, self.timeout_s) if all(waits.values()) else self.timeout_s):
             return
-        stuck = sorted(pending, key=waits.get)
+        stuck = sorted(pending, key=lambda rank: (waits[rank], board.place(rank)[0] != "idle"))
         what = [f"rank {rank} {whereabouts(board.place(rank)[0], now=True)[1]}" for rank in stuck]
         what += [f"rank {failure.rank} failed {whereabouts(failure.phase)[1]}: {failure.error}" for failure in failures]
         cause = f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"

@@ -147,7 +147,8 @@ class Ranks:
                     mail.post()
                 until = time.monotonic() + grace_s
                 for process in self.processes:
-                    process.join(max(0.0, until - time.monotonic()))
+                    with suppress(ValueError):  # an end that was interrupted has closed it
+                        process.join(max(0.0, until - time.monotonic()))
         finally:
             _give_back(self._lent, self.owner)
             self._finalizer.detach()  # not before: an interrupt may leave something for it

@@ -197,5 +197,6 @@ def _connect(context: RankContext, rows: Sequence[LoweredRow], home: Mapping[tup
     context.runs += 1
     comm = kind(context, home, f"run{context.runs}")
     sends = [(rank, item) for rank, row in enumerate(rows) for item in row if parts(item)[0].kind in (SEND_F, SEND_B)]
+    context.watch("opening the channels", True)
     comm.warm_up(sorted({(rank, comm.peer(send)) for rank, send in sends}))  # one order for all ranks
     return comm
