@@ -214,6 +214,8 @@ def test_what_fails_before_a_step_is_named(pool, what, says):
 def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
     """A job of 4 MB is more than a pipe takes."""
     pool.run(modules.chatter)
+    while pool._ranks.board.place(0)[0] != "idle":  # it has answered, and is about to be
+        time.sleep(0.01)
     os.kill(pool.pids[0], signal.SIGSTOP)
     with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while idle"):
         pool.run(modules.echo, torch.zeros(width, width))
@@ -248,9 +250,7 @@ def test_a_fork_server_that_is_killed_or_stopped(pool, number):
             pool.run(modules.echo, torch.zeros(1))
         return
     pool.close(grace_s=0)
-    with pytest.raises(
-        RankError, match="the fork server, which starts them, did nothing for . s and was killed: try again"
-    ):
+    with pytest.raises(RankError, match="the fork server did nothing for . s and was killed: try again"):
         pool.run(modules.chatter)
 
 
