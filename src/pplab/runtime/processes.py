@@ -35,8 +35,8 @@ from .rank import Board, Mail, rank_main
 if TYPE_CHECKING:
     from .pool import Pool
 
-# What a rank imports in its first backward at the latest, symbolic_shapes among it, is imported once for all pools.
-_PRELOAD = ["torch.fx.experimental.symbolic_shapes", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
+# What a rank imports with its first optimizer or backward at the latest, torch._dynamo, is imported once for all pools.
+_PRELOAD = ["torch._dynamo", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
 _PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
 _END_S = 5.0  # a process that was killed takes no longer, but for one that the kernel holds
