@@ -11,10 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -150,7 +148,7 @@ def test_a_rank_that_is_killed_or_stopped_in_the_middle_of_a_step(pool, tmp_path
     assert str(error.action) in error.cause
 
 
-@pytest.mark.parametrize(("rank", "in_backward"), [(0, False), (0, True), (1, False), (1, True)])
+@pytest.mark.parametrize(("rank", "in_backward"), [(0, True), (1, False)])
 @pytest.mark.parametrize("how", ["sleep", "C code"])
 def test_a_rank_that_holds_the_others_up_is_the_one_that_is_named(fork_server, rank, in_backward, how):
     stages = good()
@@ -341,7 +339,7 @@ def interrupt(after_s: float, again_s: list[float]) -> None:
     signal.setitimer(signal.ITIMER_REAL, after_s)
 
 
-@pytest.mark.parametrize("again_s", [[], [0.0005], [0.02, 0.005]], ids=["once", "twice", "three times"])
+@pytest.mark.parametrize("again_s", [[], [0.02, 0.005]], ids=["once", "three times"])
 @pytest.mark.parametrize("when", ["starting", "training", "closing"])
 def test_interrupts_leave_nothing_while_the_traceback_is_kept(pool, when, again_s):
     """A notebook keeps the last one, and with it all that its frames hold."""
@@ -401,147 +399,25 @@ def test_what_a_crash_left_is_swept(fork_server):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-START = """
-import os, sys
+UNGUARDED = """
+import sys
 sys.path.insert(0, {tests!r})
 import modules
 from pplab.runtime import Pool, RankError
-{before}
-{guard}
-    try:
-        with Pool(2, device="cpu", timeout_s=60, start_method="{method}") as pool:
-            print(pool.run(modules.chatter))
-            {then}
-    except RankError as error:
-        print(error.cause)
+
+try:
+    with Pool(2, device="cpu", timeout_s=60, start_method="spawn") as pool:
+        pool.run(modules.chatter)
+except RankError as error:
+    print(error.cause)
 """
-GUARD, NO_GUARD = 'if __name__ == "__main__":', "if True:"
-UNGUARDED = r"rank . exited with 86 before it started: the ranks import your script.*`if __name__ == \"__main__\":`"
-NO_LIMIT = (
-    "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({}, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
-)
-FORK = "os.fork() or sys.exit(); os.wait(); print(pool.run(modules.chatter))"
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ({"guard": NO_GUARD}, UNGUARDED),
-        ({"guard": NO_GUARD, "method": "spawn"}, UNGUARDED),
-        (
-            {"before": NO_LIMIT.format(20)},
-            r"could not start: .*Too many open files.*: 20 are allowed.*\(ulimit -n 1024\)",
-        ),
-        (
-            {"before": "os.environ['GLOO_SOCKET_IFNAME'] = 'no0'"},
-            "GLOO_SOCKET_IFNAME is 'no0', and there is lo.*: unset it",
-        ),
-        ({"then": FORK}, r"\[0, 1\]\n\[0, 1\]"),
-        ({"stdin": True}, r"\[0, 1\]"),
-        ({"command": ["unshare", "-rn"]}, r"could not start: 127.0.0.1 can't be reached .*: turn the loopback on"),
-    ],
-    ids=["no guard", "no guard, spawn", "few descriptors", "no interface", "a fork that exits", "stdin", "no loopback"],
-)
-def test_where_ranks_cannot_start_one_line_says_what_to_do(tmp_path, code, says):
-    settings = {
-        "before": "",
-        "guard": GUARD,
-        "method": "forkserver",
-        "then": "",
-        "tests": str(Path(__file__).parents[1]),
-    }
-    text, command = START.format(**{**settings, **code}), code.get("command", [])
-    (tmp_path / "script.py").write_text(text)
-    if command and subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("no right to do without a network")
-    done = subprocess.run(
-        [*command, sys.executable, *(["-"] if "stdin" in code else [tmp_path / "script.py"])],
-        input=text if "stdin" in code else None,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-    )
-    assert re.fullmatch(f"(.*{says}.*\n)", done.stdout), done.stdout + done.stderr
+def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path):
+    """Ranks are spawned here; tests/attacks try what the fork server starts, and other surroundings."""
+    (tmp_path / "script.py").write_text(UNGUARDED.format(tests=str(Path(__file__).parents[1])))
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    says = r"rank . exited with 86 before it started: the ranks import your script.*`if __name__ == \"__main__\":`"
+    assert re.fullmatch(f"{says}.*\n", done.stdout), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import modules, signal
-import pplab as pp
-from torch import nn
-from pplab.runtime import Pool
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-    pool = Pool(2, device="cpu")
-    pool.run(modules.chatter)
-    print(*pool.pids, flush=True)
-    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    try:
-        pool.train(schedule, modules.workload(modules.Slow({folder!r}), {last}), steps=100)
-    except KeyboardInterrupt:
-        print("interrupted", pool.pids, flush=True)
-        print(*pool.run(modules.chatter), flush=True)
-"""
-
-
-@contextlib.contextmanager
-def started_script(tmp_path: Path, last: str = "nn.Linear(6, 6)") -> Iterator[tuple[subprocess.Popen, list[int]]]:
-    path = tmp_path / "script.py"
-    tests, folder = str(Path(__file__).parents[1]), str(tmp_path / "here")
-    path.write_text(textwrap.dedent(SCRIPT.format(tests=tests, folder=folder, last=last)))
-    (tmp_path / "here").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path
-    )
-    try:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        while not list((tmp_path / "here").iterdir()):
-            assert process.poll() is None, "the script ended before it trained"
-            time.sleep(0.05)
-        yield process, pids
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_until_gone(pids: list[int], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if psutil.pid_exists(pid)]}"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("group", [False, True], ids=["the caller alone", "the whole group, as a notebook does"])
-def test_an_interrupt_ends_the_ranks_and_the_pool_can_go_on(tmp_path, group):
-    with started_script(tmp_path) as (process, pids):
-        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-        wait_until_gone(pids)
-        out = process.stdout.read()
-        assert out == "interrupted ()\n0 1\n" and process.wait(timeout=30) == 0
-
-
-@pytest.mark.parametrize("how", ["asleep", "C code", "stop", "SIGKILL of the group", "SIGHUP of the group"])
-def test_nothing_outlives_a_caller_that_is_killed(tmp_path, monkeypatch, how):
-    temporary = tempfile.mkdtemp(dir="/tmp")  # sockets' paths have 108 letters at most
-    monkeypatch.setenv("TMPDIR", temporary)
-    with started_script(tmp_path, "modules.Halts('C code')" if how == "C code" else "nn.Linear(6, 6)") as (
-        process,
-        pids,
-    ):
-        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        assert shared_memory_of(process.pid) and os.listdir(temporary)
-        if how == "C code":
-            time.sleep(1)
-        if how == "stop":
-            os.kill(pids[1], signal.SIGSTOP)
-        if how.endswith("group"):
-            os.killpg(process.pid, getattr(signal, how.split()[0]))
-        else:
-            process.kill()
-    wait_until_gone([*pids, *family])
-    assert not shared_memory_of(process.pid)
-    os.rmdir(temporary)  # which is empty

@@ -12,6 +12,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
+from pplab.lab import commands
 from pplab.runtime import Pool
 
 pytestmark = pytest.mark.slow
@@ -69,5 +70,6 @@ def test_a_plain_run_loads_nothing_that_it_was_not_asked_for():
         assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
     for _, loaded in run.extras["diary"]:
         assert "pplab.runtime.executor" in loaded
-        assert not {name for name in loaded if name.startswith(("pplab.lab", "pplab.course"))}
+        extras = {path.partition(":")[0] for path in commands.EXTRAS} | {"pplab.lab.meter", "pplab.lab.pace"}
+        assert not extras & loaded and not {name for name in loaded if name.startswith("pplab.course")}
         assert not {"pplab.runtime.process_groups", "pplab.runtime.reduction"} & loaded

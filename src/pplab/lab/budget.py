@@ -40,7 +40,7 @@ class Budget(Meter):
     the first nobody knows: it runs, and then the run ends. All that happens in the first pass, which isn't timed. Every
     step holds as much, so the others run without a count.
 
-    On a GPU it is the limit of the process' allocator (`torch.cuda.set_per_process_memory_fraction`) in all steps. That
+    On a GPU it is the limit of the process' allocator (torch's `set_per_process_memory_fraction`) in all steps. That
     counts whatever it hands out, with what it keeps to hand out again, and the gradients and the optimizer's state from
     when they are there. Afterwards the limit is what it was.
     """

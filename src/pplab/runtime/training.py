@@ -199,4 +199,5 @@ def _connect(context: RankContext, rows: Sequence[LoweredRow], home: Mapping[tup
     sends = [(rank, item) for rank, row in enumerate(rows) for item in row if parts(item)[0].kind in (SEND_F, SEND_B)]
     context.watch("opening the channels", True)
     comm.warm_up(sorted({(rank, comm.peer(send)) for rank, send in sends}))  # one order for all ranks
+    context.watch("setting up")
     return comm
