@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import resource
 import signal
 import stat
@@ -140,8 +141,8 @@ def _names(where: str, error: RankError) -> bool:
     """Whether an error says where it happened."""
     if where in ("forward", "backward"):
         return error.action is not None and str(error.action.kind) == {"forward": "F", "backward": "B"}[where]
-    words = {"optimizer": "optimizer", "loading": "load", "idle": "idle", "starting": "start", "": ""}
-    return words.get(where, "") in error.cause
+    words = {"optimizer": "optimizer", "loading": "load", "idle": "idle", "starting": "start|joining"}
+    return re.search(words.get(where, ""), error.cause) is not None
 
 
 class Fault(NamedTuple):

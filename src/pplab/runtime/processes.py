@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -55,7 +56,9 @@ class Ranks:
         self.mails: list[Mail] = []
         self._lent = ExitStack()
         self.owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner)
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        self.folder = Path(shared, f"pplab-{self.owner}-{secrets.token_hex(8)}")
+        self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner, self.folder)
 
     def start(self, pool: Pool, start_method: str) -> None:
         """Start the processes. RankError when that takes too long, or when the system lacks what they need."""
@@ -70,13 +73,11 @@ class Ranks:
             raise RankError(None, None, f"the ranks could not start: {error}{remedy(str(error))}") from error
 
     def _start(self, pool: Pool, start_method: str) -> None:
-        context, lent = mp.get_context(start_method), self._lent
+        context, lent, folder = mp.get_context(start_method), self._lent, self.folder
         if start_method == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        _sweep(shared)
-        folder = Path(tempfile.mkdtemp(prefix=f"pplab-{os.getpid()}-", dir=shared))
-        lent.callback(shutil.rmtree, folder, ignore_errors=True)
+        _sweep(folder.parent)
+        folder.mkdir(mode=0o700)
         line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
         patience = timedelta(seconds=pool.timeout_s)
         stores = [_local_store(patience)]
@@ -150,13 +151,14 @@ class Ranks:
                     with suppress(ValueError):  # an end that was interrupted has closed it
                         process.join(max(0.0, until - time.monotonic()))
         finally:
-            _give_back(self._lent, self.owner)
+            _give_back(self._lent, self.owner, self.folder)
             self._finalizer.detach()  # not before: an interrupt may leave something for it
 
 
-def _give_back(lent: ExitStack, owner: int) -> None:
+def _give_back(lent: ExitStack, owner: int, folder: Path) -> None:
     if os.getpid() == owner:  # a fork of the owner's has only borrowed it
         lent.close()
+        shutil.rmtree(folder, ignore_errors=True)  # again, if it is called again: an interrupt undoes nothing
 
 
 def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
@@ -199,9 +201,9 @@ def _kill(processes: Sequence[mp.Process]) -> None:
             process.close()
 
 
-def _sweep(shared: str) -> None:
+def _sweep(shared: Path) -> None:
     """Remove what pools have left whose process and guard were killed: it is ours, unlocked, and its owner is gone."""
-    for folder in Path(shared).glob("pplab-*-*"):
+    for folder in shared.glob("pplab-*-*"):
         with suppress(OSError, ValueError):
             end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
