@@ -223,7 +223,7 @@ def test_the_ledger_prints_and_draws_itself():
     assert ledger.entries[2] is row and str(ledger) == TEXT
     page = ledger._repr_html_()
     assert page.count("<tr>") == 5 and page.count("<td><strong>no</strong></td>") == 2 and "<td>yes</td>" in page
-    assert 'class="pplab-table"' in page and "<th>fits in 80 GB</th>" in page
+    assert 'class="pplab-table"' in page and "<th>fits <br>in 80 GB</th>" in page
     alone = lab.Ledger(CASE, [row])
     assert (str(row), row._repr_html_()) == (str(alone), alone._repr_html_()) and "$95.7" in str(row)
     other = lab.Ledger(replace(CASE, memory_gb=141, tokens=2.5e9))

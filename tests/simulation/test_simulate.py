@@ -624,7 +624,9 @@ def test_a_timeline_reads_only_what_it_wrote():
         {"others": [[2, "step", 0, 1]]},
         {"rows": [["0F0"], ["1F0"]]},
     ):
-        with pytest.raises(ValueError, match="this timeline is damaged.* expected what lab.timeline_to_dict has written"):
+        with pytest.raises(
+            ValueError, match="this timeline is damaged.* expected what lab.timeline_to_dict has written"
+        ):
             lab.timeline_from_dict({**whole, **damage})
 
 

@@ -232,7 +232,14 @@ class Ledger:
         return str(self.table)
 
     def _repr_html_(self) -> str:
-        return self.table._repr_html_().replace("<td>no</td>", "<td><strong>no</strong></td>")
+        told = self.table._repr_html_().replace("<td>no</td>", "<td><strong>no</strong></td>")
+        for wide, narrow in (
+            ("<tr><td>", '<tr><td style="white-space: normal">'),
+            ("+", "+<wbr>"),
+            (" in ", " <br>in "),
+        ):
+            told = told.replace(wide, narrow)  # a phone shows more of it
+        return told
 
 
 def _sum(layers: Sequence[int]) -> str:
