@@ -141,7 +141,7 @@ def _names(where: str, error: RankError) -> bool:
     """Whether an error says where it happened."""
     if where in ("forward", "backward"):
         return error.action is not None and str(error.action.kind) == {"forward": "F", "backward": "B"}[where]
-    words = {"optimizer": "optimizer", "loading": "load", "idle": "idle", "starting": "start|joining"}
+    words = {"optimizer": "optimizer", "loading": "load", "idle": "idle", "starting": "start|join|idle|work|build"}
     return re.search(words.get(where, ""), error.cause) is not None
 
 
