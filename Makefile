@@ -33,7 +33,7 @@ check: $(ENVIRONMENT) ## the quick part of the tests: style and everything witho
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
-attack: $(ENVIRONMENT) ## break what can be broken, far more often than the tests do; write results/attacks.json (a quarter of an hour)
+attack: $(ENVIRONMENT) ## break what can be broken, far more often than the tests do; write results/attacks.json (some twenty minutes)
 	@HF_HUB_OFFLINE=1 $(PY) tools/attack.py
 
 bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)

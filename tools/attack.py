@@ -19,7 +19,7 @@ from pplab.runtime.report import versions
 
 ROOT = Path(__file__).parents[1]
 SEED = 2026
-TRIES = {  # of each row, but for the last two of all: what takes a quarter of an hour
+TRIES = {  # of each row, but for the last two of all: what takes some twenty minutes
     "ranks": 40,
     "owner": 12,
     "interrupts": 40,
