@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .costs import PerStage, check_length, of_stage, per_stage
 from .errors import expect
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

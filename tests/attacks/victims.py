@@ -32,7 +32,7 @@ from torch import nn
 
 from pplab.lab import Save
 from pplab.lab.checkpoint import collect, write
-from pplab.runtime import Pool, RankError, processes
+from pplab.runtime import Pool, RankError
 
 ME = psutil.Process
 TIMEOUT_S = 3.0  # of pools whose ranks stop moving
@@ -88,7 +88,6 @@ def ranks(rows: dict[str, int], seed: int, num_ranks: int) -> None:
     """Try every fault of some rows so many times, one after the other, and say what came of each."""
     draw = random.Random(seed)
     signal.signal(signal.SIGALRM, alarm)
-    processes._PRELOAD.append("torch._dynamo")  # which the first optimizer of a rank imports, for longer than TIMEOUT_S
     with Pool(num_ranks, device="cpu", timeout_s=60) as pool:
         pool.train(hurts.schedule(num_ranks), hurts.healthy(num_ranks), steps=1, check_gradients=True)
     for what, count in rows.items():

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
 START_S = 30.0  # for processes to start on a busy machine: only then does their own limit begin
-_PRELOAD = ["torch.fx.experimental.symbolic_shapes", "numpy", "pplab.runtime.rank", "pplab.runtime.training", __name__]
 
 
 @dataclass(frozen=True)
@@ -125,16 +125,19 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
     """
     import multiprocessing as mp
 
+    from ..runtime.processes import PRELOAD, local_store
+
     path = located(file)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, __name__])
     environment = {name: str(value) for name, value in settings.items()}
     codes: list[int | None] = []
-    with tempfile.TemporaryDirectory() as folder, _store() as port:
+    with tempfile.TemporaryDirectory() as folder:
+        store = local_store(timedelta(seconds=START_S + limit_s))  # its port closes with the last who holds it
         processes = []
         try:
             for rank in range(positive_int("ranks", ranks)):
-                variables = _variables(rank, ranks, port) | environment
+                variables = _variables(rank, ranks, store.port) | environment
                 arguments = str(path), Path(folder), rank, limit_s, variables
                 processes.append(context.Process(target=_be_rank, args=arguments, daemon=True))
                 processes[-1].start()
@@ -160,20 +163,6 @@ def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}  # the store is there already
     return {name: str(value) for name, value in (numbers | store | agent).items()}
-
-
-@contextmanager
-def _store() -> Iterator[int]:
-    """Where ranks find each other, at a port that only this host reaches."""
-    import socket
-
-    from torch.distributed import TCPStore
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    yield port
-    del store
 
 
 def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:

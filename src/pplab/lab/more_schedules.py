@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..actions import B, F, actions_of
-from ..builders import capped_row, looped_rows, register, split_backwards, stages_of_loop
+from ..builders import capped_row, interleaved, looped_rows, register, split_backwards, stages_of_loop
 from ..builders.registry import Rows
 
 
@@ -18,7 +18,7 @@ def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
 
 @register(
     "InterleavedZeroBubble",
-    rules="any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on",
+    rules=interleaved.rules,
     placement="loop",
     source="torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
 )

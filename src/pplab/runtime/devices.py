@@ -146,10 +146,8 @@ class RankContext:
         load_eagerly(self.transport)
         torch.set_num_threads(threads)
         if sys.platform == "linux":  # a pool's ranks are all on this host
-            named, known = (
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo"),
-                [name for _, name in socket.if_nameindex()],
-            )
+            named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            known = [name for _, name in socket.if_nameindex()]
             if not set(named.split(",")) <= set(known):
                 raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
         if self.device.type == "cuda":

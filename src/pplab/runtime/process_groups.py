@@ -51,7 +51,7 @@ class GroupComm(Comm):
         """Get ready to receive. In the first step this may happen only in `receive`, when the shapes are known."""
         waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
-        while waiting and ((stage := producer(waiting[0])) in self.specs or self.store.check([f"{self.key}/{stage}"])):
+        while waiting and self._is_agreed(producer(waiting[0])):
             self._post(waiting.popleft())
 
     def receive(self, receive: Action) -> tuple[Tensor, ...]:
@@ -87,6 +87,9 @@ class GroupComm(Comm):
         group = self.channel(peer, self.rank)
         works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
         self.posted[receive] = list(zip(works, buffers, strict=True))
+
+    def _is_agreed(self, stage: int) -> bool:
+        return stage in self.specs or self.store.check([f"{self.key}/{stage}"])
 
     def _agree(self, stage: int, spec: Spec) -> None:
         if len(spec) > _MOST_PARTS:

@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 # What a rank imports with its first optimizer or backward at the latest, torch._dynamo, is imported once for all pools.
-_PRELOAD = ["torch._dynamo", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
+PRELOAD = ["torch._dynamo", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
 _PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
-_END_S = 5.0  # a process that was killed takes no longer, but for one that the kernel holds
 
 # A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
 os.register_at_fork(after_in_child=multiprocess._children.clear)
@@ -75,12 +74,12 @@ class Ranks:
     def _start(self, pool: Pool, start_method: str) -> None:
         context, lent, folder = mp.get_context(start_method), self._lent, self.folder
         if start_method == "forkserver":
-            context.set_forkserver_preload(_PRELOAD)
+            context.set_forkserver_preload(PRELOAD)
         _sweep(folder.parent)
         folder.mkdir(mode=0o700)
         line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
         patience = timedelta(seconds=pool.timeout_s)
-        stores = [_local_store(patience)]
+        stores = [local_store(patience)]
         lent.callback(stores.clear)  # closes its port, whoever still holds this object
         environment = {}
         if pool.beside is not None:
@@ -184,14 +183,14 @@ def _dismiss(line: socket.socket, process: subprocess.Popen) -> None:
     with suppress(OSError):
         line.sendall(guard.PID.pack(0))
         line.shutdown(socket.SHUT_WR)
-        line.settimeout(_END_S)
+        line.settimeout(guard.END_S)
         line.recv(1)  # comes to nothing when it has ended
     process.kill()
     process.wait()
 
 
 def _kill(processes: Sequence[mp.Process]) -> None:
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + guard.END_S
     for process in list(processes):
         with suppress(ValueError):  # it is closed
             process.kill()
@@ -214,7 +213,7 @@ def _sweep(shared: Path) -> None:
                 os.close(end)
 
 
-def _local_store(patience: timedelta) -> dist.TCPStore:
+def local_store(patience: timedelta) -> dist.TCPStore:
     """Where ranks find each other: a port that only this host reaches (torch by itself would listen to all)."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
