@@ -33,11 +33,6 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 ROOT = Path(__file__).parents[1]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make attack` tries far more of what tests draw at random."""
-    parser.addoption("--attack", action="store_true", help="try far more of each attack")
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:
     """Make a folder for what a process that runs tests leaves while it lives: tests look what is left there."""

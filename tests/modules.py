@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -187,66 +185,6 @@ def leave(context) -> None:
     if context.rank == 0:
         os._exit(7)
     time.sleep(30)
-
-
-def halt(how: str) -> None:
-    """Be killed, stop, sleep, or sit in C code that lets no other thread run: far longer than any test."""
-    if how in ("kill", "stop"):
-        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-    time.sleep(600) if how == "sleep" else ctypes.PyDLL(None).sleep(600)
-
-
-class _HaltingGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, how: str) -> Tensor:
-        ctx.how = how
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(0.2)  # the other ranks come to where they wait
-        halt(ctx.how)
-        return gradient, None
-
-
-class Halts(nn.Module):
-    """Halts in its third forward, or in that microbatch's backward."""
-
-    def __init__(self, how: str, in_backward: bool = False):
-        super().__init__()
-        self.linear, self.how, self.in_backward, self.calls = nn.Linear(6, 6), how, in_backward, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C) to (B, C)."""
-        self.calls += 1
-        if self.calls == 3 and not self.in_backward:
-            halt(self.how)
-        y = self.linear(x)
-        return _HaltingGradient.apply(y, self.how) if self.calls == 3 and self.in_backward else y
-
-
-def halting(context, rank: int, how: str) -> None:
-    """One rank halts, and the others wait for it."""
-    context.watch("at the barrier", context.rank != rank)
-    if context.rank == rank:
-        halt(how)
-    torch.distributed.barrier()
-
-
-def stop_while_answering(context) -> Tensor:
-    """Rank 0 is stopped when a part of its answer is on its way."""
-    if context.rank == 0:
-        push = rank.Mail.push
-
-        def push_some(mail: rank.Mail) -> None:
-            whole, mail.unsent[1] = mail.unsent[1], mail.unsent[1][:100_000]
-            push(mail)
-            halt("stop")
-            mail.unsent = [whole[100_000:]]
-            push(mail)
-
-        rank.Mail.push = push_some
-    return torch.zeros(1_000_000)
 
 
 def read_slowly(context, seconds: float) -> None:

@@ -161,6 +161,14 @@ def soon(context, rank: int, how: str, seconds: float) -> None:
         threading.Timer(seconds, hurt, (how,)).start()
 
 
+def halting(context, rank: int, how: str) -> None:
+    """One rank is hurt, and the others wait for it."""
+    context.watch("at the barrier", context.rank != rank)
+    if context.rank == rank:
+        hurt(how)
+    torch.distributed.barrier()
+
+
 def nap(context, seconds: float) -> int:
     """Sleep; the rank."""
     time.sleep(seconds)

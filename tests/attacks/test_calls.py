@@ -185,8 +185,8 @@ def attack(tries: int, seed: int) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_nonsense_is_refused_in_one_line(pytestconfig):
-    found = attack(20_000 if pytestconfig.getoption("attack") else 400, seed=1)
+def test_nonsense_is_refused_in_one_line():
+    found = attack(400, seed=1)
     assert [row for row in found if row["wrong"]] == []
     assert [row["what"] for row in found] == ["calls", "CSV texts", "timelines as JSON"]
     assert all(row["seen"] for row in found)

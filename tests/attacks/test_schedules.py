@@ -8,6 +8,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pplab as pp
+from conftest import is_ready
 from pplab import Action, Kind, Overlap, Schedule, ScheduleError, lab
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
@@ -61,19 +62,10 @@ def misplaced(P: int, S: int, flat: list) -> str:
 
 def stuck(plain: list, S: int) -> str:
     done, at, moved = set(), [0] * len(plain), True
-
-    def ready(stage: int, kind: str, m: int) -> bool:
-        if kind == "F":
-            return stage == 0 or (stage - 1, "F", m) in done
-        if kind == "W":
-            return (stage, "I", m) in done
-        after = stage == S - 1 or (stage + 1, "B", m) in done or (stage + 1, "I", m) in done
-        return (stage, "F", m) in done and after
-
     while moved:
         moved = False
         for rank, row in enumerate(plain):
-            while at[rank] < len(row) and all(ready(*a) for a in row[at[rank]]):
+            while at[rank] < len(row) and all(is_ready(a, done, S) for a in row[at[rank]]):
                 done.update(row[at[rank]])
                 at[rank] += 1
                 moved = True
@@ -238,8 +230,8 @@ def attack(tries: int, seed: int) -> list[dict]:
     return [rows_of[key] for key in sorted(rows_of)]
 
 
-def test_mutated_schedules_are_judged_as_the_oracle_judges_them(pytestconfig):
-    found = attack(30_000 if pytestconfig.getoption("attack") else 800, seed=1)
+def test_mutated_schedules_are_judged_as_the_oracle_judges_them():
+    found = attack(800, seed=1)
     assert [row for row in found if row["wrong"]] == []
     assert len(found) >= 9 and all(row["seen"] for row in found if not row["what"].startswith("none"))
 

@@ -16,6 +16,7 @@ import time
 from multiprocessing import forkserver
 from pathlib import Path
 
+import hurts
 import psutil
 import pytest
 import torch
@@ -149,10 +150,10 @@ def test_a_rank_that_is_killed_or_stopped_in_the_middle_of_a_step(pool, tmp_path
 
 
 @pytest.mark.parametrize(("rank", "in_backward"), [(0, True), (1, False)])
-@pytest.mark.parametrize("how", ["sleep", "C code"])
+@pytest.mark.parametrize("how", ["sleep", "hold the GIL"])
 def test_a_rank_that_holds_the_others_up_is_the_one_that_is_named(fork_server, rank, in_backward, how):
     stages = good()
-    stages[rank] = modules.Halts(how, in_backward)
+    stages[rank] = hurts.Hurts(how, "backward" if in_backward else "forward", at=3, width=6)
     with Pool(2, device="cpu", timeout_s=2) as pool:
         error = fail(pool, stages)
     assert (error.rank, str(error.action)) == (rank, f"{rank}{'B' if in_backward else 'F'}2")
@@ -167,7 +168,7 @@ def test_a_rank_that_lets_another_run_into_a_time_out_is_named(fork_server, monk
     with Pool(2, device="cpu", timeout_s=60) as pool:
         started = time.monotonic()
         with pytest.raises(RankError) as caught:
-            pool.run(modules.halting, 0, "sleep")
+            pool.run(hurts.halting, 0, "sleep")
     assert caught.value.rank == 0 and time.monotonic() - started < 30
     assert "rank 0 at the barrier; rank 1 failed at the barrier: " in caught.value.cause
 
@@ -183,7 +184,7 @@ def test_a_rank_that_is_killed_while_idle_is_named_and_not_the_one_that_misses_i
 
 def test_a_rank_that_is_killed_at_a_barrier(pool):
     with pytest.raises(RankError, match=r"rank 1 was killed \(SIGKILL\) at the barrier: all ranks were ended"):
-        pool.run(modules.halting, 1, "kill")
+        pool.run(hurts.halting, 1, "SIGKILL")
 
 
 def test_a_rank_that_is_killed_while_it_waits(pool, tmp_path):
@@ -198,7 +199,7 @@ def test_a_kill_for_want_of_memory_is_recognised(pool):
     pool.run(modules.chatter)
     pool._ranks.oom_kills -= 1
     with pytest.raises(RankError, match="rank 1 was killed .* the system had run out of memory: take smaller microba"):
-        pool.run(modules.halting, 1, "kill")
+        pool.run(hurts.halting, 1, "SIGKILL")
 
 
 @pytest.mark.parametrize(("what", "says"), [("batch", "while loading batch 2"), ("stage", "while building its stages")])
@@ -221,7 +222,7 @@ def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
 
 def test_a_rank_that_is_stopped_while_it_answers(pool):
     with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while answering"):
-        pool.run(modules.stop_while_answering)
+        pool.run(hurts.answer_in_part, 0, "SIGSTOP")
 
 
 def test_a_job_that_is_long_on_its_way_arrives(fork_server):
@@ -271,7 +272,7 @@ def test_a_pool_that_another_thread_closes(pool):
     pool.run(modules.chatter)
     threading.Timer(0.5, pool.close).start()
     with pytest.raises(RankError, match="the pool was closed while it ran"):
-        pool.run(modules.halting, 0, "sleep")
+        pool.run(hurts.halting, 0, "sleep")
 
 
 def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
