@@ -88,7 +88,7 @@ def plain(text: str) -> str:
 def test_plain_text_and_sections():
     assert plain("A {term}`stage <stages>`\n  **is** a {term}`Rank`") == "a stage is a rank"
     assert plain('A [stage](../book/glossary.md "stages") is a [rank](../book/glossary.md)') == "a stage is a rank"
-    assert "twice from rank 0" not in plain(section("../notebooks/05_interleaved.ipynb", "three-knobs"))
+    assert "twice from rank 0" not in plain(section("../notebooks/06_interleaved.ipynb", "three-knobs"))
     assert "### It is not faster" in section("../notebooks/04_1f1b.ipynb", "the-idea-in-two-attempts")
     with pytest.raises(AssertionError, match="no heading"):
         section("sources.md", "nothing-here")

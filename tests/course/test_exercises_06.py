@@ -1,124 +1,107 @@
-"""Chapter 6: the checkers refuse wrong answers and say what is wrong; its solutions, the chapter's test runs."""
+"""Chapter 6's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
 
 from __future__ import annotations
 
 import pytest
-from checkers import builds, raises, slow, table_tests
+from checkers import builds, raises, table_tests
 
 import pplab as pp
-from pplab.course import zero_bubble as exercise
+from pplab.builders import looped_rows
+from pplab.course import interleaved as exercise
 
-one_f_one_b = builds("1F1B")
+
+def groups_of_p(num_ranks, num_microbatches):
+    return builds("Interleaved1F1B", group_size=num_ranks)(num_ranks, num_microbatches)
 
 
-def weights_at_once(num_ranks, num_microbatches):
-    rows = one_f_one_b(num_ranks, num_microbatches).rows
+def alternating_rows(num_ranks, num_microbatches):
+    order = range(num_microbatches)
     return [
-        [f"{a.stage}{kind}{a.microbatch}" for a in row for kind in ("IW" if a.kind.name == "B" else "F")]
-        for row in rows
+        [f"{s}F{m}" for m in order for s in (r, r + num_ranks)]
+        + [f"{s}B{m}" for m in order for s in (r + num_ranks, r)]
+        for r in range(num_ranks)
     ]
 
 
-def both_now(x, weight, gradient):
-    of_weight = gradient.t() @ x
-    return gradient @ weight, lambda: of_weight
+def small_groups_rows(num_ranks, num_microbatches):
+    """Groups of two, which deadlock on four ranks."""
+    groups = [range(m, min(m + 2, num_microbatches)) for m in range(0, num_microbatches, 2)]
+    rows = []
+    for r in range(num_ranks):
+        down = [f"{s}F{m}" for g in groups for s in (r, r + num_ranks) for m in g]
+        up = [f"{s}B{m}" for g in groups for s in (r + num_ranks, r) for m in g]
+        warmup = 2 + 2 * (num_ranks - 1 - r)
+        pairs = [a for pair in zip(down[warmup:], up, strict=False) for a in pair]
+        rows.append(down[:warmup] + pairs + up[len(down) - warmup :])
+    return rows
 
 
-ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
-AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
-LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
+def slow_rows(num_ranks, num_microbatches):
+    """All microbatches through each stage, but the backwards wait for one another."""
+    order = {"F": 0, 1: 1, 0: 2}  # forwards, then the backwards of odd and of even microbatches
+    rows = builds("LoopedBFS")(num_ranks, num_microbatches).rows
+    return [sorted(row, key=lambda a: order["F" if a.kind.name == "F" else a.microbatch % 2]) for row in rows]
+
+
+def undoubled(group_size):
+    return looped_rows(3, 4, 2, group_size, 1)
+
 
 WRONG = [
-    (exercise.small_weights, 0.035, "takes every W to fill a gap"),
-    (exercise.small_weights, 0.179487, "that is 1F1B's"),
-    (exercise.small_weights, 11.9 / 73.6, "that is the ratio"),
-    (exercise.products, (6, 6), "have no weights"),
-    (exercise.products, (4, 4), "attention multiplies too"),
-    (exercise.products, (4, 8), "the other way round"),
-    (exercise.products, (5, 5), "are two products"),
-    (exercise.products, (1, 2), "make twelve in the backward"),
-    (exercise.products, (8,), "expected two numbers (of I, of W), got 1"),
-    (exercise.products, 12, "expected two numbers"),
-    (exercise.place_weights, exercise.LAST_ROW, "3W0 is missing"),
-    (exercise.place_weights, ALL_LAST, "it takes 31: rank 3 waits inside its row"),
-    (exercise.place_weights, AT_ONCE, "some W's delay the input gradients"),
-    (exercise.place_weights, "3F0 hello", "hello"),
-    (exercise.place_weights, 8, "expected a row of actions"),
-    (exercise.zb_h1_builder, one_f_one_b, "no less than 1F1B's"),
-    (exercise.zb_h1_builder, builds("ZB-H2"), "no rank may hold more than 4"),
-    (exercise.zb_h1_builder, weights_at_once, "ZB-H1 takes 27"),
-    (exercise.zb_h1_builder, raises, "your function raised IndexError"),
-    (exercise.zb_h1_builder, 27, "expected a function"),
-    (exercise.least_memory, one_f_one_b(4, 8), "it takes 33, and holds 4 + 3 + 2 + 1 = 10"),
-    (exercise.least_memory, builds("ZB-H1")(4, 8), "4 + 4 + 4 + 4 = 16; one rank can"),
-    (exercise.least_memory, one_f_one_b(2, 4), "keep 4 ranks"),
-    (exercise.least_memory, [["0B0"]], "0F0 is missing"),
-    (exercise.balanced_placement, LOOP, "rank 0 would hold the most"),
-    (exercise.balanced_placement, [[0, 7], [1, 6], [2, 5], [3, 4]], "four ranks with four stages each"),
-    (exercise.balanced_placement, [[0, 1, 2, 3]] * 4, "on exactly one rank"),
-    (exercise.balanced_placement, 16, "expected a list of four lists"),
-    (exercise.affordable_overhead, 12 / 64, "share of B = 6"),
-    (exercise.affordable_overhead, 3 / 32, "what each half may be longer"),
-    (exercise.affordable_overhead, 1 / 64, "both halves are longer"),
-    (exercise.affordable_overhead, 0.25, "that is with 8 microbatches"),
-    (exercise.affordable_overhead, 0.5, "the number is smaller"),
-    (exercise.affordable_overhead, 0.031, "0.031 is near: give 3 digits"),
-    (exercise.small_weights, 0.14, "0.14 is near: give 3 digits"),
-    (exercise.small_weights, 0.179, "that is 1F1B's"),
-    (exercise.small_weights, 0.162, "that is the ratio"),
-    (exercise.least_held_for_zero, 7, "here it leaves 6"),
-    (exercise.least_held_for_zero, 9, "16 of the 18"),
-    (exercise.least_held_for_zero, 11, "one less is enough"),
-    (exercise.table_5, (0.124, 0.0674, 0.04), "ZB-H2: 0.04 isn't it; the number is larger"),
-    (exercise.table_5, (0.124, 0.0674), "expected three numbers"),
-    (exercise.table_5, 0.124, "expected three numbers"),
-    (exercise.split_linear, 3, "expected a function"),
-    slow(exercise.split_linear, both_now, "nothing is put off"),
-    slow(exercise.split_linear, lambda x, w, g: (g @ w, g.t() @ x), "must be a function"),
-    slow(exercise.split_linear, lambda x, w, g: (g @ w, lambda: x.t() @ g), "weight must have shape (4, 3)"),
-    slow(exercise.split_linear, lambda x, w, g: (2 * g @ w, lambda: g.t() @ x), "of x isn't autograd's"),
-    slow(exercise.split_linear, lambda x, w, g: (None, lambda: g.t() @ x), "must have shape (5, 3), got NoneType"),
-    slow(exercise.split_linear, lambda x, w, g: g @ x, "your function raised RuntimeError"),
+    (exercise.one_denominator, (7 / 55, 7 / 96, 96), "7/96 is the ratio, idle over ideal"),
+    (exercise.one_denominator, (0.127, 0.073, 96), "7/96 is the ratio, idle over ideal"),
+    (exercise.one_denominator, (0.127, 0.068, 96.4), "microbatches for GPipe: 96.4 isn't it"),
+    (exercise.one_denominator, (7 / 55, 7 / 103, 48), "microbatches for GPipe: 48 isn't it"),
+    (exercise.where_is, (8, 8, 11), "rank: 8 isn't it"),
+    (exercise.where_is, (8, 0, 12), "messages: 12 isn't it"),
+    (exercise.where_is, 8, "expected 3 numbers"),
+    (exercise.transfers, 3, "not V times"),
+    (exercise.transfers, 23, "1F1B has seven"),
+    (exercise.transfers, 2, "the number is larger"),
+    (exercise.transfers, "23/7", "write it without quotes"),
+    (exercise.transfers, 3.3, "3.3 is near: give 3 digits"),
+    (exercise.transfers, 3.28, "3.28 is near; the number is a little larger"),
+    (exercise.even_groups_builder, groups_of_p, "at 4 ranks and 9 microbatches: it takes 74"),
+    (exercise.even_groups_builder, builds("LoopedBFS"), "one rank holds 16 stages' activations; 11 are enough"),
+    (exercise.even_groups_builder, builds("1F1B"), "yours: 4 ranks, 4 stages and 8 microbatches"),
+    (exercise.even_groups_builder, builds("ZBVZeroBubble"), "must lie on ranks 0, 1, 2, 3, 0, 1, 2, 3"),
+    (exercise.even_groups_builder, small_groups_rows, "at 4 ranks and 8 microbatches: deadlock"),
+    (exercise.even_groups_builder, raises, "your function raised IndexError"),
+    (exercise.even_groups_builder, 28.5, "expected a function"),
+    (exercise.crossover, 0.5625, "only up to c = 0.5"),
+    (exercise.crossover, 0.140625, "overtake four"),
+    (exercise.crossover, 0.54, "0.54 is near: give 3 digits"),
+    (exercise.crossover, 1.375, "that is where 1F1B overtakes"),
+    (exercise.beat_24, builds("Interleaved1F1B", group_size=3)(3, 4), "holds (8, 6, 4): at most 6"),
+    (exercise.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
+    (exercise.beat_24, pp.build("1F1B", num_ranks=3, num_microbatches=4), "3 stages and 4 microbatches"),
+    (exercise.beat_24, "0F0", "0B0 is missing"),
+    (exercise.looped_bfs_builder, builds("Interleaved1F1B"), "goes from stage to stage"),
+    (exercise.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
+    (exercise.looped_bfs_builder, slow_rows, "goes from stage to stage"),
+    (exercise.gathers, (18, 2), "the first stage's weights have to be gathered, too"),
+    (exercise.gathers, (19, 4), "looped BFS: 4 isn't it"),
 ]
 
 
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
-def test_other_measures_of_table_5_are_named():
-    costs = pp.Costs(18.546, 18.097, 9.321, latency=0.762)
-    t = pp.simulate(pp.build("1F1B", num_ranks=8, num_microbatches=64), costs)
-    assert "the bubble ratio" in exercise.table_5((t.bubble_ratio, 0, 0)).says
-    assert "that is the makespan" in exercise.table_5((t.makespan, 0, 0)).says
-    without = pp.simulate(t.schedule, pp.Costs(18.546, 18.097, 9.321))
-    assert "without the latency" in exercise.table_5((without.span_bubble_fraction, 0, 0)).says
+def test_other_right_answers_are_accepted():
+    assert exercise.looped_bfs_builder(builds("LoopedBFS"))
+    assert exercise.where_is([8, 0, 11]) and exercise.crossover(0.5417) and exercise.crossover(0.542)
+    assert exercise.one_denominator((0.127, 0.068, 96)) and exercise.transfers(3.29)
+    assert exercise.beat_24(pp.Schedule(undoubled(3)))
 
 
-def test_any_right_answer_is_accepted():
-    assert exercise.table_5((0.1240, 0.0674, 0.0444))  # as printed in the paper
-    assert exercise.affordable_overhead(0.0313) and exercise.affordable_overhead(0.0312)  # of 0.03125
-    assert exercise.small_weights(0.139)
-    assert exercise.products([8, 4])
-    assert exercise.balanced_placement([[0, 6, 9, 15], [1, 7, 8, 14], [2, 4, 11, 13], [3, 5, 10, 12]])
-    assert exercise.place_weights(builds("ZB-H1")(4, 8).rows[3])
+def test_the_latencies_where_lines_cross_are_those_of_the_simulation():
+    def takes(name, V, c, **options):
+        s = pp.build(name, num_ranks=4, num_microbatches=8, **options)
+        return pp.simulate(s, pp.Costs(latency=c).finer(V)).makespan
 
+    def two(c):
+        return takes("Interleaved1F1B", 2, c, stages_per_rank=2)
 
-def test_the_memory_that_a_zero_needs_is_enough():
-    """What the search finds with it and with one less."""
-    costs = pp.Costs(3, 3, 2)
-    for limit, bubble in ((10, 0), (9, 2)):
-        s = pp.build("ZB-1P", num_ranks=4, num_microbatches=24, costs=costs, limit=limit)
-        assert max(pp.simulate(s, costs).spans_per_rank) == 24 * 8 + bubble
-
-
-@pytest.mark.parametrize("M", [63, 64, 65])
-def test_the_affordable_overhead_is_where_the_simulations_cross(M):
-    fused = pp.simulate(one_f_one_b(4, M), pp.Costs(3, 4, 2)).makespan
-    halves = 4 + 3 / 32, 2 + 3 / 32
-    split = pp.simulate(builds("ZB-H1")(4, M), pp.Costs(3, *halves)).makespan
-    assert (split > fused) == (M > 64) and (split == fused) == (M == 64)
-
-
-@pytest.mark.slow
-def test_a_split_may_multiply_in_another_order():
-    assert exercise.split_linear(lambda x, w, g: (g @ w, lambda: (x.t() @ g).t()))
+    assert two(13 / 24) == pytest.approx(takes("eager-1F1B", 1, 13 / 24))
+    assert two(2.25 / 16) == pytest.approx(takes("Interleaved1F1B", 4, 2.25 / 16, stages_per_rank=4))
+    assert two(1.375) == pytest.approx(takes("1F1B", 1, 1.375))

@@ -1,142 +1,105 @@
-"""Chapter 8's checkers refuse wrong answers and say what is wrong; its tables are what they are said to be."""
+"""The checkers of chapter 8 refuse wrong answers and say what is wrong; what is right, the chapter's solutions show."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-
-import pytest
-import torch
-from checkers import builds, table_tests
-from torch import nn
+from checkers import builds, raises, table_tests
 
 import pplab as pp
-from pplab import lab, runtime
-from pplab.course import torch_pipelining as exercise
-from pplab.course.verdict import Wrong
-
-TRUTH = {"A": "missing", "B": "runs", "C": "losses", "D": "deadlock"}
-RANK_0 = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
-RANK_1 = "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1"
-OUT_OF_ORDER = """0F0,0F1,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
-1F1,1I1,1F0,1I0,1W1,1F2,1I2,1W0,1F3,1I3,1W2,1W3"""
-ZB_H1 = lab.to_csv(builds("ZB-H1")(2, 4))
+from pplab import lab
+from pplab.course import dualpipe as exercise
 
 
-def repaired() -> tuple:
-    rows = exercise.stalled()
-    moves = ("4RECV_F0", 2), ("4RECV_F2", 2), ("4RECV_F1", 2), ("4RECV_F3", 2), ("4RECV_F0", 2), ("3RECV_B7", 4)
-    for receive, places in moves:
-        rows = exercise.later(rows, receive, places)
+def twice(name, more=0):
+    """A function from a DualPipeV to a schedule on twice as many ranks."""
+    return lambda folded: builds(name)(2 * folded.num_ranks, 2 * folded.num_microbatches + more)
+
+
+def alone(folded):
+    """DualPipe's rows with the halves of every pair one after the other."""
+    return [[action for item in row for action in pp.actions.parts(item)] for row in twice("DualPipe")(folded).rows]
+
+
+def forwards_first(folded):
+    """A stage on two ranks and two directions, as in DualPipe, but each in GPipe's order."""
+    P, M = 2 * folded.num_ranks, folded.num_microbatches
+    ways = [(r, range(M)) for r in range(P)], [(P - 1 - r, range(M, 2 * M)) for r in range(P)]
+    both = list(zip(*ways, strict=True))
+    return [[f"{s}{kind}{m}" for kind in "FB" for s, order in way for m in order] for way in both]
+
+
+def paired(cap):
+    def rows(P, M):
+        return exercise.paired(builds("1F1B", in_flight=[cap(P, s) for s in range(P)])(P, M).rows)
+
     return rows
 
 
+def side_by_side(folded):
+    """Two DualPipeVs that never meet."""
+    both = lab.replicate(folded, 2).rows
+    return [*both[: folded.num_ranks], *both[: folded.num_ranks - 1 : -1]]
+
+
 WRONG = [
-    (exercise.lowered, 4, "expected rows as CSV text or as actions"),
-    (exercise.lowered, [RANK_0], "expected 2 rows, got 1"),
-    (exercise.lowered, [RANK_0.replace("0B0 ", ""), RANK_1], "rank 0 should compute 0F0, 0F1, 0B0, 0B1"),
-    (exercise.lowered, [RANK_0.replace("0SEND_F1 ", ""), RANK_1], "rank 0: 0SEND_F1 is missing"),
-    (exercise.lowered, [RANK_0 + " 0SEND_F1", RANK_1], "rank 0: 0SEND_F1 stands more than once"),
-    (exercise.lowered, [RANK_0 + " 0SEND_B0", RANK_1], "rank 0: nobody needs 0SEND_B0"),
+    (exercise.unfold, side_by_side, "goes through all 2 ranks and back: yours sends 0 messages"),
+    (exercise.pairs, 3, "that is with 8 microbatches"),
+    (exercise.pairs, 20, "have no partner"),
+    (exercise.pairs, 10, "both directions count"),
+    (exercise.parameters_and_peaks, (1 / 8, 1 / 8, 9, 8.5), "DualPipe's parameters: 0.125 isn't it"),
+    (exercise.parameters_and_peaks, (1 / 4, 1 / 8, 9, 17), "DualPipeV's peak: 17 isn't it; the number is smaller"),
+    (exercise.parameters_and_peaks, (1 / 4, 1 / 8), "expected 4 numbers"),
+    (exercise.unfold, 3, "expected a function of a schedule"),
+    (exercise.unfold, raises, "your function raised IndexError"),
     (
-        exercise.lowered,
-        [RANK_0.replace("0F1 0SEND_F1", "0SEND_F1 0F1"), RANK_1],
-        "0SEND_F1 stands before 0F1, which makes it",
+        exercise.unfold,
+        lambda folded: folded,
+        "expected 2 ranks, 2 stages and 4 microbatches; your schedule has 1 rank, 2 stages",
     ),
-    (
-        exercise.lowered,
-        [RANK_0.replace("0RECV_B1 0B1", "0B1 0RECV_B1"), RANK_1],
-        "0RECV_B1 stands after 0B1, which needs it",
-    ),
-    (
-        exercise.lowered,
-        [RANK_0, RANK_1.replace("1RECV_F1 1B0 1SEND_B0", "1B0 1SEND_B0 1RECV_F1")],
-        "deadlock of messages: rank 0 waits at 0B0 with 0SEND_F1",
-    ),
-    (exercise.accumulated, 1.125, "in units of one step's gradient"),
-    (exercise.accumulated, 0.5, "something of the first step is left"),
-    (exercise.accumulated, 0.6, "the number is smaller"),
-    (exercise.accumulated, 56.25, "in per cent: give it as a share of 1"),
-    (exercise.judge, "runs", "expected a dict with the keys A, B, C and D"),
-    (exercise.judge, {**TRUTH, "A": "wrong"}, "A: expected one of runs, missing, deadlock, losses"),
-    (exercise.judge, {**TRUTH, "A": "runs"}, "A: not 'runs'; count the forwards of rank 1"),
-    (exercise.judge, {**TRUTH, "B": "losses", "C": "runs"}, "backwards may be in any"),
-    (exercise.judge, {**TRUTH, "C": "deadlock"}, "in what order does the last stage run its forwards"),
-    (exercise.repaired, exercise.stalled(), "that takes as long as before"),
-    (exercise.repaired, exercise.later(exercise.stalled(), "4RECV_F0", 2), "that takes 68"),
-    (exercise.repaired, exercise.later(exercise.stalled(), "4RECV_F0", 6), "too far: deadlock"),
-    (exercise.repaired, exercise.later(repaired(), "4RECV_F0", 20), "stands after 4F0"),
-    (exercise.run_csv, "0F0,0B0\n1F0", "1B0 is missing"),
-    (exercise.run_csv, "0F0,0B0\n1F0,1B0", "expected 2 ranks, a stage on each, and 4 microbatches"),
-    (exercise.run_csv, lab.to_csv(builds("1F1B")(2, 4)), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
-    (exercise.run_csv, OUT_OF_ORDER, "would take one microbatch's loss for another's"),
-    (exercise.stage_for_torch, 3, "expected a module"),
-    (exercise.stage_for_torch, nn.LayerNorm(6), "its first layer should be the nn.Linear(6, 6)"),
-    (exercise.stage_for_torch, nn.Linear(5, 6), "it fails on a tensor of (2, 3, 6): RuntimeError"),
-    (exercise.stage_for_torch, nn.Linear(6, 5), "a tensor of the shape that it takes"),
-    (exercise.stage_for_torch, nn.Linear(6, 6), "it still returns a view"),
-    (exercise.stage_for_torch, nn.Sequential(nn.Linear(6, 6), nn.Identity()), "it still returns a view"),
+    (exercise.unfold, lambda folded: folded.rows + folded.rows[::-1], "0F0"),
+    (exercise.unfold, twice("DualPipe", more=2), "expected 2 ranks, 2 stages and 4 microbatches"),
+    (exercise.unfold, twice("1F1B"), "the stages are on ranks (0, 1); DualPipe has them on ((0, 1), (0, 1))"),
+    (exercise.unfold, alone, "DualPipe takes"),
+    (exercise.unfold, forwards_first, "DualPipe takes"),
+    (exercise.fit, (3, -3), "yours says 0, and the simulation 2"),
+    (exercise.fit, (1, 1), "P=4, F=I=3, W=1: yours says 4, and the simulation 8"),
+    (exercise.fit, 3, "expected two numbers"),
+    (exercise.fit, ("3", "-1"), "expected two numbers"),
+    (exercise.break_even, 2.7, "a pair of half stages"),
+    (exercise.break_even, 2.875, "that is DualPipe's"),
+    (exercise.break_even, 1.4375, "has more pairs on a rank"),
+    (exercise.break_even, 1.5, "the number is smaller"),
+    (exercise.promises_too_much, (1, 1, 1), "it promises 2, which is what there is"),
+    (exercise.promises_too_much, (3, 4, 2), "it promises 9, and there is 8, less"),
+    (exercise.promises_too_much, (3, -4, 2), "backward_input must be a number"),
+    (exercise.promises_too_much, (3, 4), "expected three durations (F, I, W), got (3, 4)"),
+    (exercise.promises_too_much, 3, "expected three durations (F, I, W), got 3"),
+    (exercise.promises_too_much, (3, float("nan"), 2), "must be a number"),
+    (exercise.fit, (float("nan"), 1), "yours says nan"),
+    (exercise.promises_too_much, ("a", 4, 1), "forward must be a number"),
+    (exercise.paired_builder, 1, "expected a function"),
+    (exercise.paired_builder, paired(lambda P, s: P - s), "is possible"),
+    (exercise.paired_builder, paired(lambda P, s: 2 * (P - s) + (s == 0)), "are enough"),
+    (exercise.paired_builder, raises, "your function raised IndexError"),
+    (exercise.both_copies, 1, "expected a function of two lists"),
+    (exercise.both_copies, lambda a, b: [(x + y) / 2 for x, y in zip(a, b, strict=True)], "half of what one process"),
+    (exercise.both_copies, lambda a, b: a, "not the gradients of one process"),
+    (exercise.both_copies, lambda a, b: a + b, "expected 4 gradients, one per parameter, got 8"),
+    (exercise.both_copies, raises, "your function raised IndexError"),
+    (exercise.both_copies, lambda a, b: ["a"] * 4, "your function raised TypeError"),
 ]
 
 
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
-def test_right_answers_may_differ():
-    assert exercise.lowered([RANK_0, RANK_1]) and exercise.lowered(f"{RANK_0}\n{RANK_1}")
-    assert exercise.lowered(f"{RANK_0.replace(' ', ',')}\n{RANK_1.replace(' ', ',')}\n")
-    assert exercise.judge(TRUTH) and exercise.accumulated(0.5625)
-    assert exercise.repaired(repaired())
+def test_any_right_answer_is_accepted():
+    assert exercise.unfold(twice("DualPipe"))
+    assert exercise.promises_too_much((1, 1, 2)) and exercise.promises_too_much((2, 1, 1))
+    assert exercise.paired_builder(paired(lambda P, s: 2 * (P - s)))
 
 
-def test_a_receive_that_isnt_there_cant_be_moved():
-    with pytest.raises(ValueError, match="no row has 9RECV_F0"):
-        exercise.later(exercise.stalled(), "9RECV_F0", 1)
-
-
-@pytest.fixture(scope="module")
-def one_pool() -> Iterator[runtime.Pool]:
-    """Two processes for all of a module's tests, the checkers' own runs included: to start them takes seconds."""
-    with runtime.Pool(2, device="cpu") as pool, pytest.MonkeyPatch.context() as patch:
-
-        def same(num_ranks: int, *, device: str) -> nullcontext:
-            assert (num_ranks, device) == (2, "cpu")
-            return nullcontext(pool)
-
-        patch.setattr(runtime, "Pool", same)
-        yield pool
-
-
-@pytest.mark.slow
-def test_the_tables_are_what_they_are_said_to_be(one_pool):
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    tables = exercise.tables()
-    listed = get_schedule_ops("1F1B", pp_degree=2, num_microbatches=4)
-    assert tables["A"].splitlines() == [",".join(str(a) for a in row if a and a.is_compute_op) for row in listed]
-    for name in "AD":
-        with pytest.raises(pp.ScheduleError, match={"A": "missing", "D": "deadlock"}[name]):
-            pp.validate(lab.read_csv(tables[name]))
-    for name in "BC":
-        pp.validate(lab.read_csv(tables[name]))
-    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)]
-    assert exercise.by_torch(lab.read_csv(tables["B"]), stages) == "equal to one process"
-    with pytest.raises(Wrong, match="would take one microbatch's loss for another's"):
-        exercise.by_torch(lab.read_csv(tables["C"]), stages)
-
-
-@pytest.mark.slow
-def test_real_answers_are_run(one_pool):
-    stage = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
-    assert "ZB-V by torch, gradients equal to one process" in exercise.stage_for_torch(stage).says
-    assert "13 instead of 15, by torch" in exercise.run_csv(ZB_H1).says
-
-
-@pytest.mark.slow
-def test_a_linear_passes_torchs_gpipe_and_fails_its_split_backward(one_pool):
-    """The last test: a run that fails ends the processes."""
-    torch.manual_seed(0)
-    gpipe, zbv = (builds(name)(2, 4) for name in ("GPipe", "ZBVZeroBubble"))
-    assert exercise.by_torch(gpipe, [nn.Linear(6, 6) for _ in range(2)]) == "equal to one process"
-    with pytest.raises(Wrong, match="Failed to run stage backward input"):
-        exercise.by_torch(zbv, [nn.Linear(6, 6) for _ in range(4)])
+def test_only_neighbours_of_different_microbatches_are_paired():
+    rows = pp.Schedule([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]).rows
+    made = [[str(item) for item in row] for row in exercise.paired(rows)]
+    assert made == [["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    assert exercise.backward_first(lambda: "output", lambda: "gradient") == ("output", "gradient")

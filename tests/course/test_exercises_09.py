@@ -1,73 +1,142 @@
-"""Chapter 9's checkers refuse wrong answers and say what is wrong; the stored runs have the causes they are said to."""
+"""Chapter 9's checkers refuse wrong answers and say what is wrong; its tables are what they are said to be."""
 
 from __future__ import annotations
 
-from checkers import raises, table_tests
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from checkers import builds, table_tests
+from torch import nn
 
 import pplab as pp
-from pplab import lab
-from pplab.course import measuring as exercise
+from pplab import lab, runtime
+from pplab.course import torch_pipelining as exercise
+from pplab.course.verdict import Wrong
 
-CAUSES = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
+TRUTH = {"A": "missing", "B": "runs", "C": "losses", "D": "deadlock"}
+RANK_0 = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
+RANK_1 = "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1"
+OUT_OF_ORDER = """0F0,0F1,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
+1F1,1I1,1F0,1I0,1W1,1F2,1I2,1W0,1F3,1I3,1W2,1W3"""
+ZB_H1 = lab.to_csv(builds("ZB-H1")(2, 4))
 
 
-def the_run_itself(timeline, name):
-    return timeline.makespan
+def repaired() -> tuple:
+    rows = exercise.stalled()
+    moves = ("4RECV_F0", 2), ("4RECV_F2", 2), ("4RECV_F1", 2), ("4RECV_F3", 2), ("4RECV_F0", 2), ("3RECV_B7", 4)
+    for receive, places in moves:
+        rows = exercise.later(rows, receive, places)
+    return rows
 
 
 WRONG = [
-    (exercise.share_of_imbalance, 50 / 60, "the second replay's share"),
-    (exercise.share_of_imbalance, 6 / 44, "the denominator is the step"),
-    (exercise.share_of_imbalance, 0.5, "the number is smaller"),
-    (exercise.clock_offset, 7.3, "part of the 7.3 ms is the way"),
-    (exercise.clock_offset, 0.6, "that is the latency"),
-    (exercise.clock_offset, -6.7, "host 2's clock is ahead"),
-    (exercise.diagnose, "slow stage", "expected a dict with the keys A, B, C and D"),
-    (exercise.diagnose, {**CAUSES, "B": "slow link"}, "B: expected a pair of one of slow stage, slow link"),
-    (exercise.diagnose, {**CAUSES, "A": ("slow link", (2, 3))}, "A: not a slow link; the part that stands out is imb"),
-    (exercise.diagnose, {**CAUSES, "A": ("slow stage", 3)}, "A: a slow stage it is, elsewhere"),
-    (exercise.diagnose, {**CAUSES, "B": ("slow link", (0, 1))}, "B: a slow link it is, elsewhere"),
-    (exercise.diagnose, {**CAUSES, "B": ("one pause", 1)}, "print `lab.calibrate(run).links`"),
-    (exercise.diagnose, {**CAUSES, "C": ("slow stage", 1)}, "C: not a slow stage; the part that stands out is over"),
-    (exercise.diagnose, {**CAUSES, "D": ("slow stage", 3)}, "one lasts several times as long"),
-    (exercise.on_the_way, 127.2, "the whole time in receives"),
-    (exercise.on_the_way, 0.486, "that is one message"),
-    (exercise.on_the_way, 20, "the number is smaller"),
-    (exercise.better_schedule, "none", "expected a dict with the keys A, B and C"),
-    (exercise.better_schedule, {"A": "GPipe", "B": "none", "C": "none"}, "A: GPipe is predicted at 103% of the run's"),
-    (exercise.better_schedule, {"A": "none", "B": "none", "C": "none"}, "is predicted at 87% of the run's time"),
-    (exercise.better_schedule, {"A": "none", "B": "GPipe", "C": "GPipe"}, "C: GPipe is predicted at 103%"),
-    (exercise.better_schedule, {"A": "none", "B": "ZB-H2", "C": "none"}, 'expected GPipe, eager-1F1B or "none"'),
-    (exercise.predictor, 400, "expected a function of (timeline, name)"),
-    (exercise.predictor, raises, "your function raised IndexError"),
-    (exercise.predictor, the_run_itself, "that is what the run itself took"),
+    (exercise.lowered, 4, "expected rows as CSV text or as actions"),
+    (exercise.lowered, [RANK_0], "expected 2 rows, got 1"),
+    (exercise.lowered, [RANK_0.replace("0B0 ", ""), RANK_1], "rank 0 should compute 0F0, 0F1, 0B0, 0B1"),
+    (exercise.lowered, [RANK_0.replace("0SEND_F1 ", ""), RANK_1], "rank 0: 0SEND_F1 is missing"),
+    (exercise.lowered, [RANK_0 + " 0SEND_F1", RANK_1], "rank 0: 0SEND_F1 stands more than once"),
+    (exercise.lowered, [RANK_0 + " 0SEND_B0", RANK_1], "rank 0: nobody needs 0SEND_B0"),
+    (
+        exercise.lowered,
+        [RANK_0.replace("0F1 0SEND_F1", "0SEND_F1 0F1"), RANK_1],
+        "0SEND_F1 stands before 0F1, which makes it",
+    ),
+    (
+        exercise.lowered,
+        [RANK_0.replace("0RECV_B1 0B1", "0B1 0RECV_B1"), RANK_1],
+        "0RECV_B1 stands after 0B1, which needs it",
+    ),
+    (
+        exercise.lowered,
+        [RANK_0, RANK_1.replace("1RECV_F1 1B0 1SEND_B0", "1B0 1SEND_B0 1RECV_F1")],
+        "deadlock of messages: rank 0 waits at 0B0 with 0SEND_F1",
+    ),
+    (exercise.accumulated, 1.125, "in units of one step's gradient"),
+    (exercise.accumulated, 0.5, "something of the first step is left"),
+    (exercise.accumulated, 0.6, "the number is smaller"),
+    (exercise.accumulated, 56.25, "in per cent: give it as a share of 1"),
+    (exercise.judge, "runs", "expected a dict with the keys A, B, C and D"),
+    (exercise.judge, {**TRUTH, "A": "wrong"}, "A: expected one of runs, missing, deadlock, losses"),
+    (exercise.judge, {**TRUTH, "A": "runs"}, "A: not 'runs'; count the forwards of rank 1"),
+    (exercise.judge, {**TRUTH, "B": "losses", "C": "runs"}, "backwards may be in any"),
+    (exercise.judge, {**TRUTH, "C": "deadlock"}, "in what order does the last stage run its forwards"),
+    (exercise.repaired, exercise.stalled(), "that takes as long as before"),
+    (exercise.repaired, exercise.later(exercise.stalled(), "4RECV_F0", 2), "that takes 68"),
+    (exercise.repaired, exercise.later(exercise.stalled(), "4RECV_F0", 6), "too far: deadlock"),
+    (exercise.repaired, exercise.later(repaired(), "4RECV_F0", 20), "stands after 4F0"),
+    (exercise.run_csv, "0F0,0B0\n1F0", "1B0 is missing"),
+    (exercise.run_csv, "0F0,0B0\n1F0,1B0", "expected 2 ranks, a stage on each, and 4 microbatches"),
+    (exercise.run_csv, lab.to_csv(builds("1F1B")(2, 4)), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
+    (exercise.run_csv, OUT_OF_ORDER, "would take one microbatch's loss for another's"),
+    (exercise.stage_for_torch, 3, "expected a module"),
+    (exercise.stage_for_torch, nn.LayerNorm(6), "its first layer should be the nn.Linear(6, 6)"),
+    (exercise.stage_for_torch, nn.Linear(5, 6), "it fails on a tensor of (2, 3, 6): RuntimeError"),
+    (exercise.stage_for_torch, nn.Linear(6, 5), "a tensor of the shape that it takes"),
+    (exercise.stage_for_torch, nn.Linear(6, 6), "it still returns a view"),
+    (exercise.stage_for_torch, nn.Sequential(nn.Linear(6, 6), nn.Identity()), "it still returns a view"),
 ]
 
 
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
-def test_answers_may_differ_where_several_are_right():
-    assert exercise.diagnose({**CAUSES, "B": ("slow link", (2, 1))})
-    for name in ("GPipe", "eager-1F1B"):
-        assert exercise.better_schedule({"A": "none", "B": name, "C": "eager-1F1B"})
+def test_right_answers_may_differ():
+    assert exercise.lowered([RANK_0, RANK_1]) and exercise.lowered(f"{RANK_0}\n{RANK_1}")
+    assert exercise.lowered(f"{RANK_0.replace(' ', ',')}\n{RANK_1.replace(' ', ',')}\n")
+    assert exercise.judge(TRUTH) and exercise.accumulated(0.5625)
+    assert exercise.repaired(repaired())
 
 
-def test_the_stored_runs_have_their_causes():
-    stands_out = {"A": "imbalance", "B": "communication", "C": "overhead", "D": "imbalance"}
-    for name, run in exercise.runs().items():
-        pp.validate(run.schedule)
-        mean = lab.where(run).mean
-        assert max(("imbalance", "communication", "overhead", "jitter"), key=mean.get) == stands_out[name]
-        assert run.how == "simulated"
-    longest = max(exercise.runs()["D"].spans, key=lambda span: span.end - span.start)
-    assert longest.rank == 3 and str(longest.action) == "3F4"
+def test_a_receive_that_isnt_there_cant_be_moved():
+    with pytest.raises(ValueError, match="no row has 9RECV_F0"):
+        exercise.later(exercise.stalled(), "9RECV_F0", 1)
 
 
-def test_a_nap_is_taken_once(monkeypatch):
-    slept = []
-    monkeypatch.setattr(exercise.time, "sleep", slept.append)
-    nap = exercise.Nap(0.5, call=2)
-    for _ in range(5):
-        nap("module", ())
-    assert slept == [0.5]
+@pytest.fixture(scope="module")
+def one_pool() -> Iterator[runtime.Pool]:
+    """Two processes for all of a module's tests, the checkers' own runs included: to start them takes seconds."""
+    with runtime.Pool(2, device="cpu") as pool, pytest.MonkeyPatch.context() as patch:
+
+        def same(num_ranks: int, *, device: str) -> nullcontext:
+            assert (num_ranks, device) == (2, "cpu")
+            return nullcontext(pool)
+
+        patch.setattr(runtime, "Pool", same)
+        yield pool
+
+
+@pytest.mark.slow
+def test_the_tables_are_what_they_are_said_to_be(one_pool):
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    tables = exercise.tables()
+    listed = get_schedule_ops("1F1B", pp_degree=2, num_microbatches=4)
+    assert tables["A"].splitlines() == [",".join(str(a) for a in row if a and a.is_compute_op) for row in listed]
+    for name in "AD":
+        with pytest.raises(pp.ScheduleError, match={"A": "missing", "D": "deadlock"}[name]):
+            pp.validate(lab.read_csv(tables[name]))
+    for name in "BC":
+        pp.validate(lab.read_csv(tables[name]))
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)]
+    assert exercise.by_torch(lab.read_csv(tables["B"]), stages) == "equal to one process"
+    with pytest.raises(Wrong, match="would take one microbatch's loss for another's"):
+        exercise.by_torch(lab.read_csv(tables["C"]), stages)
+
+
+@pytest.mark.slow
+def test_real_answers_are_run(one_pool):
+    stage = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
+    assert "ZB-V by torch, gradients equal to one process" in exercise.stage_for_torch(stage).says
+    assert "13 instead of 15, by torch" in exercise.run_csv(ZB_H1).says
+
+
+@pytest.mark.slow
+def test_a_linear_passes_torchs_gpipe_and_fails_its_split_backward(one_pool):
+    """The last test: a run that fails ends the processes."""
+    torch.manual_seed(0)
+    gpipe, zbv = (builds(name)(2, 4) for name in ("GPipe", "ZBVZeroBubble"))
+    assert exercise.by_torch(gpipe, [nn.Linear(6, 6) for _ in range(2)]) == "equal to one process"
+    with pytest.raises(Wrong, match="Failed to run stage backward input"):
+        exercise.by_torch(zbv, [nn.Linear(6, 6) for _ in range(4)])

@@ -1,124 +1,46 @@
-"""Chapter 10's checkers refuse wrong answers and say what is wrong."""
+"""Chapter 10's checkers refuse wrong answers and say what is wrong; the stored runs have the causes they are said to."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-
-import pytest
-import torch
-from checkers import builds, raises, table_tests
+from checkers import raises, table_tests
 
 import pplab as pp
 from pplab import lab
-from pplab.course import balance as exercise
+from pplab.course import measuring as exercise
+
+CAUSES = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
 
 
-def equal(times, num_stages):
-    each, more = divmod(len(times), num_stages)
-    return [each + (stage < more) for stage in range(num_stages)]
-
-
-def greedy(times, num_stages):
-    counts, start = [], 0
-    for left in range(num_stages, 1, -1):
-        end, fair = start + 1, sum(times[start:]) / left
-        while sum(times[start:end]) < fair and len(times) - end > left - 1:
-            end += 1
-        counts, start = [*counts, end - start], end
-    return [*counts, len(times) - start]
-
-
-EQUAL = SimpleNamespace(equal=True)
-
-
-class FakeRun(SimpleNamespace):
-    """What the last checker reads of a run."""
-
-
-MODEL = "GPT with 8 layers of width 128, batch 16 x 128 bytes"
-HELD = {"peak_bytes": (8_400_000, 8_700_000), "bytes_of": (0, 8_700_000), "recomputed_of": (8_400_000, 0)}
-
-
-def other(schedule=None, workload=MODEL, gradients=EQUAL, **held):
-    """A run, and what of it is other than it should be."""
-    job = SimpleNamespace(workload=SimpleNamespace(name=workload))
-    held = SimpleNamespace(**{**HELD, **held})
-    return FakeRun(schedule=schedule or builds("1F1B")(2, 8), job=job, gradients=gradients, held=held)
-
-
-RUN = other()
-
-
-def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):
-    """A stage that computes again, with a fault."""
-    kept = {}
-
-    def forward(m, x):
-        kept[m] = x.detach().requires_grad_(), torch.get_rng_state()
-        with torch.set_grad_enabled(keep):
-            return module(x)
-
-    def backward(m, gradient):
-        x, state = kept.pop(m)
-        now = torch.get_rng_state()
-        if draw_again:
-            torch.set_rng_state(state)
-        output = module(x)
-        if restore:
-            torch.set_rng_state(now)
-        for _ in range(backwards):
-            output.backward(gradient)
-        return x.grad
-
-    return forward, backward
+def the_run_itself(timeline, name):
+    return timeline.makespan
 
 
 WRONG = [
-    (exercise.textbook, (30, 0, 1.33), "needs layers that aren't neighbours"),
-    (exercise.textbook, (40, 0.25, 1), "the limit for many microbatches"),
-    (exercise.textbook, 40, "expected 3 numbers"),
-    (exercise.checkpointed, 3, "expected a function of a module"),
-    (exercise.checkpointed, lambda module: 3, "your stage raised TypeError"),
-    (exercise.checkpointed, partial(recomputing, draw_again=False), "microbatch 0: the input's gradient isn't"),
-    (exercise.checkpointed, partial(recomputing, restore=False), "microbatch 2: the output isn't"),
-    (exercise.checkpointed, partial(recomputing, keep=True), "with autograd: only the input may be kept"),
-    (
-        exercise.checkpointed,
-        partial(recomputing, backwards=0),
-        "microbatch 0: expected the input's gradient, got NoneType",
-    ),
-    (exercise.beat, 20 / 3, "that is the mean"),
-    (exercise.beat, 6, "at most 18 of the 20"),
-    (exercise.beat, 8, "needn't leave equal numbers"),
-    (exercise.beat, 5, "5 isn't it"),
-    (exercise.cutter, (2, 2), "expected a function of (times, num_stages)"),
-    (exercise.cutter, raises, "your function raised IndexError"),
-    (exercise.cutter, equal, "your slowest stage takes 10; 9 is possible"),
-    (exercise.cutter, greedy, "is possible"),
-    (exercise.cutter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
-    (exercise.cutter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
-    (exercise.cutter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
-    (exercise.peak, 200, "that is without recomputation"),
-    (exercise.peak, 8, "that is between backwards"),
-    (exercise.peak, 58, "counted twice"),
-    (exercise.peak, 64, "holds 4 microbatches on rank 0, not 8"),
-    (exercise.capped, (3, 3, 2, 2), "rank 0 would hold 48 MB: 4 in flight of 12"),
-    (exercise.capped, (1, 1, 3, 5), "it fits, and its slowest stage takes 17; 11 fits as well"),
-    (exercise.capped, (1, 2, 4, 4), "the stages have 11 layers, and there are 10"),
-    (exercise.capped, (5, 5), "expected 4 numbers of layers, got 2"),
-    (exercise.capped, "1243", "expected 4 numbers of layers, got '1243'"),
-    (exercise.head_in_a_v, (4,) * 8, "the slowest takes 10.41; 9 is possible"),
-    (exercise.head_in_a_v, (3, 5, 5, 5, 4, 4, 3, 3), "is as fast"),
-    (exercise.head_in_a_v, (5, 0, 5, 5, 4, 4, 9, 0), "a stage without a layer"),
-    (exercise.fits, 9, "expected what `pool.train(...)` returned"),
-    (exercise.fits, other(schedule=builds("GPipe")(2, 8)), "expected a run of 1F1B"),
-    (exercise.fits, other(workload="GPT with 2 layers"), "expected models.gpt(batch_size=16)"),
-    (exercise.fits, other(gradients=None), "run it with check_gradients=True"),
-    (exercise.fits, other(gradients=SimpleNamespace(equal=False)), "aren't those of one process"),
-    (exercise.fits, other(peak_bytes=(16_800_000, 1), recomputed_of=()), "rank 0 holds 16.8 MB at its peak"),
-    (exercise.fits, other(bytes_of=(0, 100), recomputed_of=(8_400_000, 8_000_000)), "stage 1 recomputes for nothing"),
+    (exercise.share_of_imbalance, 50 / 60, "the second replay's share"),
+    (exercise.share_of_imbalance, 6 / 44, "the denominator is the step"),
+    (exercise.share_of_imbalance, 0.5, "the number is smaller"),
+    (exercise.clock_offset, 7.3, "part of the 7.3 ms is the way"),
+    (exercise.clock_offset, 0.6, "that is the latency"),
+    (exercise.clock_offset, -6.7, "host 2's clock is ahead"),
+    (exercise.diagnose, "slow stage", "expected a dict with the keys A, B, C and D"),
+    (exercise.diagnose, {**CAUSES, "B": "slow link"}, "B: expected a pair of one of slow stage, slow link"),
+    (exercise.diagnose, {**CAUSES, "A": ("slow link", (2, 3))}, "A: not a slow link; the part that stands out is imb"),
+    (exercise.diagnose, {**CAUSES, "A": ("slow stage", 3)}, "A: a slow stage it is, elsewhere"),
+    (exercise.diagnose, {**CAUSES, "B": ("slow link", (0, 1))}, "B: a slow link it is, elsewhere"),
+    (exercise.diagnose, {**CAUSES, "B": ("one pause", 1)}, "print `lab.calibrate(run).links`"),
+    (exercise.diagnose, {**CAUSES, "C": ("slow stage", 1)}, "C: not a slow stage; the part that stands out is over"),
+    (exercise.diagnose, {**CAUSES, "D": ("slow stage", 3)}, "one lasts several times as long"),
+    (exercise.on_the_way, 127.2, "the whole time in receives"),
+    (exercise.on_the_way, 0.486, "that is one message"),
+    (exercise.on_the_way, 20, "the number is smaller"),
+    (exercise.better_schedule, "none", "expected a dict with the keys A, B and C"),
+    (exercise.better_schedule, {"A": "GPipe", "B": "none", "C": "none"}, "A: GPipe is predicted at 103% of the run's"),
+    (exercise.better_schedule, {"A": "none", "B": "none", "C": "none"}, "is predicted at 87% of the run's time"),
+    (exercise.better_schedule, {"A": "none", "B": "GPipe", "C": "GPipe"}, "C: GPipe is predicted at 103%"),
+    (exercise.better_schedule, {"A": "none", "B": "ZB-H2", "C": "none"}, 'expected GPipe, eager-1F1B or "none"'),
+    (exercise.predictor, 400, "expected a function of (timeline, name)"),
+    (exercise.predictor, raises, "your function raised IndexError"),
+    (exercise.predictor, the_run_itself, "that is what the run itself took"),
 ]
 
 
@@ -126,29 +48,26 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
 def test_answers_may_differ_where_several_are_right():
-    assert exercise.head_in_a_v((3, 5, 5, 5, 4, 4, 4, 2)) and exercise.head_in_a_v([0, 1, 2, 3, 6, 7, 8, 5])
-    assert exercise.cutter(lab.partition) and exercise.fits(RUN)
-    best = lab.partition(
-        exercise.CAPPED_TIMES, 4, activations=exercise.CAPPED_BYTES, in_flight=(4, 3, 2, 1), cap=exercise.CAP
-    )
-    assert exercise.capped(best) and best == (1, 2, 4, 3)
+    assert exercise.diagnose({**CAUSES, "B": ("slow link", (2, 1))})
+    for name in ("GPipe", "eager-1F1B"):
+        assert exercise.better_schedule({"A": "none", "B": name, "C": "eager-1F1B"})
 
 
-def test_the_peak_is_the_simulators():
-    assert exercise.peak(builds("1F1B")(4, 8).peak_held(pp.Memory(2, recomputed=48))[0])
+def test_the_stored_runs_have_their_causes():
+    stands_out = {"A": "imbalance", "B": "communication", "C": "overhead", "D": "imbalance"}
+    for name, run in exercise.runs().items():
+        pp.validate(run.schedule)
+        mean = lab.where(run).mean
+        assert max(("imbalance", "communication", "overhead", "jitter"), key=mean.get) == stands_out[name]
+        assert run.how == "simulated"
+    longest = max(exercise.runs()["D"].spans, key=lambda span: span.end - span.start)
+    assert longest.rank == 3 and str(longest.action) == "3F4"
 
 
-@pytest.mark.slow
-def test_the_run_that_fits_is_recognised():
-    from pplab.lab import models
-    from pplab.runtime import Pool
-
-    with Pool(2, device="cpu") as pool:
-        options = {"steps": 1, "warmup": 0, "check_gradients": True}
-        gpt = models.gpt(batch_size=16)
-        train = partial(pool.train, RUN.schedule, gpt, **options)
-        runs = [train(lab.Meter(), *again) for again in ((), [lab.Recompute([0])], [lab.Recompute()])]
-        assert "lab.Meter()" in exercise.fits(train()).says
-    plain, first, both = map(exercise.fits, runs)
-    assert first and "rank 0 holds 16.8 MB" in plain.says and "stage 1 recomputes for nothing" in both.says
-    assert not exercise.fits(replace(runs[1], gradients=None))
+def test_a_nap_is_taken_once(monkeypatch):
+    slept = []
+    monkeypatch.setattr(exercise.time, "sleep", slept.append)
+    nap = exercise.Nap(0.5, call=2)
+    for _ in range(5):
+        nap("module", ())
+    assert slept == [0.5]

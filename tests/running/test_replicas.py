@@ -173,7 +173,7 @@ def test_gloo_carries_the_same():
 @pytest.mark.parametrize("extra", [reducers.Timed, reducers.TimedDrain])
 def test_in_the_drain_a_stage_is_reduced_while_the_others_work(four, extra):
     """Two stages per rank, whose backwards take 20 ms at least: the later stage's sum starts two of them before the
-    row ends, in place of at its end. Chapter 11 shows what that hides."""
+    row ends, in place of at its end. Chapter 12 shows what that hides."""
     s = lab.replicate(pp.build("LoopedBFS", num_ranks=2, num_microbatches=4), 2)
     run = four.train(s, tiny(), lab.Pace(pp.Costs(10, 10, 10, unit="ms")), extra(), steps=1)
     for ahead in run.extras["timed"]:

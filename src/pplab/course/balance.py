@@ -1,4 +1,4 @@
-"""Checkers of chapter 10."""
+"""Checkers of chapter 11."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers of chapter 11, sends that wait for their receive, and the machines that its exercises are about."""
+"""Checkers of chapter 12, sends that wait for their receive, and the machines that its exercises are about."""
 
 from __future__ import annotations
 

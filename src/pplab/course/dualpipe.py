@@ -1,4 +1,4 @@
-"""Checkers of chapter 7, and what its cells send to ranks."""
+"""Checkers of chapter 8, and what its cells send to ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chapter 12's runs need: faults on purpose, an optimizer that clips alone, and runs that lose something."""
+"""What chapter 13's runs need: faults on purpose, an optimizer that clips alone, and runs that lose something."""
 
 from __future__ import annotations
 

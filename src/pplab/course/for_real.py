@@ -1,4 +1,4 @@
-"""Checkers of chapter 12; what its runs need comes from `faults`."""
+"""Checkers of chapter 13; what its runs need comes from `faults`."""
 
 from __future__ import annotations
 

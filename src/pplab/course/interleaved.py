@@ -1,4 +1,4 @@
-"""Checkers of chapter 5."""
+"""Checkers of chapter 6."""
 
 from __future__ import annotations
 

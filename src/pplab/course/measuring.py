@@ -1,4 +1,4 @@
-"""Checkers of chapter 9, the runs that its exercises are about, and a hook that makes a stage pause once."""
+"""Checkers of chapter 10, the runs that its exercises are about, and a hook that makes a stage pause once."""
 
 from __future__ import annotations
 

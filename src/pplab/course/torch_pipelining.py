@@ -1,4 +1,4 @@
-"""Checkers of chapter 8, with the tables that its exercises are about. Two of them run torch on two processes."""
+"""Checkers of chapter 9, with the tables that its exercises are about. Two of them run torch on two processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers of chapter 6."""
+"""Checkers of chapter 7."""
 
 from __future__ import annotations
 
