@@ -1,6 +1,6 @@
 // What the page says of configurations, rows and spans: everything that the package says, too.
 
-var level, state, kept; // of a game, and the page while a test has another; only var and function outlive a call in every engine
+var level, state, found, kept; // of a game, and the page while a test has another; only var and function outlive a call in every engine
 
 function camelled(given) {
   const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());

@@ -40,10 +40,11 @@ def chromium_engine() -> Iterator[Evaluate]:
 def opened(engine: Callable) -> Iterator[Evaluate]:
     """The page's scripts in an engine: expressions go in, and their values come out of JSON."""
     sys.path.append(str(BOOK / "_ext"))
-    from pplab_schedules import script
+    import pplab_levels
+    import pplab_schedules
 
     with engine() as run:
-        run(f"{script()}\n;0")
+        run(f"{pplab_schedules.script()}\n{pplab_levels.script()}\n;0")
         for path in SCRIPTS:
             run(f"{path.read_text()}\n;0")
         yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))

@@ -1,4 +1,4 @@
-"""The directives `explorer` and `play`: the page's interactive views, each around a picture for paper.
+"""The directives `explorer` and `play`: the page's interactive views, each around what stands there on paper.
 
     ```{explorer}
     :schedule: 1F1B
@@ -8,8 +8,15 @@
     ```
 
 The options are the explorer's settings (see `SETTINGS`), checked by building and simulating what they say: a wrong one
-is a build error. The picture is drawn by pplab when the book is built, for print and for readers without scripts. A
-page loads the scripts, and what they know of the schedules (see pplab_schedules), only if it has one of these views.
+is a build error. The picture is drawn by pplab when the book is built, for print and for readers without scripts.
+
+    ```{play}
+    :level: memory-line
+    ```
+
+is one level of the game (see pplab_levels) with a link to all of them; without the option it is the whole game. For
+print and for readers without scripts it is the question in words. A page loads the scripts, and what they know of
+schedules and levels, only if it has one of these views.
 """
 
 from __future__ import annotations
@@ -18,12 +25,14 @@ import html
 from collections.abc import Callable
 from urllib.parse import parse_qsl, quote
 
+import pplab_levels
 import pplab_schedules
 from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
+GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": ("explorer/core.js", "explorer/chart.js", "explorer/settings.js", "explorer/explorer.js"),
     "play": ("explorer/core.js", "explorer/play.js", "explorer/chart.js", "explorer/play_view.js"),
@@ -80,7 +89,7 @@ FIRST = (
 
 
 class view(nodes.General, nodes.Element):
-    """A view: its kind, its root element's attributes, and the HTML of its picture."""
+    """A view: its kind, its root element's attributes, and the HTML of what stands there without scripts."""
 
 
 class state_link(nodes.Inline, nodes.TextElement):
@@ -115,16 +124,22 @@ class ExplorerDirective(SphinxDirective):
 
 
 class PlayDirective(Directive):
-    """The game: schedules built by hand. `level` is the one that it starts with."""
+    """The game: schedules built by hand. With `level`, that one level."""
 
     option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
-        """The game, around a picture of what a finished level looks like."""
-        state = {name: default for name, (_, default) in SETTINGS.items()} | {"ranks": 2, "microbatches": 4}
-        attributes = {"data-level": self.options["level"]} if "level" in self.options else {}
-        note = "<p>The game needs a browser with scripts. This is a finished level: 1F1B on two ranks.</p>"
-        return [view(kind="play", attributes=attributes, picture=note + _picture(state))]
+        """The game, around its questions in words."""
+        only = self.options.get("level")
+        shown = [level for level in pplab_levels.LEVELS if only in (None, level.id)]
+        if not shown:
+            known = ", ".join(level.id for level in pplab_levels.LEVELS)
+            raise self.error(f"play: no level is named {only!r}: choose from {known}")
+        questions = "".join(
+            f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.task())}</p>" for level in shown
+        )
+        note = "<p>With scripts, a browser shows this as a game. It can be solved on paper, too.</p>"
+        return [view(kind="play", attributes={"data-level": only} if only else {}, picture=questions + note)]
 
 
 def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=None, content=None) -> tuple[list, list]:
@@ -183,12 +198,15 @@ def _said(options: dict) -> str:
 
 
 def visit_html(self, node: nodes.Element) -> None:
-    """Write the root element, with where the explorer's own page is, and the picture in it."""
+    """Write the root element, with where the view's own page is, and the picture in it."""
     attributes = {"class": f"pplab-{node['kind']}", **node["attributes"]}
-    builder = self.builder
-    is_there = PAGE in builder.env.found_docs and builder.current_docname != PAGE
-    if node["kind"] == "explorer" and is_there and "data-page" not in attributes:
-        attributes["data-explorer"] = builder.get_relative_uri(builder.current_docname, PAGE) + "#explorer"
+    builder, here = self.builder, self.builder.current_docname
+    there = GAME if node["kind"] == "play" else PAGE
+    if there in builder.env.found_docs and there != here:
+        if node["kind"] == "explorer" and "data-page" not in attributes:
+            attributes["data-explorer"] = builder.get_relative_uri(here, there) + "#explorer"
+        elif "data-level" in attributes:
+            attributes["data-game"] = builder.get_relative_uri(here, there)
     written = " ".join(f'{name}="{html.escape(str(value), quote=True)}"' for name, value in attributes.items())
     self.body.append(f'<div {written}><div class="pplab-static">{node["picture"]}</div></div>\n')
     raise nodes.SkipNode
@@ -218,8 +236,9 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     scripts = dict.fromkeys(script for kind in sorted(kinds) for script in SCRIPTS[kind])
     for script in scripts:
         app.add_js_file(script, loading_method="defer")
-    if kinds:
-        app.add_js_file(None, body=pplab_schedules.script())  # runs before the scripts above, which are deferred
+    known = [pplab_schedules.script()] * bool(kinds) + [pplab_levels.script()] * ("play" in kinds)
+    if known:
+        app.add_js_file(None, body="\n".join(known))  # runs before the scripts above, which are deferred
         app.add_css_file(STYLE)
 
 

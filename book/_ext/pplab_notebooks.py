@@ -9,6 +9,9 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <details class="note"><summary>Words</summary>  a folded admonition
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
                                                     that only the page has are tags: `controls: ranks latency`
+    ```{play}                                       a level of the game, in a cell of its own; elsewhere it is these
+    :level: NAME                                    three lines, so the sentence before it says what is asked
+    ```
 
 Charts keep their page's form under a type of their own (see pplab.course.figures).
 """

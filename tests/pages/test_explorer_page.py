@@ -49,11 +49,13 @@ PAGES = {
 ```{toctree}
 book/explorer
 book/play
+levels
 plain
 ```
 """,
     "book/explorer.md": "# Explorer\n\n```{explorer}\n:page:\n```\n",
     "book/play.md": "# Play\n\n```{play}\n```\n",
+    "levels.md": "# Two\n\n```{play}\n:level: eighteen\n```\n\n```{play}\n:level: memory-line\n```\n",
     "plain.md": "# Nothing here\n",
 }
 
@@ -392,10 +394,10 @@ def test_paper_and_readers_without_scripts_have_a_picture(visit):
 
 def test_pages_without_a_view_load_no_script_of_it(site):
     loaded = {name: re.findall(r"explorer/(\w+)\.js", (site / name).read_text()) for name in
-              ("plain.html", "index.html", "book/explorer.html", "book/play.html")}  # fmt: skip
+              ("plain.html", "index.html", "levels.html", "book/explorer.html", "book/play.html")}  # fmt: skip
     assert loaded["plain.html"] == []
     assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "chart", "settings", "explorer"]
-    assert loaded["book/play.html"] == ["core", "play", "chart", "play_view"]
+    assert loaded["book/play.html"] == loaded["levels.html"] == ["core", "play", "chart", "play_view"]
 
 
 def test_wrong_options_fail_the_build_and_are_named(tmp_path):
@@ -435,37 +437,115 @@ def test_a_change_is_drawn_soon(visit, capsys):
         assert middle <= 4 * frame_ms  # one or two on an idle machine
 
 
-def test_play_refuses_with_the_reason_and_scores(visit):
-    tab = visit("book/play.html#level=less-memory", settled=".pplab-play")
-    root, says = tab.locator(".pplab-play"), tab.locator(".pplab-says")
-    tab.click("[data-text='1F0']")
-    assert says.inner_text() == "1F0 waits for the output of 0F0 on rank 0: place that first."
-    for action in ("0F0", "0F1", "0F2", "0F3"):
+def placed(tab, *actions: str) -> None:
+    for action in actions:
         tab.click(f"[data-text='{action}']")
-    assert says.inner_text().startswith("Memory cap: rank 0 already holds 3")
-    assert root.get_attribute("data-placed") == "3"
+
+
+def test_play_refuses_with_the_reason_and_scores(visit):
+    tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
+    root, says = tab.locator(".pplab-play"), tab.locator(".pplab-says")
+    placed(tab, "1F0")
+    assert says.inner_text() == "1F0 waits for the output of 0F0 on rank 0: place that first."
+    placed(tab, "0F0", "0F1", "0F2", "0F3")
+    assert says.inner_text().startswith("Rank 0 has no memory left: it holds 0F0, 0F1 and 0F2.")
+    assert root.get_attribute("data-placed") == "3" and "1F1B" not in root.locator(".pplab-figures").inner_text()
+    assert "peak 3/3" in root.locator(".pplab-ranks").text_content() and root.locator(".pplab-cap").count() == 1
     tab.click("[data-do=undo]")
     assert root.get_attribute("data-placed") == "2" and tab.locator("[data-text='0F2']").count() == 1
-    while not tab.locator("[data-do=hint]").is_disabled():
-        tab.click("[data-do=hint]")
-        tab.keyboard.press("Enter")  # the hinted action has the focus
-    reference = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=4), pp.Costs(backward=2))
+    tab.click("[data-do=hint]")
+    tab.keyboard.press("Enter")  # the hinted action has the focus
+    reference = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=5), pp.Costs(backward=2))
+    actions = [str(s.action) for s in sorted(reference.spans, key=lambda s: (s.start, s.rank))]
+    placed(tab, *(a for a in actions if tab.locator(f"[data-text='{a}']").count()))
     assert float(root.get_attribute("data-makespan")) == reference.makespan
-    assert root.get_attribute("data-solved") == "true" and "Solved." in says.inner_text()
+    assert root.get_attribute("data-found") == "true" and says.inner_text().startswith(
+        "You built 1F1B. Your order takes 21"
+    )
+    assert says.inner_text().endswith("You took 1 hint.") and "28.6\N{NO-BREAK SPACE}%" in root.inner_text()
+    tab.check(".pplab-reference")
+    assert root.locator(".pplab-title").count() == 2
     with tab.expect_download() as download:
         tab.click(".pplab-csv")
     mine = lab.read_csv(Path(download.value.path()).read_text())
     pp.validate(mine, max_in_flight=3)
     assert pp.simulate(mine, pp.Costs(backward=2)).makespan == reference.makespan
     tab.click("[data-do='next level']")
-    assert root.get_attribute("data-level") == "four-ranks" and "level=four-ranks" in tab.url
+    assert root.get_attribute("data-shows") == "latency" and "level=latency" in tab.url
+    assert "Memory for three ✓" in tab.inner_text("option[value=memory-line]")
+
+
+def test_play_by_hints_alone_is_not_ticked(visit):
+    tab = visit("book/play.html#level=first-steps", settled=".pplab-play")
+    while not tab.locator("[data-do=hint]").is_disabled():
+        tab.click("[data-do=hint]")
+        tab.keyboard.press("Enter")
+    root = tab.locator(".pplab-play")
+    assert root.get_attribute("data-solved") == "true" and root.get_attribute("data-found") == "false"
+    assert "Hints named 4 of the 4 actions" in tab.inner_text(".pplab-says")
+    assert "✓" not in tab.inner_text("option[value=first-steps]")
 
 
 def test_play_goes_on_where_it_was_left(visit):
     tab = visit("book/play.html", settled=".pplab-play")
-    tab.click("[data-text='0F0']")
+    placed(tab, "0F0")
     tab.reload()
     tab.wait_for_selector(".pplab-play[data-placed='1']")
     tab.click("[data-do='start again']")
     assert tab.get_attribute(".pplab-play", "data-placed") == "0"
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_addresses_and_progress_of_the_first_edition(visit):
+    tab = visit("book/play.html#level=less-memory", settled=".pplab-play")
+    assert tab.get_attribute(".pplab-play", "data-shows") == "memory-line"
+    assert tab.inner_text(".pplab-says") == "The level less-memory has become this one."
+    kept = {
+        "less-memory": {"moves": [[0, "0F0"]], "isSolved": True},
+        "latency": {"moves": [[0, "0F0"]], "isSolved": True},
+    }
+    tab.evaluate("kept => localStorage.setItem('pplab-play', JSON.stringify(kept))", kept)
+    tab.evaluate("() => { location.hash = 'level=nothing' }")
+    tab.wait_for_selector(".pplab-play[data-shows=first-steps]")
+    assert tab.inner_text(".pplab-says") == "There is no level nothing: this is the first one."
+    assert "✓" not in tab.inner_text("option[value=memory-line]") and "✓" in tab.inner_text("option[value=latency]")
+    tab.select_option(".pplab-play select", "latency")
+    assert tab.get_attribute(".pplab-play", "data-placed") == "1"
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 390, "has_touch": True, "color_scheme": "dark"}])
+def test_levels_in_a_chapter_keep_to_themselves(visit, options):
+    tab = visit("levels.html", settled=".pplab-play:last-of-type", **options)
+    first, second = tab.locator(".pplab-play").all()
+    assert [each.get_attribute("data-shows") for each in (first, second)] == ["eighteen", "memory-line"]
+    assert tab.locator(".pplab-play select").count() == 0 and "Finish before 18." in first.inner_text()
+    assert tab.locator(".pplab-cap").count() == 1, "the one with a memory"
+    action = first.locator("[data-text='0F0']")
+    if options:
+        action.tap()
+    else:
+        action.focus()
+        tab.keyboard.press("ArrowRight")
+        tab.keyboard.press("ArrowLeft")
+        tab.keyboard.press("Enter")
+    second.locator("[data-text='0F0']").click()
+    second.locator("[data-text='0F1']").click()
+    assert [each.get_attribute("data-placed") for each in (first, second)] == ["1", "2"] and "#" not in tab.url
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    tab.reload()
+    tab.wait_for_selector(".pplab-play:last-of-type[data-placed='2']")
+    assert first.get_attribute("data-placed") == "1"
+    second.locator(".pplab-open").click()
+    tab.wait_for_selector(".pplab-play[data-shows=memory-line][data-placed='2']")
+    assert tab.locator(".pplab-play select").count() == 1
+
+
+def test_a_level_on_paper_and_without_scripts_is_its_question(visit):
+    plain = visit("levels.html", settled="", java_script_enabled=False)
+    asked = plain.locator(".pplab-static").all_inner_texts()
+    assert "Finish before 18." in asked[0] and "Finish by 21." in asked[1] and "1F1B" not in "".join(asked)
+
+
+def test_a_level_that_is_not_there_fails_the_build(tmp_path):
+    made = sphinx(tmp_path, {"index.md": "# Wrong\n\n```{play}\n:level: less-memory\n```\n"})
+    assert made.returncode != 0 and "no level is named 'less-memory': choose from first-steps, eighteen" in made.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -14,7 +15,7 @@ from pplab import Costs, Schedule, lab, simulate, validate
 from pplab.text import parse
 
 LEVELS = (  # from the first steps to zero bubble
-    *("first-steps", "fill-and-drain", "less-memory", "four-ranks", "latency", "two-stages", "split-backward"),
+    *("first-steps", "eighteen", "memory-line", "latency", "two-stages", "split-backward"),
     *("zero-bubble", "zero-bubble-v"),
 )
 
@@ -41,13 +42,23 @@ def placed(evaluate: Evaluate, rank: int, text: str) -> str | None:
 
 def test_the_levels(evaluate: Evaluate) -> None:
     levels = evaluate(
-        "pplab.play.levels.map(({ id, title, text, numRanks, numMicrobatches, kinds, numActions }) => "
-        "({ id, title, text, sizes: [numRanks, numMicrobatches], kinds, numActions }))"
+        "pplab.play.levels.map(({ id, title, task, end, numRanks, numMicrobatches, kinds, numActions }) => "
+        "({ id, title, task, end, sizes: [numRanks, numMicrobatches], kinds, numActions }))"
     )
     assert [level["id"] for level in levels] == list(LEVELS)
     assert levels[0]["sizes"] == [2, 1] and levels[0]["kinds"] == ["B", "F"] and levels[-1]["kinds"] == ["F", "I", "W"]
-    assert all(level["title"] and level["text"] and level["numActions"] <= 36 for level in levels)
+    assert all(level["title"] and level["end"] and level["numActions"] <= 36 for level in levels)
     assert evaluate("refused(() => pplab.play.level('none'))").startswith("no level none: there are first-")
+    assert set(evaluate("Object.values(pplab.play.FORMER)")) < set(LEVELS)
+    assert not set(evaluate("Object.keys(pplab.play.FORMER)")) & set(LEVELS)
+
+
+@pytest.mark.parametrize("name, asked", [("eighteen", "Finish before 18."), ("memory-line", "Finish by 21.")])
+def test_what_chapters_say_of_their_levels(evaluate: Evaluate, name: str, asked: str) -> None:
+    level = evaluate(f"(({{ referenceTimeline, reference, ...level }}) => level)(pplab.play.level('{name}'))")
+    assert level["task"].endswith(asked) and level["par"]["makespan"] == int(asked.split()[-1][:-1])
+    assert (level["numRanks"], level["numMicrobatches"]) == ((3, 5) if level["cap"] else (3, 4))
+    assert level["cap"] in (None, [3, 3, 3]) and level["isBefore"] == (name == "eighteen")
 
 
 def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: dict) -> None:
@@ -60,15 +71,32 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
     }
     mine = lab.read_csv(lab.to_csv(level["reference"]))
     assert eval(level["inPython"], {"pp": pplab, "mine": mine}).makespan == t.makespan
-    assert level["cap"] in (None, list(t.peak_in_flight)) and len(t.spans) == level["numActions"]
+    assert level["cap"] is None or all(p <= most for p, most in zip(t.peak_in_flight, level["cap"], strict=True))
+    assert len(t.spans) == level["numActions"]
     for count, span in enumerate(sorted(t.spans, key=lambda s: (s.start, s.rank))):
         score = evaluate("pplab.play.score(state)")
         assert not score["isComplete"] and score["text"] == f"{count} of {level['numActions']} actions are placed."
         assert placed(evaluate, span.rank, str(span.action)) is None
     score = evaluate("pplab.play.score(state)")
-    assert score["isComplete"] and score["isFast"] and score["isLean"], score
-    assert "; no rank holds more than there" in score["text"]
+    assert score["isComplete"] and score["isSolved"] and score["isFound"], score
+    held = "(, and its ranks hold .+ forwards at most)?"
+    says = rf"You built [^.]+\. Your order takes {t.makespan:g}{held}\. .+ You took no hints\."
+    assert re.fullmatch(says, score["text"]), score["text"]
+    assert level["end"] in score["text"]
     assert lab.read_csv(evaluate("pplab.play.toCSV(state)")) == level["reference"]
+
+
+def test_a_level_by_hints_alone_is_solved_and_not_found(evaluate: Evaluate, level: dict) -> None:
+    while found := evaluate("(found = pplab.play.hint(state)) && (state = found.state, found)"):
+        assert placed(evaluate, found["rank"], found["text"]) is None
+    score, count = evaluate("pplab.play.score(state)"), level["numActions"]
+    assert score["isSolved"] and not score["isFound"] and evaluate("state.hints.length") == count
+    assert score["text"].endswith(
+        f"Hints named {count} of the {count} actions, so this doesn't count as found: start again."
+    )
+    moves = json.dumps(evaluate("state.moves"))
+    again = evaluate(f"pplab.play.score(pplab.play.replay(level, {moves}, state.hints.slice(0, {count // 2})))")
+    assert again["isFound"] and again["text"].endswith(f"You took {count // 2} hints.")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,7 +134,10 @@ def test_playing_at_random(evaluate: Evaluate, level: dict, seed: int) -> None:
     assert level["cap"] is None or all(peak <= cap for peak, cap in zip(t.peak_in_flight, level["cap"], strict=True))
     assert (score["makespan"], score["peakInFlight"]) == (t.makespan, list(t.peak_in_flight))
     assert score["spanBubbleFraction"] == t.span_bubble_fraction and score["isComplete"]
-    assert score["isFast"] == (t.makespan <= level["par"]["makespan"])
+    assert score["bubbleFraction"] == t.bubble_fraction
+    is_straight = not level["isAboutSpan"] or t.span_bubble_fraction <= level["par"]["spanBubbleFraction"]
+    assert score["isSolved"] == (t.makespan <= level["par"]["makespan"] and is_straight)
+    assert t.makespan >= level["par"]["makespan"], "an end that says as fast as the reference would be wrong"
     times = {
         text: (start, end) for text, start, end in evaluate("state.spans.map((s) => [s.item.text, s.start, s.end])")
     }
@@ -129,15 +160,15 @@ def why_not(level: dict, done: list[tuple[int, str]], rank: int, text: str) -> s
     row = [parse(text) for r, text in done if r == rank]
     held = sum(a.kind == "F" for a in row) - sum(a.kind in "BW" for a in row)
     if action.kind == "F" and level["cap"] and held == level["cap"][rank]:
-        return f"Memory cap: rank {rank} already holds {held} forward"
+        return f"Rank {rank} has no memory left: it holds "
     return None
 
 
 def test_moves_that_are_refused(evaluate: Evaluate) -> None:
-    evaluate("state = pplab.play.start(pplab.play.level('less-memory'))")
+    evaluate("state = pplab.play.start(pplab.play.level('memory-line'))")
     for rank, text in [(0, "0F0"), (0, "0F1"), (0, "0F2"), (1, "1F0"), (2, "2F0")]:
         assert placed(evaluate, rank, text) is None
-    instead = "and 0F3 would be one more: a B such as 0B0 must come first."
+    full = "Rank 0 has no memory left: it holds 0F0, 0F1 and 0F2. Before 0F3 fits, "
     for rank, text, reason in [
         (0, "0F0", "0F0 is already placed."),
         (0, " 0F0", "0F0 is already placed."),
@@ -147,30 +178,56 @@ def test_moves_that_are_refused(evaluate: Evaluate) -> None:
         (1, "0F3", "Stage 0 lives on rank 0: 0F3 can't run on rank 1."),
         (0, "0I0", "0I0 is not for this level: its actions are B, F."),
         (0, "(0F3;0B0)OVERLAP_F_B", "(0F3;0B0)OVERLAP_F_B is not for this level: its actions are B, F."),
-        (0, "0F4", "There is no microbatch 4: this level has microbatches 0 to 3."),
+        (0, "0F5", "There is no microbatch 5: this level has microbatches 0 to 4."),
         (2, "3F0", "There is no stage 3: this level has stages 0 to 2."),
         (3, "2F0", "There is no rank 3: this level has ranks 0 to 2."),
-        (0, "0F3", f"Memory cap: rank 0 already holds 3 forwards' activations, as many as it may, {instead}"),
+        (0, "0F3", full + "2B0, 1B0 and 0B0 have to run."),
     ]:
         assert placed(evaluate, rank, text) == reason
     assert "is not an action: expected stage" in placed(evaluate, 0, "F")
+    assert placed(evaluate, 2, "2B0") is None and placed(evaluate, 1, "1B0") is None
+    assert placed(evaluate, 0, "0F3") == full + "0B0 has to run."
 
 
-def test_what_the_levels_say_of_their_references(evaluate: Evaluate) -> None:
-    built, two = pplab.build, Costs(backward=2)
-    small = {"num_ranks": 3, "num_microbatches": 4}
-    gpipe, one_f_one_b = (simulate(built(name, **small), two) for name in ("GPipe", "1F1B"))
-    assert gpipe.makespan == one_f_one_b.makespan and one_f_one_b.peak_in_flight == (3, 2, 1)
-    late = Costs(backward=2, latency=1)
-    eager, waiting = (simulate(built(n, num_ranks=3, num_microbatches=5), late) for n in ("eager-1F1B", "1F1B"))
-    assert eager.makespan < waiting.makespan
-    plain, looped = (simulate(built(n, num_ranks=2, num_microbatches=4), two.finer(v)) for n, v in TWO_STAGES)
-    assert sum(looped.idle) == sum(plain.idle) / 2
-    assert simulate(built("ZB-H1", **small)).peak_in_flight == (3, 3, 3)
-    for level in ("zero-bubble", "zero-bubble-v"):
-        assert evaluate(f"pplab.play.level('{level}').par.spanBubbleFraction") == 0
-    assert simulate(built("ZB-H2", num_ranks=2, num_microbatches=5)).peak_in_flight == (3, 3)
-    assert simulate(built("ZB-V", num_ranks=2, num_microbatches=3)).peak_in_flight == (4, 4)
+def test_an_end_compares_with_the_reference(evaluate: Evaluate) -> None:
+    """1F1B reaches eighteen, too; an order that no schedule has isn't given a name; a late one says by how much."""
+
+    def says(level: str, schedule: Schedule) -> str:
+        t = simulate(schedule, Costs(backward=2))
+        moves = [(s.rank, str(s.action)) for s in sorted(t.spans, key=lambda s: (s.start, s.rank))]
+        return evaluate(f"pplab.play.score(pplab.play.replay(pplab.play.level('{level}'), {json.dumps(moves)})).text")
+
+    four, five = {"num_ranks": 3, "num_microbatches": 4}, {"num_ranks": 3, "num_microbatches": 5}
+    end = says("eighteen", pplab.build("1F1B", **four))
+    assert end.startswith("You built 1F1B. Your order takes 18, as GPipe does. Nobody finishes before 18")
+    late = says("eighteen", pplab.build("naive", **four))
+    assert late.startswith("Your order takes 36, and it can be done in 18. ")
+    rows = [list(map(str, row)) for row in pplab.build("1F1B", **five).rows]
+    rows[1] = "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1F4 1B3 1B4".split()
+    end = says("memory-line", Schedule(rows))
+    assert end.startswith("You built an order of your own; a known one is 1F1B. Your order takes 21, as 1F1B ")
+    assert "as 1F1B does; your ranks hold 3, 3 and 1 forwards at most, and those of 1F1B 3, 2 and 1." in end
+    rows[2] = "2F0 2F1 2B0 2B1 2F2 2B2 2F3 2B3 2F4 2B4".split()
+    assert "which is 1 more than asked" in says("memory-line", Schedule(rows))
 
 
-TWO_STAGES = (("1F1B", 1), ("Interleaved1F1B", 2))
+def test_what_the_levels_say_of_their_references() -> None:
+    from pplab_levels import LEVELS, Level
+
+    def level(name: str) -> Level:
+        return next(each for each in LEVELS if each.id == name)
+
+    of_memory, gpipe = level("memory-line"), level("memory-line").simulated("GPipe")
+    assert of_memory.simulated("1F1B").makespan == gpipe.makespan == 21 and gpipe.peak_in_flight == (5, 5, 5)
+    looped = level("two-stages")
+    assert sum(looped.simulated("Interleaved1F1B", 2).idle) == sum(looped.simulated("1F1B").idle) / 2
+    assert all(each.simulated(each.instead).makespan > each.simulated(each.reference, each.stages_per_rank).makespan
+               for each in LEVELS if each.instead)  # fmt: skip
+    for each in (level("zero-bubble"), level("zero-bubble-v")):
+        assert each.simulated(each.reference, each.stages_per_rank).span_bubble_fraction == 0
+    assert level("zero-bubble").simulated("1F1B").peak_in_flight == (2, 1)
+    assert level("zero-bubble-v").cap == (4, 4) and level("zero-bubble-v").simulated("1F1B").peak_in_flight == (2, 1)
+    secrets = {name for each in LEVELS for name in (each.reference, each.reference.replace("ZBVZeroBubble", "ZB-V"))}
+    for each in LEVELS:
+        told = each.title + each.task().replace(f"{each.instead} would take", "").replace("more memory than 1F1B", "")
+        assert not any(name in told for name in secrets - {"naive"}), each.id

@@ -84,7 +84,7 @@ var pplabChart = (() => {
 
   // ---- drawing -----------------------------------------------------------------------------------------------------
 
-  const LABELS = 58, ROW = 28, BAR = 24, STRIP = 15, TITLE = 26, BETWEEN = 10, AXIS = 40, RIGHT = 14; // pixels
+  const LABELS = 58, ROW = 28, BAR = 24, STRIP = 15, TALL = 24, TITLE = 26, BETWEEN = 10, AXIS = 40, RIGHT = 14; // pixels
   const FONT = 11, SMALL = 9.5;
   const SMALLEST = 480; // as static figures: below, a chart scrolls in its box
   const READABLE = 4, WIDEST = 1600; // the shortest common action is so wide, unless the chart gets too wide
@@ -96,14 +96,15 @@ var pplabChart = (() => {
 
   /**
    * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
-   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark.
+   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
+   * `caps`: per rank, how many forwards it has memory for, a line in its strip.
    */
-  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null }) {
+  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null }) {
     const end = Math.max(until, ...timelines.map((t) => t.makespan));
     const id = `pplab-${++drawings}`;
     const inner = plotWidth(timelines, end, width - LABELS - RIGHT) * zoom;
     const scale = (inner - 1) / end;
-    const row = ROW + (memory ? STRIP + 3 : 0);
+    const strip = caps ? TALL : STRIP, row = ROW + (memory ? strip + 3 : 0);
     let y = 0;
     const charts = timelines.map((timeline, index) => {
       const top = y + TITLE;
@@ -111,14 +112,14 @@ var pplabChart = (() => {
       const longest = path ? pplab.criticalPath(timeline) : [];
       return { timeline, index, top, row, idle: idleOf(timeline), path: longest, bottom: y - BETWEEN };
     });
-    const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight) * fullStages(t)));
+    const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight, ...(caps || [])) * fullStages(t)));
     const height = y - BETWEEN + AXIS;
-    const drawing = { charts, scale, row, x: (time) => time * scale, host };
+    const drawing = { charts, scale, row, strip, caps, x: (time) => time * scale, host };
     const body = charts.map((chart) => drawIdle(drawing, chart, id) + drawBars(drawing, chart, end) +
-      (memory ? drawMemory(drawing, chart, most) : "") + (path ? drawPath(drawing, chart) : ""));
+      (memory ? drawMemory(drawing, chart, most, end) : "") + (path ? drawPath(drawing, chart) : ""));
     const alt = escaped(timelines.map((t) => t.title || describe(t)).join(". "));
     host.innerHTML =
-      `<svg class="pplab-ranks" aria-hidden="true" width="${LABELS}" height="${height}">${charts.map((c) => labels(c, memory)).join("")}</svg>` +
+      `<svg class="pplab-ranks" aria-hidden="true" width="${LABELS}" height="${height}">${charts.map((c) => labels(c, memory && strip, caps)).join("")}</svg>` +
       `<svg class="pplab-gantt" role="img" aria-label="${alt}" width="${Math.ceil(inner + RIGHT)}" height="${height}">` +
       patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner) +
       (par === null ? "" : `<path class="pplab-par" d="M${px(par * scale)} ${TITLE - 4}V${charts[0].bottom + 4}"/>`) +
@@ -159,11 +160,12 @@ var pplabChart = (() => {
     );
   }
 
-  function labels({ timeline, top, row }, memory) {
+  function labels({ timeline, top, row }, strip, caps) {
     const { schedule, peakInFlight } = timeline;
     const rows = peakInFlight.map((peak, rank) => {
       const middle = top + rank * row + ROW / 2;
-      const held = memory ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + STRIP - 4}">peak ${peak}</text>` : "";
+      const most = caps ? `/${caps[rank]}` : "";
+      const held = strip ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + strip - 4}">peak ${peak}${most}</text>` : "";
       return `<text x="${LABELS - 6}" y="${middle + 4}">rank ${rank}</text>${held}`;
     });
     const says = timeline.title || `${schedule.name}: makespan ${short(timeline.makespan, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
@@ -227,18 +229,18 @@ var pplabChart = (() => {
   }
 
   /** Forwards whose activations are held, a strip under each rank; one scale for all ranks and charts. */
-  function drawMemory({ x }, chart, most) {
-    const { timeline, top, row } = chart, unit = fullStages(timeline);
-    let d = "";
+  function drawMemory({ x, strip, caps }, chart, most, end) {
+    const { timeline, top, row } = chart, room = caps ? strip - 5 : strip; // so that the line keeps off the bars
+    const unit = (room * fullStages(timeline)) / most;
+    let d = "", lines = "";
     for (let rank = 0; rank < timeline.schedule.numRanks; rank++) {
-      const base = top + rank * row + ROW + STRIP;
+      const base = top + rank * row + ROW + strip;
       d += `M0 ${px(base)}`;
-      for (const [time, count] of pplab.inFlight(timeline, rank)) {
-        d += `H${px(x(time))}V${px(base - (STRIP * count * unit) / most)}`;
-      }
+      for (const [time, count] of pplab.inFlight(timeline, rank)) d += `H${px(x(time))}V${px(base - count * unit)}`;
       d += `H${px(x(timeline.makespan))}V${px(base)}z`;
+      if (caps) lines += `M0 ${px(base - caps[rank] * unit)}H${px(x(end))}`;
     }
-    return `<path class="pplab-memory" d="${d}" fill="${FILL.F}"/>`;
+    return `<path class="pplab-memory" d="${d}" fill="${FILL.F}"/>${lines && `<path class="pplab-cap" d="${lines}"/>`}`;
   }
 
   function drawPath({ x, scale }, chart) {

@@ -1,123 +1,45 @@
 // The play mode: its levels and rules. A schedule is built by hand, action by action, and scored against a reference.
 //
-// Needs core.js, adds `pplab.play`, knows nothing of a page. A state is a value: moves return a new one. Only what can
-// run may be placed, so that no order ends in a deadlock. The references' figures are simulated, none is typed in.
+// Needs core.js and the levels (book/_ext/pplab_levels.py), adds `pplab.play`, knows nothing of a page. A state is a
+// value: moves return a new one. Only what can run may be placed, so that no order ends in a deadlock.
 
 pplab.play = (() => {
   "use strict";
 
   // ---- levels ------------------------------------------------------------------------------------------------------
 
-  // `capped`: no rank may hold more than the reference does; else a rank may hold all.
-  const LEVELS = [
-    {
-      id: "first-steps",
-      title: "One microbatch",
-      text:
-        "Two ranks, one microbatch, forward and back. A stage waits for the one before it, a backward for the stage " +
-        "after it: one rank works at a time.",
-      reference: ["GPipe", { numRanks: 2, numMicrobatches: 1 }],
-    },
-    {
-      id: "fill-and-drain",
-      title: "Fill and drain",
-      text:
-        "The batch comes in three slices, and a backward takes twice as long as a forward. Keep rank 1 fed, and all " +
-        "ranks have less to wait for. GPipe runs all forwards first.",
-      reference: ["GPipe", { numRanks: 3, numMicrobatches: 3 }],
-      costs: { backward: 2 },
-    },
-    {
-      id: "less-memory",
-      title: "As fast, in less memory",
-      text:
-        "A forward's activations are held until its backward. Rank s may now hold no more than P-s of them, as in 1F1B. " +
-        "It costs no time: find the order.",
-      reference: ["1F1B", { numRanks: 3, numMicrobatches: 4 }],
-      costs: { backward: 2 },
-      capped: true,
-    },
-    {
-      id: "four-ranks",
-      title: "Four ranks",
-      text: "The same rule with one rank more. See which rank's row is a plain alternation, and where the bubble lies.",
-      reference: ["1F1B", { numRanks: 4, numMicrobatches: 4 }],
-      costs: { backward: 2 },
-      capped: true,
-    },
-    {
-      id: "latency",
-      title: "Messages take time",
-      text:
-        "What a rank makes is on its way for one unit. 1F1B would wait for every message; with a larger cap a rank has " +
-        "a forward to run meanwhile. The reference is eager 1F1B.",
-      reference: ["eager-1F1B", { numRanks: 3, numMicrobatches: 5 }],
-      costs: { backward: 2, latency: 1 },
-      capped: true,
-    },
-    {
-      id: "two-stages",
-      title: "Two stages per rank",
-      text:
-        "Rank r holds stages r and r+2, each half as deep: a microbatch passes every rank twice, and the ramps are " +
-        "half as long. The reference is interleaved 1F1B.",
-      reference: ["Interleaved1F1B", { numRanks: 2, numMicrobatches: 4, stagesPerRank: 2 }],
-      costs: { backward: 2 },
-      finer: 2,
-    },
-    {
-      id: "split-backward",
-      title: "Split the backward",
-      text:
-        "A backward comes in two: I, the gradient of the input, which the previous stage waits for, and W, the gradient " +
-        "of the weights, which nobody does. Fill gaps with W. Every rank may hold P forwards, until their W, as in ZB-H1.",
-      reference: ["ZB-H1", { numRanks: 3, numMicrobatches: 4 }],
-      capped: true,
-    },
-    {
-      id: "zero-bubble",
-      title: "Zero bubble",
-      text:
-        "With memory for 2P-1 forwards, no rank need ever wait between its first action and its last. The reference " +
-        "is ZB-H2.",
-      reference: ["ZB-H2", { numRanks: 2, numMicrobatches: 5 }],
-      capped: true,
-    },
-    {
-      id: "zero-bubble-v",
-      title: "Zero bubble, in a V",
-      text:
-        "Rank r holds stages r and 2P-1-r, so that the last stage is where the first one is. ZB-V leaves no bubble " +
-        "between a rank's first action and its last either, and a rank holds no more than 2P activations of its half-size " +
-        "stages: 1F1B's memory.",
-      reference: ["ZBVZeroBubble", { numRanks: 2, numMicrobatches: 3 }],
-      finer: 2,
-      capped: true,
-    },
-  ];
+  const NAMES = { naive: "the naive pipeline", Interleaved1F1B: "interleaved 1F1B", "eager-1F1B": "eager 1F1B", ZBVZeroBubble: "ZB-V" };
+  const named = (name) => NAMES[name] || name;
 
-  const levels = LEVELS.map(({ id, title, text, reference: [name, options], costs = {}, finer = 1, capped = false }) => {
-    const schedule = pplab.build(name, options);
-    const timeline = pplab.simulate(schedule, pplab.costs(costs).finer(finer));
+  const levels = pplabLevels.map(({ reference: name, num_ranks: numRanks, num_microbatches: numMicrobatches, ...said }) => {
+    const finer = said.stages_per_rank, { latency } = said.costs;
+    const schedule = Object.assign(pplab.build(name, { numRanks, numMicrobatches, stagesPerRank: finer }), { name: named(name) });
+    const timeline = pplab.simulate(schedule, pplab.costs(said.costs).finer(finer));
     const { makespan, peakInFlight, bubbleFraction, spanBubbleFraction } = timeline;
     return {
-      id,
-      title,
-      text,
-      numRanks: schedule.numRanks,
+      id: said.id,
+      title: said.title,
+      task: said.task,
+      end: said.end,
+      isBefore: said.is_before, // asked: to finish before the reference
+      isAboutSpan: said.is_about_span, // asked, too: no wait between a rank's first action and its last
+      numRanks,
       numStages: schedule.numStages,
-      numMicrobatches: schedule.numMicrobatches,
+      numMicrobatches,
       placement: schedule.placement,
       costs: timeline.costs,
-      inPython: `pp.simulate(mine${costs.latency ? `, pp.Costs(latency=${costs.latency})` : finer > 1 ? `, pp.Costs().finer(${finer})` : ""})`,
+      inPython: `pp.simulate(mine${latency ? `, pp.Costs(latency=${latency})` : finer > 1 ? `, pp.Costs().finer(${finer})` : ""})`,
       kinds: [...new Set(timeline.spans.map(({ item }) => item.parts[0].kind))].sort(), // F, B or F, I, W
       numActions: timeline.spans.length,
-      cap: capped ? peakInFlight : null,
+      cap: said.cap.length ? said.cap : null, // forwards that each rank may hold; null: all
       par: { makespan, peakInFlight, bubbleFraction, spanBubbleFraction },
       reference: schedule,
       referenceTimeline: timeline,
     };
   });
+
+  /** Levels that are no more, and which one asks the same now: for addresses that somebody kept. */
+  const FORMER = { "fill-and-drain": "eighteen", "less-memory": "memory-line", "four-ranks": "memory-line" };
 
   /** The level of that id. */
   function level(id) {
@@ -128,8 +50,9 @@ pplab.play = (() => {
 
   // ---- the state: what has been placed, and when it runs -----------------------------------------------------------
 
-  /** Nothing placed yet. `spans` are as a timeline's: {id, rank, position, item, start, end}, in the order of moves. */
-  const start = (level) => ({ level, moves: [], spans: [] });
+  /** Nothing placed yet. `spans` are as a timeline's: {id, rank, position, item, start, end}, in the order of moves;
+   *  `hints` are the actions that a hint has named, as texts. */
+  const start = (level, hints = []) => ({ level, moves: [], spans: [], hints });
 
   const rowOf = ({ spans }, rank) => spans.filter((span) => span.rank === rank);
   const spanOf = ({ spans }, text) => spans.find(({ item }) => item.text === text);
@@ -178,28 +101,36 @@ pplab.play = (() => {
     for (const need of pplab.needs(action, level.numStages).reverse()) {
       if (madeFor(state, need)) continue;
       const kind = need.kinds.find((each) => level.kinds.includes(each));
-      const missing = textOf({ ...need, kind });
-      if (need.stage === action.stage) return `${text} needs ${missing}: place that first.`;
+      const source = textOf({ ...need, kind });
+      if (need.stage === action.stage) return `${text} needs ${source}: place that first.`;
       const makes = kind === "F" ? "the output of" : "the gradient from";
-      return `${text} waits for ${makes} ${missing} on rank ${level.placement[need.stage]}: place that first.`;
+      return `${text} waits for ${makes} ${source} on rank ${level.placement[need.stage]}: place that first.`;
     }
     return null;
   }
 
-  /** Why a forward would exceed the memory cap, in a sentence; null when it doesn't. */
+  /** Why a rank's memory has no room for a forward, and what has to run first, in sentences; null when it has room. */
   function overfull(state, rank, { stage, kind, microbatch }) {
     const { cap, kinds } = state.level;
     if (kind !== "F" || cap === null) return null;
     const holds = held(state, rank);
     if (holds.length < cap[rank]) return null;
-    const frees = kinds.includes("B") ? "B" : "W";
-    const freed = textOf({ ...holds[0], kind: frees });
-    const what = holds.length === 1 ? "1 forward's" : `${holds.length} forwards'`;
+    const first = missing(state, { ...holds[0], kind: kinds.includes("B") ? "B" : "W" });
     return (
-      `Memory cap: rank ${rank} already holds ${what} activations, as many as it may, and ` +
-      `${textOf({ stage, kind, microbatch })} would be one more: a ${frees} such as ${freed} must come first.`
+      `Rank ${rank} has no memory left: it holds ${listed(holds.map(textOf))}. ` +
+      `Before ${textOf({ stage, kind, microbatch })} fits, ${listed(first)} ${first.length > 1 ? "have" : "has"} to run.`
     );
   }
+
+  /** What isn't placed of an action and of all that it waits for, as texts, in an order in which they can run. */
+  function missing(state, action) {
+    const { level } = state;
+    const before = pplab.needs(action, level.numStages).flatMap((need) =>
+      madeFor(state, need) ? [] : missing(state, { ...need, kind: need.kinds.find((each) => level.kinds.includes(each)) }));
+    return [...new Set([...before, textOf(action)])];
+  }
+
+  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
 
   // ---- moves -------------------------------------------------------------------------------------------------------
 
@@ -217,15 +148,16 @@ pplab.play = (() => {
     const [{ kind }] = item.parts;
     const end = begin + level.costs.of(kind);
     const span = { id: state.spans.length, rank, position: row.length, item, start: begin, end };
-    return { state: { level, moves: [...state.moves, [rank, item.text]], spans: [...state.spans, span] }, refused: null };
+    const next = { ...state, moves: [...state.moves, [rank, item.text]], spans: [...state.spans, span] };
+    return { state: next, refused: null };
   }
 
   /** Without the latest move. */
-  const undo = ({ level, moves, spans }) => ({ level, moves: moves.slice(0, -1), spans: spans.slice(0, -1) });
+  const undo = (state) => ({ ...state, moves: state.moves.slice(0, -1), spans: state.spans.slice(0, -1) });
 
   /** The state after `moves`, [rank, text] each; a refused one ends it. For what a page has stored. */
-  function replay(level, moves) {
-    let state = start(level);
+  function replay(level, moves, hints) {
+    let state = start(level, hints);
     for (const [rank, text] of moves) {
       const next = place(state, rank, text);
       if (next.refused) break;
@@ -250,69 +182,95 @@ pplab.play = (() => {
     return found;
   }
 
-  const isComplete = ({ level, moves }) => moves.length === level.numActions;
-
   /** Whether nothing can be placed though something is left: only undo helps. */
-  const isStuck = (state) => !isComplete(state) && remaining(state).every(({ refused }) => refused);
+  function isStuck(state) {
+    const left = remaining(state);
+    return left.length > 0 && left.every(({ refused }) => refused);
+  }
 
-  /** A move that can be made now, the one that comes first in the reference; null when there is none. */
+  /** A move that can be made now, the one that comes first in the reference: {state, rank, text}, where the state knows
+   *  that it was named; null when there is none. */
   function hint(state) {
     const byTime = [...state.level.referenceTimeline.spans].sort((a, b) => a.start - b.start || a.rank - b.rank);
     const next = byTime.find(({ rank, item }) => !refusal(state, rank, item.text));
-    return next ? { rank: next.rank, text: next.item.text } : null;
+    if (!next) return null;
+    const { rank, item: { text } } = next;
+    return { state: { ...state, hints: [...new Set([...state.hints, text])] }, rank, text };
   }
 
   // ---- the score ---------------------------------------------------------------------------------------------------
 
-  /** What has been placed, as a schedule, which needs one action at least. */
+  /** What has been placed, as a schedule. */
   function schedule(state) {
     const rows = Array.from({ length: state.level.numRanks }, (_, rank) => rowOf(state, rank).map(({ item }) => item));
-    return pplab.schedule(rows, `my ${state.level.title.toLowerCase()}`);
+    return pplab.schedule(rows, "your schedule");
   }
 
-  /** Text that `pplab.Schedule.from_csv` reads; "" while nothing is placed. */
+  /** Text that `lab.read_csv` reads; "" while nothing is placed. */
   const toCSV = (state) => (state.moves.length ? pplab.toCSV(schedule(state)) : "");
 
-  /** Per rank, the most forwards whose activations were held at once so far. */
-  function peaks(state) {
-    if (!state.moves.length) return Array(state.level.numRanks).fill(0);
-    return pplab.peakInFlight(schedule(state)).map((peak) => Math.max(peak, 0)); // a rank without actions has none
-  }
-
   /**
-   * How good it is. `makespan`, `peakInFlight` and `spanBubbleFraction` (null until it is complete) are of what is
-   * placed; `isFast`, `isLean`: complete, and no slower, in no rank's memory above the reference; `text` says it.
+   * How good it is. `makespan` and `peakInFlight` are of what is placed; both bubbles are null until it is complete.
+   * `isSolved`: what was asked is reached; `isFound`: and not for the larger part by hints; `text` says it.
    */
   function score(state) {
     const { level } = state, { par } = level;
-    const complete = isComplete(state);
-    const timeline = complete ? pplab.simulate(schedule(state), level.costs) : null;
-    const makespan = timeline ? timeline.makespan : state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
-    const peakInFlight = peaks(state);
-    const isFast = complete && makespan <= par.makespan + 1e-9;
-    const isLean = complete && peakInFlight.every((peak, rank) => peak <= par.peakInFlight[rank]);
-    const spanBubbleFraction = timeline && timeline.spanBubbleFraction;
-    const figures = { isComplete: complete, makespan, peakInFlight, spanBubbleFraction, par, isFast, isLean };
-    return { ...figures, text: verdict(state, figures) };
+    const isComplete = state.moves.length === level.numActions;
+    const timeline = isComplete ? pplab.simulate(schedule(state), level.costs) : null;
+    const makespan = state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
+    const peakInFlight = pplab.peakInFlight(schedule(state)).map((peak) => Math.max(peak, 0)); // a rank without actions has none
+    const isStraight = !level.isAboutSpan || timeline?.spanBubbleFraction <= par.spanBubbleFraction + 1e-9;
+    const isSolved = isComplete && makespan <= par.makespan + 1e-9 && isStraight;
+    const isFound = isSolved && 2 * state.hints.length <= level.numActions;
+    const bubbles = { bubbleFraction: timeline && timeline.bubbleFraction, spanBubbleFraction: timeline && timeline.spanBubbleFraction };
+    const figures = { isComplete, makespan, peakInFlight, ...bubbles, par, isSolved, isFound };
+    return { ...figures, text: isSolved ? found(state, figures) : verdict(state, figures) };
   }
 
   const short = (x) => String(Number(x.toPrecision(6)));
 
-  function verdict({ level, moves }, { isComplete, makespan, peakInFlight, par, isFast, isLean }) {
+  /** What is still to do, or what the order misses. */
+  function verdict({ level, moves }, { isComplete, makespan, par }) {
     if (!isComplete) return `${moves.length} of ${level.numActions} actions are placed.`;
-    const { name } = level.reference, difference = makespan - par.makespan;
-    const than = `${short(makespan)}, and ${name}'s is ${short(par.makespan)}`;
-    const time =
-      Math.abs(difference) <= 1e-9
-        ? `The makespan is ${short(makespan)}, as ${name}'s`
-        : `The makespan is ${than}: ${short(Math.abs(difference))} ${difference > 0 ? "slower" : "faster"}`;
-    if (isLean) return `${time}; no rank holds more than there${isFast ? "" : ". Look for a rank that waits"}.`;
-    const rank = peakInFlight.findIndex((peak, r) => peak > par.peakInFlight[r]);
-    return `${time}; rank ${rank} holds up to ${peakInFlight[rank]} forwards, and there ${par.peakInFlight[rank]}.`;
+    const late = makespan - par.makespan;
+    if (late <= 1e-9) return `Your order takes ${short(makespan)}, but a rank waits between its first action and its last.`;
+    const asked = level.isBefore ? `and it can be done in ${short(par.makespan)}` : `which is ${short(late)} more than asked`;
+    return `Your order takes ${short(makespan)}, ${asked}. Look for a hatched stretch in which its rank could have worked.`;
+  }
+
+  /** What the player found, what it is called, how it compares, and how many hints it took. */
+  function found(state, { makespan, peakInFlight, par, isFound }) {
+    const { level, hints } = state, built = recognized(state), reference = level.reference.name;
+    const who = built ? `You built ${built}.` : `You built an order of your own; a known one is ${reference}.`;
+    const isSame = built === reference;
+    const memory = isSame ? `, and its ranks hold ${listed(peakInFlight.map(String))} forwards at most`
+      : `; your ranks hold ${listed(peakInFlight.map(String))} forwards at most, and those of ${reference} ${listed(par.peakInFlight.map(String))}`;
+    const time = `Your order takes ${short(makespan)}${isSame ? "" : `, as ${reference} does`}${level.cap ? memory : ""}.`;
+    const count = hints.length === 1 ? "1 hint" : `${hints.length || "no"} hints`;
+    const help = isFound ? `You took ${count}.`
+      : `Hints named ${hints.length} of the ${level.numActions} actions, so this doesn't count as found: start again.`;
+    return `${who} ${time} ${level.end} ${help}`;
+  }
+
+  /** The name of the schedule that has these very rows; null when none has. */
+  function recognized(state) {
+    const { level } = state, csv = toCSV(state);
+    const { numRanks, numMicrobatches, numStages, reference, costs } = level;
+    const names = pplab.schedules.filter(({ name, options }) => pplab.builders[name] && !options.includes("limit")).map(({ name }) => name);
+    const has = (name) => {
+      try {
+        return pplab.toCSV(pplab.build(name, { numRanks, numMicrobatches, stagesPerRank: numStages / numRanks, costs })) === csv;
+      } catch {
+        return false; // it can't be built in this size
+      }
+    };
+    const name = pplab.toCSV(reference) === csv ? reference.name : names.find(has);
+    return name ? named(name) : null;
   }
 
   return {
     levels,
+    FORMER,
     level,
     start,
     place,
@@ -320,7 +278,6 @@ pplab.play = (() => {
     replay,
     remaining,
     held,
-    isComplete,
     isStuck,
     hint,
     schedule,

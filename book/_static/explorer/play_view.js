@@ -1,11 +1,13 @@
 // The game's view: a level, a tray of actions for each rank, the chart of what is placed, the score. The rules are play.js.
+// A `.pplab-play` with data-level is that one level, in a chapter; one without is the whole game, whose level is in the
+// page's address. A page may hold several.
 
 (() => {
   "use strict";
 
-  const { FILL, NAME, ink, short, escaped } = pplabChart;
+  const { FILL, NAME, ink, short, percent, escaped } = pplabChart;
   const { play } = pplab;
-  const STORE = "pplab-play"; // moves by level, and which levels are solved, kept in this browser
+  const STORE = "pplab-play"; // by level its moves, its hints and whether it was ever found, kept in this browser
 
   function stored() {
     try {
@@ -15,92 +17,112 @@
     }
   }
 
-  function store(all) {
+  function store(id, progress) {
     try {
-      localStorage.setItem(STORE, JSON.stringify(all));
+      localStorage.setItem(STORE, JSON.stringify({ ...stored(), [id]: progress })); // others of the page store, too
     } catch {
       // no storage: the game goes on, and is forgotten with the page
     }
   }
 
   /** What is placed as something to draw; once complete, it is a simulation like any other. */
-  function drawable(state) {
-    const { level, spans } = state;
-    if (play.isComplete(state)) return pplab.simulate(play.schedule(state), level.costs);
-    const byRank = Array.from({ length: level.numRanks }, (_, rank) => spans.filter((span) => span.rank === rank));
+  function drawable(state, score) {
+    const { level, spans } = state, schedule = play.schedule(state);
+    if (score.isComplete) return pplab.simulate(schedule, level.costs);
+    const byRank = schedule.rows.map((_, rank) => spans.filter((span) => span.rank === rank));
     const idle = byRank.flatMap((row, rank) => row.flatMap(({ start }, i) => {
       const end = i ? row[i - 1].end : 0;
       return start > end ? [{ rank, start: end, end: start, part: i ? "wait" : "fill" }] : [];
     }));
     const { numRanks, numStages, numMicrobatches } = level;
+    const times = { starts: byRank.flat().map(({ start }) => start), ends: byRank.flat().map(({ end }) => end) };
     const title = `${spans.length} of ${level.numActions} actions placed`;
-    const makespan = play.score(state).makespan;
-    return { schedule: { numRanks, numStages, numMicrobatches }, byRank, spans, idle, title, makespan, peakInFlight: byRank.map(() => 0) };
+    const { makespan, peakInFlight } = score;
+    return { schedule: { numRanks, numStages, numMicrobatches, columns: schedule.columns }, byRank, spans, idle, times, title, makespan, peakInFlight };
   }
 
+  let made = 0; // games of the page: labels need ids that no other has
+
   function game(root) {
+    const only = root.dataset.level && play.level(root.dataset.level);
+    const id = `pplab-play-${++made}`;
     const live = document.createElement("div");
     live.className = "pplab-live";
     live.innerHTML =
-      `<div class="pplab-controls"><span class="pplab-control"><label for="pplab-level">level</label><select id="pplab-level"></select></span>` +
-      `<span class="pplab-buttons">${["undo", "hint", "start again", "next level"].map((name) => `<button type="button" data-do="${name}">${name}</button>`).join("")}</span></div>` +
+      `<div class="pplab-controls">${only ? `<strong>${escaped(only.title)}</strong>` : `<span class="pplab-control"><label for="${id}">level</label><select id="${id}"></select></span>`}` +
+      `<span class="pplab-buttons">${["undo", "hint", "start again", "next level"].map((name) => `<button type="button" data-do="${name}">${name}</button>`).join("")}` +
+      `${root.dataset.game ? `<a class="pplab-open" href="${escaped(root.dataset.game)}">All levels</a>` : ""}</span></div>` +
       `<p class="pplab-task"></p><div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of what is placed"></div>` +
       `<ul class="pplab-legend"></ul><p class="pplab-says" role="status"></p><div class="pplab-tray"></div>` +
       `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<p class="pplab-buttons"><a class="pplab-csv" download="mine.csv">mine.csv</a><span class="pplab-python">: <code></code></span>` +
-      `<label class="pplab-check"><input type="checkbox" class="pplab-reference"> show the reference</label></p>`;
+      `<p class="pplab-buttons"><label class="pplab-check"><input type="checkbox" class="pplab-reference"><span></span></label>` +
+      `<span class="pplab-python"><a class="pplab-csv" download="mine.csv">mine.csv</a>: <code></code></span></p>`;
     root.append(live);
     const [choice, task, scroll, legend, says, tray, figures, csv, python, reference] = [
       "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-python", ".pplab-reference",
     ].map((selector) => live.querySelector(selector));
     const button = (name) => live.querySelector(`[data-do="${name}"]`);
-    const kept = stored();
     let state;
 
-    const wanted = () => new URLSearchParams(location.hash.slice(1)).get("level");
     const known = (id) => play.levels.find((level) => level.id === id);
 
-    function open(level) {
-      state = play.replay(level, kept[level.id]?.moves || []);
+    /** Show the level that the address names, or the first one; say so when it names none or a former one. */
+    function arrive() {
+      const asked = new URLSearchParams(location.hash.slice(1)).get("level");
+      const level = known(asked) || known(play.FORMER[asked]) || play.levels[0];
+      if (level === state?.level) return;
+      if (!asked || known(asked)) open(level);
+      else if (known(play.FORMER[asked])) open(level, `The level ${asked} has become this one.`);
+      else open(level, `There is no level ${asked}: this is the first one.`);
+    }
+
+    function open(level, message = "") {
+      const { moves = [], hints = [] } = stored()[level.id] || {};
+      state = play.replay(level, moves, hints);
       reference.checked = false;
-      show(level.cap ? `No rank may hold more forwards than ${level.cap.join(", ")}.` : "");
+      show(message);
     }
 
     function show(message) {
-      const { level } = state, score = play.score(state);
-      const isSolved = score.isComplete && score.isFast && score.isLean;
-      kept[level.id] = { moves: state.moves, isSolved: isSolved || Boolean(kept[level.id]?.isSolved) };
-      store(kept);
-      choice.innerHTML = play.levels.map(({ id, title }, i) =>
-        `<option value="${id}"${id === level.id ? " selected" : ""}>${i + 1}. ${escaped(title)}${kept[id]?.isSolved ? " ✓" : ""}</option>`).join("");
-      const { forward, backwardInput, backwardWeight, latency } = level.costs;
-      const b = level.costs.of("B", 0);
-      const takes = level.kinds.includes("B") ? `F takes ${short(forward)}, B ${short(b)}` : `F takes ${short(forward)}, I ${short(backwardInput)}, W ${short(backwardWeight)}`;
-      task.textContent = `${level.text} ${takes}${latency ? `, a message ${short(latency)}` : ""}.`;
+      const { level } = state, score = play.score(state), { isComplete, isSolved, isFound } = score;
+      const wasFound = Boolean(stored()[level.id]?.isSolved); // the name that browsers have kept since the first edition
+      store(level.id, { moves: state.moves, hints: state.hints, isSolved: isFound || wasFound });
+      if (choice) {
+        const all = stored();
+        choice.innerHTML = play.levels.map(({ id, title }, i) =>
+          `<option value="${id}"${id === level.id ? " selected" : ""}>${i + 1}. ${escaped(title)}${all[id]?.isSolved ? " ✓" : ""}</option>`).join("");
+      }
+      task.textContent = level.task;
+      if (!isComplete) reference.checked = false; // it is the answer
       draw();
       drawTray();
+      tray.hidden = isComplete;
       figures.innerHTML = figuresHTML(score);
       button("undo").disabled = button("start again").disabled = !state.moves.length;
-      button("hint").disabled = score.isComplete;
-      button("next level").hidden = !isSolved || level === play.levels[play.levels.length - 1];
-      csv.hidden = python.hidden = !score.isComplete;
+      button("hint").disabled = isComplete;
+      button("next level").hidden = only || !isSolved || level === play.levels[play.levels.length - 1];
+      reference.parentElement.hidden = !isComplete;
+      reference.nextElementSibling.textContent = `compare with ${level.reference.name}`;
+      python.hidden = only || !isComplete;
       python.lastChild.textContent = level.inPython;
       csv.href = `data:text/csv;charset=utf-8,${encodeURIComponent(play.toCSV(state))}`;
       const stuck = play.isStuck(state) ? "Nothing more can be placed: take back a move." : "";
-      const solved = isSolved ? "Solved. " : "";
-      says.textContent = [message, stuck, score.isComplete ? solved + score.text : ""].filter(Boolean).join(" ");
+      says.textContent = [message, stuck, isComplete ? score.text : ""].filter(Boolean).join(" ");
+      says.classList.toggle("pplab-end", isSolved);
       Object.assign(root.dataset, {
-        level: level.id, placed: state.moves.length, makespan: score.makespan, complete: score.isComplete,
-        fast: score.isFast, lean: score.isLean, solved: isSolved, ready: true,
+        shows: level.id, placed: state.moves.length, hints: state.hints.length, makespan: score.makespan,
+        complete: isComplete, solved: isSolved, found: isFound, ready: true,
       });
     }
 
     function draw() {
-      const { level } = state, mine = drawable(state);
+      const { level } = state, mine = drawable(state, play.score(state));
       const shown = reference.checked ? [mine, level.referenceTimeline] : [mine];
-      const { makespan } = level.par;
-      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: makespan, memory: false, par: makespan });
-      legend.innerHTML = `${pplabChart.legend(shown)}<li><i class="pplab-parline"></i>the reference's makespan</li>`;
+      const { par: { makespan: par }, cap: caps } = level;
+      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: par, memory: Boolean(caps), par, caps });
+      legend.innerHTML =
+        `${pplabChart.legend(shown)}<li><i class="pplab-parline"></i>finish ${level.isBefore ? "before" : "by"} ${short(par)}</li>` +
+        (caps ? `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory</li>` : "");
     }
 
     /** Buttons for what isn't placed, a line for each rank. One that can't come next stays, and says why when pressed. */
@@ -118,15 +140,18 @@
       }).join("");
     }
 
-    function figuresHTML({ isComplete, makespan, peakInFlight, spanBubbleFraction, par }) {
-      const rows = [
-        ["makespan", "from the first start to the last end", short(makespan), short(par.makespan)],
-        ["peak in flight", "forwards held at once, per rank", peakInFlight.join(", "), par.peakInFlight.join(", ")],
-        ["span bubble", "idle, of the longest span of any rank", isComplete ? spanBubbleFraction.toFixed(4) : "–", par.spanBubbleFraction.toFixed(4)],
-      ];
+    /** The reference's name and its bubble are part of the answer, so they come with the end. */
+    function figuresHTML({ isComplete, makespan, peakInFlight, bubbleFraction, spanBubbleFraction, par }) {
+      const { level } = state;
+      const asked = `${level.isBefore && !isComplete ? "before " : ""}${short(par.makespan)}`;
+      const most = isComplete ? par.peakInFlight : level.cap;
+      const rows = [["makespan", "from the first start to the last end", short(makespan), asked]];
+      if (level.cap) rows.push(["forwards held", "at most, per rank", peakInFlight.join(", "), most.join(", ")]);
+      if (level.isAboutSpan) rows.push(["span bubble", "idle between a rank's first action and its last", isComplete ? percent(spanBubbleFraction) : "–", percent(par.spanBubbleFraction)]);
+      else if (isComplete) rows.push(["bubble fraction", "idle, of all rank-time", percent(bubbleFraction), percent(par.bubbleFraction)]);
       const body = rows.map(([name, of, mine, theirs]) => `<tr><th scope="row">${name}<small>${of}</small></th><td>${mine}</td><td>${theirs}</td></tr>`);
-      const name = state.level.reference.name;
-      return `<thead><tr><td></td><th scope="col">yours</th><th scope="col">${escaped(name)}</th></tr></thead><tbody>${body.join("")}</tbody>`;
+      const other = isComplete ? escaped(level.reference.name) : "asked for";
+      return `<thead><tr><td></td><th scope="col">yours</th><th scope="col">${other}</th></tr></thead><tbody>${body.join("")}</tbody>`;
     }
 
     function place(rank, text) {
@@ -139,7 +164,8 @@
       }
       state = next;
       const { start, end } = state.spans[state.spans.length - 1];
-      show(`${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.`);
+      const isLast = state.moves.length === state.level.numActions; // then the end speaks
+      show(isLast ? "" : `${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.`);
       const buttons = tray.children[rank].querySelectorAll("button"); // the one that had the focus is gone
       const following = buttons[Math.min(at, buttons.length - 1)] || tray.querySelector("button") || button("undo");
       following.focus({ preventScroll: true });
@@ -165,20 +191,21 @@
         state = play.undo(state);
         show(`${text} is taken back.`);
       } else if (what === "start again") {
-        state = play.start(state.level);
+        state = play.start(state.level); // and no hint is taken
         show("");
       } else if (what === "next level") {
         go(play.levels[play.levels.indexOf(state.level) + 1]);
       } else if (what === "hint") {
         const found = play.hint(state);
         if (!found) return;
-        says.textContent = `You could place ${found.text} on rank ${found.rank}.`;
-        tray.querySelector(`[data-text="${found.text}"]`).focus();
+        state = found.state;
+        show(`You could place ${found.text} on rank ${found.rank}.`);
+        tray.querySelector(`[data-text="${found.text}"]`).focus({ preventScroll: true });
       }
     });
-    choice.addEventListener("change", () => go(known(choice.value)));
+    choice?.addEventListener("change", () => go(known(choice.value)));
     reference.addEventListener("change", draw);
-    addEventListener("hashchange", () => known(wanted()) && wanted() !== state.level.id && open(known(wanted())));
+    if (!only) addEventListener("hashchange", arrive);
 
     function go(level) {
       history.replaceState(null, "", `#level=${level.id}`);
@@ -191,9 +218,16 @@
       width = scroll.clientWidth;
       draw();
     }).observe(scroll);
-    open(known(wanted()) || known(root.dataset.level) || play.levels[0]);
+    if (only) open(only);
+    else arrive();
     width = scroll.clientWidth;
   }
+
+  // As explorer.js's links: before the page is loaded, the theme takes a link's fragment for a selector, and fails.
+  addEventListener("load", () => setTimeout(() => document.querySelectorAll(".pplab-play[data-level]").forEach((root) => {
+    const link = root.querySelector("a.pplab-open");
+    if (link) link.href += `#level=${root.dataset.level}`;
+  })));
 
   const start = () => document.querySelectorAll(".pplab-play").forEach(game);
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
