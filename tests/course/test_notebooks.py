@@ -13,8 +13,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LEVEL = re.compile(r"```\{play\}\n:level: ([\w-]+)\n```")
 EXERCISES = {
     "01_bubble_math": "bubble_math",
     "02_naive": "naive",
@@ -90,6 +92,9 @@ def test_every_figure_is_seen_in_every_viewer(path):
 def test_its_text_is_plain_markdown(path):
     """What the page makes of it, book/_ext/pplab_notebooks.py says."""
     prose = "\n".join(map(text, cells(path, "markdown")))
+    levels = re.findall(r'^        id="([\w-]+)",$', (ROOT / "book/_ext/pplab_levels.py").read_text(), flags=re.M)
+    assert set(LEVEL.findall(prose)) <= set(levels)
+    prose = LEVEL.sub("", prose)
     assert not re.findall(r"\{[\w:+-]+\}`|^:::.*|^```\{.*|^\([\w-]+\)=$|\$\$ *\([\w-]+\)", prose, flags=re.M)
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", prose):
         assert (path.parent / target).is_file(), target

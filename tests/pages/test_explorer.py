@@ -330,11 +330,14 @@ def test_an_idle_interval_says_why(evaluate: Evaluate, name: str) -> None:
     )
     for idle in said:
         if idle["part"] == "drain":
-            assert idle["text"] == f"rank {idle['rank']} has nothing left to do" and idle["for"] is None
+            assert idle["text"] == "it has nothing left to do" and idle["for"] is None
         else:
-            other, text = idle["for"], f"rank {idle['rank']} waits for {idle['waitsFor']}, which runs on rank "
+            other, text = idle["for"], f"it waits for {idle['waitsFor']}, which runs on rank "
             assert idle["waitsFor"] in other["item"]["text"] and other["end"] == idle["until"]
-            assert idle["text"] == f"{text}{other['rank']} until {other['end']:g} and arrives at {idle['end']:g}"
+            assert (
+                idle["text"]
+                == f"{text}{other['rank']} until {other['end']:g} and whose result arrives at {idle['end']:g}"
+            )
 
 
 @pytest.mark.skipif(not HAS_QUICKJS, reason="all other tests ran in a browser")

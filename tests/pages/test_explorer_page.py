@@ -206,10 +206,16 @@ def test_an_action_says_what_it_waits_for(visit):
     )
     tab.keyboard.press("ArrowDown")  # rank 1 has nothing at that time
     says = tab.inner_text(".pplab-says")
-    assert says == "Idle from 0 to 2 (filling): rank 1 waits for 0F0, which runs on rank 0 until 1 and arrives at 2."
+    assert says == (
+        "Rank 1 is idle from 0 to 2: it waits for 0F0, which runs on rank 0 until 1 and whose result arrives at 2."
+    )
     tab.keyboard.press("ArrowRight")
     says = tab.inner_text(".pplab-says")
-    assert "It needs 0F0 from rank 0 (there at 2)." in says and "2F0 on rank 2" in says and "1F1 on this rank" in says
+    assert (
+        "It needs the result of 0F0, which arrives from rank 0 at 2." in says
+        and "2F0 on rank 2" in says
+        and "1F1 on this rank" in says
+    )
     assert tab.locator(".pplab-from").count() == 1 and tab.locator(".pplab-selected").count() == 1
     tab.keyboard.press("Escape")
     assert tab.locator(".pplab-marks path").count() == 0
@@ -224,10 +230,10 @@ def test_every_action_and_idle_interval_is_reached_by_keys_and_pointer(visit):
     tab.keyboard.press("Home")
     met = []
     for _ in range(30):
-        met.append(tab.inner_text(".pplab-says").split(",")[0].split(" (")[0])
+        met.append(tab.inner_text(".pplab-says").split(",")[0].split(":")[0])
         tab.keyboard.press("ArrowRight")
     actions = [str(span.action) for span in t.spans_of(1)]
-    idle = [f"Idle from {i.start:g} to {i.end:g}" for i in pp.idle_intervals(t) if i.rank == 1]
+    idle = [f"Rank 1 is idle from {i.start:g} to {i.end:g}" for i in pp.idle_intervals(t) if i.rank == 1]
     assert sorted(set(met)) == sorted(actions + idle)
     tab.keyboard.press("Escape")
     place = tab.locator(".pplab-gantt").bounding_box()

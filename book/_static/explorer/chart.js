@@ -59,17 +59,17 @@ var pplabChart = (() => {
     ];
     const waits = pplab.waitsFor(timeline, span);
     const come = {
-      message: (s, t) => `${s.item.text} from rank ${s.rank} (there at ${t})`,
-      local: (s, t) => `${s.item.text} of the stage before it on this rank (done at ${t})`,
-      kept: (s, t) => `${s.item.text}, what its own stage kept (done at ${t})`,
-      order: (s, t) => `${s.item.text}, the action before it on this rank (done at ${t})`,
+      message: (s, t) => `the result of ${s.item.text}, which arrives from rank ${s.rank} at ${t}`,
+      local: (s, t) => `the result of ${s.item.text}, which this rank has itself at ${t}`,
+      kept: (s, t) => `what its stage kept of ${s.item.text}, which ends at ${t}`,
+      order: (s, t) => `a free rank, which it has when ${s.item.text} ends at ${t}`,
     };
     const each = waits.map(({ span: made, arrives, how }) => come[how](made, short(arrives)));
-    says.push(waits.length ? `It needs ${listed(each)}.` : "It waits for nothing.");
+    says.push(waits.length ? `It needs ${each.join("; it needs ")}.` : "It waits for nothing.");
     const last = waits.reduce((a, b) => (!a || b.arrives > a.arrives ? b : a), null);
     if (waits.length > 1 && last.arrives === span.start) {
       const decisive = waits.filter((w) => w.arrives === last.arrives).map((w) => w.span.item.text);
-      says.push(`It starts when ${listed(decisive)} ${decisive.length > 1 ? "are" : "is"} there.`);
+      says.push(`${listed(decisive)} ${decisive.length > 1 ? "decide" : "decides"} when it starts.`);
     }
     const users = pplab.neededBy(timeline, span);
     const where = (s) => `${s.item.text} ${s.rank === span.rank ? "on this rank" : `on rank ${s.rank}`}`;
@@ -78,8 +78,8 @@ var pplabChart = (() => {
   }
 
   /** Why a rank idles. */
-  function tellIdle({ start, end, part, text }) {
-    return `Idle from ${short(start)} to ${short(end)} (${PHASE[part]}): ${text}.`;
+  function tellIdle({ rank, start, end, text }) {
+    return `Rank ${rank} is idle from ${short(start)} to ${short(end)}: ${text}.`;
   }
 
   // ---- drawing -----------------------------------------------------------------------------------------------------

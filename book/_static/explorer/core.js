@@ -441,17 +441,17 @@ var pplab = (function make(schedules) {
             const fromOther = dep[i] >= 0 && ranks[dep[i]] !== rank;
             if (fromOther && (last < 0 || ends[dep[i]] > ends[dep[last]])) last = i;
           }
-          if (last < 0) add(rank, now, start, part, { text: `rank ${rank} could go on` });
+          if (last < 0) add(rank, now, start, part, { text: "it could go on" });
           else {
             const action = textOf(columns.action(makers[last])), made = spans[spanOf[dep[last]]];
-            const runs = `rank ${rank} waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
-            const text = made.end < start ? `${runs} and arrives at ${short(start)}` : runs;
+            const runs = `it waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
+            const text = made.end < start ? `${runs} and whose result arrives at ${short(start)}` : runs;
             add(rank, now, start, part, { for: made, waitsFor: action, until: made.end, text });
           }
         }
         [now, part, i] = [end, "wait", next];
       }
-      if (now < makespan) add(rank, now, makespan, "drain", { text: `rank ${rank} has nothing left to do` });
+      if (now < makespan) add(rank, now, makespan, "drain", { text: "it has nothing left to do" });
     });
     return found;
   }

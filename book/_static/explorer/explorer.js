@@ -20,10 +20,10 @@
     { name: "backward-input", label: "input gradient I", kind: "duration" },
     { name: "backward-weight", label: "weight gradient W", kind: "duration" },
     { name: "latency", label: "latency", kind: "duration" },
-    { name: "overlap", label: "a pair F & B takes", kind: "choice", choices: OVERLAP },
-    { name: "pair", label: "F & B (0: as chosen)", kind: "duration" },
-    { name: "per", label: "F, I, W are for", kind: "choice", choices: PER },
-    { name: "until", label: "time axis at least", kind: "duration" },
+    { name: "overlap", label: "F & B at once take", kind: "choice", choices: OVERLAP },
+    { name: "pair", label: "their duration, if not 0", kind: "duration" },
+    { name: "per", label: "F, I, W are the times of", kind: "choice", choices: PER },
+    { name: "until", label: "time axis, at least to", kind: "duration" },
     { name: "zoom", label: "zoom", kind: "choice", choices: { 1: "1 ×", 2: "2 ×", 4: "4 ×", 8: "8 ×" } },
     { name: "path", label: "critical path", kind: "check" },
     { name: "memory", label: "memory", kind: "check" },
@@ -44,7 +44,7 @@
     if (kind === "duration") {
       return `<span class="pplab-control">${head}<input type="number" id="${id}" name="${name}" min="0" step="any"></span>`;
     }
-    const none = name === "compare" ? '<option value="">(nothing)</option>' : "";
+    const none = name === "compare" ? '<option value="">nothing</option>' : "";
     const options = Object.entries(known).map(([value, text]) => `<option value="${value}">${text}</option>`);
     return `<span class="pplab-control">${head}<select id="${id}" name="${name}">${none}${options.join("")}</select></span>`;
   }
@@ -53,13 +53,13 @@
 
   const FIGURES = [
     ["makespan", "from the first start to the last end", (t) => short(t.makespan)],
-    ["bubble fraction", "idle, of all rank-time (P × makespan)", (t) => `${t.bubbleFraction.toFixed(4)} (${percent(t.bubbleFraction)})`],
-    ["bubble ratio", "idle, relative to the work", (t) => `${t.bubbleRatio.toFixed(4)} (${percent(t.bubbleRatio)})`],
-    ["span bubble", "idle, of the longest span of any rank", (t) => `${t.spanBubbleFraction.toFixed(4)} (${percent(t.spanBubbleFraction)})`],
-    ["peak in flight", "forwards held at once, per rank", (t) => t.peakInFlight.join(", ")],
-    ["the same in full stages", "of a P-th of the model each", (t) => t.peakInFlight.map((p) => short(p * pplabChart.fullStages(t))).join(", ")],
-    ["messages", "between ranks, in one step", (t) => String(pplab.numMessages(t.schedule))],
-    ["parameters", "copies of the model", (t) => String(pplab.copies(t.schedule))],
+    ["bubble fraction", "idle share of all rank-time, P × makespan", (t) => `${t.bubbleFraction.toFixed(4)} (${percent(t.bubbleFraction)})`],
+    ["bubble ratio", "idle time divided by the time of work", (t) => `${t.bubbleRatio.toFixed(4)} (${percent(t.bubbleRatio)})`],
+    ["span bubble", "idle share of the longest time from a rank's first start to its last end", (t) => `${t.spanBubbleFraction.toFixed(4)} (${percent(t.spanBubbleFraction)})`],
+    ["peak in flight", "the most forwards that each rank holds at once", (t) => t.peakInFlight.join(", ")],
+    ["the same in full stages", "counted in P-ths of the model", (t) => t.peakInFlight.map((p) => short(p * pplabChart.fullStages(t))).join(", ")],
+    ["messages", "that cross from rank to rank in one step", (t) => String(pplab.numMessages(t.schedule))],
+    ["parameters", "copies of the model on all ranks together", (t) => String(pplab.copies(t.schedule))],
   ];
 
   const FEW = ["makespan", "bubble fraction", "peak in flight", "the same in full stages"]; // next to a text
@@ -84,9 +84,9 @@
         `<table class="pplab-rows"><caption>${escaped(t.schedule.name)}</caption><thead><tr><td></td><th scope="col">busy</th>` +
         `<th scope="col">idle</th><th scope="col">peak in flight</th><th scope="col">actions in order</th></tr></thead>` +
         `<tbody>${rows.join("")}</tbody></table><p>Critical path: ${path}</p>` +
-        `<p>It takes ${escaped(rules)}. Source: ${escaped(source)}.</p><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
-        `${encodeURIComponent(pplab.toCSV(t.schedule))}">${escaped(t.schedule.name)}.csv</a>, as torch and ` +
-        `<code>pplab.Schedule.from_csv</code> read it</p>`
+        `<p>${escaped(t.schedule.name)} takes ${escaped(rules)}. Its source is: ${escaped(source)}.</p><p><a download="${escaped(t.schedule.name)}.csv" href="data:text/csv;charset=utf-8,` +
+        `${encodeURIComponent(pplab.toCSV(t.schedule))}">${escaped(t.schedule.name)}.csv</a> is a file that torch and ` +
+        `<code>lab.read_csv</code> can read.</p>`
       );
     }).join("");
   }
@@ -222,7 +222,7 @@
           const schedule = scheduleOf(state, name, request);
           if (!schedule) { // one search after the other: `request` comes back here
             root.dataset.busy = "true";
-            says.textContent = "Searching for the schedule …";
+            says.textContent = "The page is searching for the schedule …";
             return;
           }
           schedules.push(schedule);
