@@ -88,8 +88,7 @@ LEVELS = (
         id="memory-line",
         title="Memory for three",
         text="The batch comes in five slices. What a forward computes stays in its rank's memory until the "
-        "backward of the same slice has run there. The strip under each rank shows how many forwards it holds, "
-        "and the dashed line how many it has memory for.",
+        "backward of the same slice has run there.",
         end="Backwards that run early make room for forwards, and they cost no time: with memory for all five "
         "slices nobody finishes earlier.",
         reference="1F1B",

@@ -97,12 +97,12 @@ var pplabChart = (() => {
   /**
    * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
    * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
-   * `caps`: per rank, how many forwards it has memory for, a line in its strip.
+   * `caps`: per rank, how many forwards it has memory for, a line in its strip. A chart narrower than `least` scrolls.
    */
-  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null }) {
+  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null, least = SMALLEST }) {
     const end = Math.max(until, ...timelines.map((t) => t.makespan));
     const id = `pplab-${++drawings}`;
-    const inner = plotWidth(timelines, end, width - LABELS - RIGHT) * zoom;
+    const inner = plotWidth(timelines, end, Math.max(width, least) - LABELS - RIGHT) * zoom;
     const scale = (inner - 1) / end;
     const strip = caps ? TALL : STRIP, row = ROW + (memory ? strip + 3 : 0);
     let y = 0;
@@ -141,7 +141,7 @@ var pplabChart = (() => {
   function plotWidth(timelines, end, width) {
     const lengths = timelines.flatMap((t) => t.spans.map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);
     const short = lengths.length ? lengths[Math.floor(lengths.length / 10)] : end; // not the rare sliver
-    return Math.max(width, SMALLEST - LABELS, Math.min((READABLE * end) / short, WIDEST));
+    return Math.max(width, Math.min((READABLE * end) / short, WIDEST));
   }
 
   function patterns(id) {

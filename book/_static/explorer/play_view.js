@@ -41,6 +41,11 @@
     return { schedule: { numRanks, numStages, numMicrobatches, columns: schedule.columns }, byRank, spans, idle, times, title, makespan, peakInFlight };
   }
 
+  /** What a player who has placed nothing yet needs to know. */
+  const howTo = ({ kinds }) =>
+    `Press an action to place it. 0F2 is the forward of slice 2 on stage 0, and ${kinds.includes("B") ? "0B2 its backward" : "0I2 and 0W2 are the halves of its backward"}. ` +
+    "An action that is only outlined can't run yet: press it, and the game says why.";
+
   let made = 0; // games of the page: labels need ids that no other has
 
   function game(root) {
@@ -107,7 +112,8 @@
       python.lastChild.textContent = level.inPython;
       csv.href = `data:text/csv;charset=utf-8,${encodeURIComponent(play.toCSV(state))}`;
       const stuck = play.isStuck(state) ? "Nothing more can be placed: take back a move." : "";
-      says.textContent = [message, stuck, isComplete ? score.text : ""].filter(Boolean).join(" ");
+      const how = !message && !state.moves.length ? howTo(level) : "";
+      says.textContent = [message, how, stuck, isComplete ? score.text : ""].filter(Boolean).join(" ");
       says.classList.toggle("pplab-end", isSolved);
       Object.assign(root.dataset, {
         shows: level.id, placed: state.moves.length, hints: state.hints.length, makespan: score.makespan,
@@ -119,24 +125,24 @@
       const { level } = state, mine = drawable(state, play.score(state));
       const shown = reference.checked ? [mine, level.referenceTimeline] : [mine];
       const { par: { makespan: par }, cap: caps } = level;
-      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: par, memory: Boolean(caps), par, caps });
+      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: par, memory: Boolean(caps), par, caps, least: 280 });
       legend.innerHTML =
         `${pplabChart.legend(shown)}<li><i class="pplab-parline"></i>finish ${level.isBefore ? "before" : "by"} ${short(par)}</li>` +
-        (caps ? `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory</li>` : "");
+        (caps ? `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory for them</li>` : "");
     }
 
     /** Buttons for what isn't placed, a line for each rank. One that can't come next stays, and says why when pressed. */
     function drawTray() {
       const { level } = state, left = play.remaining(state);
       tray.innerHTML = Array.from({ length: level.numRanks }, (_, rank) => {
-        const holds = play.held(state, rank).length, most = level.cap ? ` of ${level.cap[rank]}` : "";
+        const holds = level.cap ? `holds ${play.held(state, rank).length} of ${level.cap[rank]}` : "";
         const buttons = left.filter((each) => each.rank === rank).map(({ text, refused }) => {
           const { kind, microbatch, stage } = pplab.parse(text).parts[0];
           const name = `${text}: ${NAME[kind]} of microbatch ${microbatch} on stage ${stage}${refused ? ", not yet" : ""}`;
           return `<button type="button" data-rank="${rank}" data-text="${text}" aria-label="${name}"` +
             `${refused ? ` class="pplab-not" title="${escaped(refused)}"` : ""} style="--pplab-kind:${FILL[kind]};--pplab-ink:${ink(FILL[kind])}">${text}</button>`;
         });
-        return `<div role="group" aria-label="rank ${rank}, holds ${holds}${most}"><span>rank ${rank} <small>holds ${holds}${most}</small></span>${buttons.join("")}</div>`;
+        return `<div role="group" aria-label="rank ${rank} ${holds}"><span>rank ${rank} <small>${holds}</small></span>${buttons.join("")}</div>`;
       }).join("");
     }
 
