@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import permutations
 
 import pytest
 from checkers import builds, raises, slow, table_tests
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course import bubble_math, gpipe, naive, one_f_one_b
+from pplab.course import bubble_math, gpipe, naive
 from pplab.course.verdict import Verdict, number
 
 
@@ -35,9 +34,6 @@ def ones_sent(loss, received, sent):
     loss.backward()
     sent.backward(received.new_ones(received.shape))
 
-
-ONE_ROW_OF_1 = one_f_one_b.STUCK_ROWS.replace("1F0,1F1,1F2,1B0,1B1,1B2", "1F0,1F1,1B0,1F2,1B1,1B2")
-ONE_ROW_OF_0 = one_f_one_b.STUCK_ROWS.replace("0F0,0F1,0B0,0F2,0B1,0B2", "0F0,0F1,0F2,0B1,0B0,0B2")
 
 WRONG = [
     (bubble_math.idle_cells, 9, "one rank's"),
@@ -106,22 +102,6 @@ WRONG = [
     (gpipe.gpipe_builder, lambda P, M: ..., "your function returned Ellipsis: it must return the rows"),
     (gpipe.gpipe_builder, raises, "your function raised IndexError"),
     (gpipe.gpipe_builder, undersized, "0B0 is missing"),
-    (one_f_one_b.phases, (2, 8, 2), "warm-up forwards: 2 isn't it"),
-    (one_f_one_b.phases, "373", "expected 3 numbers in a row (warm-up forwards, steady pairs, cool-down backwards)"),
-    (one_f_one_b.phases, {3, 7}, "expected 3 numbers in a row"),
-    (one_f_one_b.peaks, (6, 5, 4, 3, 2, 1), "rank 0: 6 isn't it"),
-    (one_f_one_b.megabytes, (512, 128, 512), "all ranks under 1F1B: 512 isn't it"),
-    (one_f_one_b.one_f_one_b_builder, lifo_rows, "the peaks are (8, 8, 8, 8); 1F1B holds (4, 3, 2, 1)"),
-    (one_f_one_b.least_memory_at_latency_1, (4, 3, 2, 1), "(4, 3, 2, 1) takes 49"),
-    (one_f_one_b.least_memory_at_latency_1, (7, 5, 3, 1), "holds 16 in all; less is enough"),
-    (one_f_one_b.least_memory_at_latency_1, (7, 5), "in_flight has 2 values for 4 ranks"),
-    (one_f_one_b.least_memory_at_latency_1, "6531", "expected a number for each of four ranks"),
-    (one_f_one_b.least_memory_at_latency_1, (6.5, 5, 3, 1), "'float' object"),
-    (one_f_one_b.unstick, one_f_one_b.STUCK_ROWS, "deadlock: rank 0 waits at 0B0 for 1B0"),
-    (one_f_one_b.unstick, pp.build("naive", num_ranks=3, num_microbatches=3), "reorder one row only"),
-    (one_f_one_b.unstick, ONE_ROW_OF_1, "with row 1 reordered it runs, in 18: no order of this row"),
-    (one_f_one_b.unstick, ONE_ROW_OF_0, "with row 0 reordered it runs, in 16: another order of it takes 15"),
-    (one_f_one_b.slow_rank, 105, "that is GPipe's"),
     slow(naive.backward_by_hand, lambda loss, received, sent: loss.backward(), "0.weight has no gradient"),
     slow(naive.backward_by_hand, ones_sent, "isn't that of the whole model"),
     slow(naive.backward_by_hand, lambda _, received, sent: sent.backward(), "your function raised RuntimeError"),
@@ -129,21 +109,6 @@ WRONG = [
 
 
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
-
-
-def test_only_one_row_can_be_reordered_to_the_floor():
-    """What the verdict on `unstick` says of each row holds for every order of it."""
-    stuck = [line.split(",") for line in one_f_one_b.STUCK_ROWS.split()]
-    least = []
-    for rank, row in enumerate(stuck):
-        takes = []
-        for order in permutations(row):
-            try:
-                takes.append(pp.simulate(pp.Schedule([*stuck[:rank], order, *stuck[rank + 1 :]])).makespan)
-            except pp.ScheduleError:
-                continue
-        least.append(min(takes, default=None))
-    assert least == [15, 18, None]
 
 
 def test_rounded_answers_are_right():

@@ -70,6 +70,6 @@ def test_every_picture_is_described(pages):
 
 def test_chapters_show_what_they_computed(pages):
     page = pages["notebooks/04_1f1b.html"]
-    assert "1F1B, simulated: makespan 33" in page and "1F1B, measured: makespan" in page
+    assert "1F1B, simulated: makespan 33" in page and "pipe_1f1b, measured: makespan" in page
     assert "deadlock" in page and "not answered" in page
     assert "Traceback" not in page

@@ -2,59 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 from operator import index
 
 from ..builders import build
-from ..costs import Costs
+from ..lab.case import Case, Entry
 from ..lab.formulas import floor_makespan, one_f_one_b_peak_in_flight
+from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, schedule_of
-from .verdict import Verdict, checker, number, numbers, right, told, wrong
+from .answers import actions_of, schedule_of
+from .spine import one_f_one_b_file as your_pipeline
+from .verdict import Verdict, Wrong, checker, numbers, readers_code, right, told, wrong
+
+__all__ = ["by_hand", "longer_sequences", "order", "too_early", "traced", "twice_the_ranks", "unstick", "your_pipeline"]
 
 STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 1F0,1F1,1F2,1B0,1B1,1B2
 2F0,2B0,2F1,2B1,2F2,2B2
 """
+TOO_EARLY = "1B4"
+LONGER = replace(Case(), model=replace(Case().model, sequence=16384))
+BEST_LONGER = {"cut": (8, 8, 9, 7), "in_flight": (5, 3, 2, 1), "recompute": (5, 1, 0, 0)}
+ENOUGH = 1.01  # of the best known bill
 
 
-def phases(answer: object) -> Verdict:
-    """1F1B, P=6, M=10: how many warm-up forwards, steady pairs and cool-down backwards does rank 2 have?"""
-    names = ("warm-up forwards", "steady pairs", "cool-down backwards")
-    return numbers(answer, (3, 7, 3), "P-1-s = 3 forwards first, as many backwards last, 10-3 pairs between", names)
+@checker("three rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
+def by_hand(answer: object) -> Verdict:
+    """Write the rows of 1F1B with 3 ranks and 4 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
+    rows = answer.strip().splitlines() if isinstance(answer, str) else list(answer)
+    if len(rows) != 3:
+        raise Wrong(f"expected three rows, one for each rank, got {len(rows)}")
+    _is_1f1b(rows, 3, 4)
+    return right("at the floor, 18, and the ranks hold 3, 2 and 1")
 
 
-def peaks(answer: object) -> Verdict:
-    """1F1B, P=6, M=3: the peak in flight of every rank, rank 0 first."""
-    names = [f"rank {r}" for r in range(6)]
-    return numbers(answer, one_f_one_b_peak_in_flight(6, 3), "P-s, but never more than there are microbatches", names)
+@checker("a function of (rank, P, M)")
+def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
+    """Write `order(rank, P, M)`: a rank's actions under 1F1B, as texts such as "F0". M may be smaller than P."""
+    for P, M in ((4, 8), (2, 4), (3, 5), (1, 3), (6, 6), (4, 2), (5, 1)):
+        with told(f"at {P} ranks and {M} microbatches: "):
+            with readers_code():
+                rows = [answer(rank, P, M) for rank in range(P)]
+            if any(row is None or row is ... for row in rows):
+                raise Wrong("your function returned nothing: it must return a list of actions")
+            _is_1f1b(rows, P, M)
+    return right("at the floor at seven sizes, with P-s forwards in flight, or M where that is less")
 
 
-def one_f_one_b_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for 1F1B. It must also work with fewer microbatches than ranks."""
+def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
+    """`Wrong` unless these rows have 1F1B's time and memory."""
+    with told("", TypeError):
+        named = [[_with_rank(rank, action) for action in actions_of(row)] for rank, row in enumerate(rows)]
+    schedule = schedule_of(named)
+    wanted = f"{P} ranks with {M} microbatch{'es' if M > 1 else ''}"
+    if (schedule.num_ranks, schedule.num_microbatches) != (P, M):
+        raise Wrong(f"expected {wanted}, got {schedule.num_ranks} with {schedule.num_microbatches}")
+    caps = one_f_one_b_peak_in_flight(P, M)
+    for rank, (held, cap) in enumerate(zip(schedule.peak_in_flight, caps, strict=True)):
+        if held != cap:
+            raise Wrong(f"rank {rank} holds {held} forwards at its fullest; under 1F1B it holds {cap}")
+    if (took := simulate(schedule).makespan) != floor_makespan(P, M, 1, 2):
+        raise Wrong(f"the ranks hold what they should, but it takes {took}, and 1F1B {floor_makespan(P, M, 1, 2)}")
 
-    def judge(timeline: Timeline, P: int, M: int) -> str | None:
-        if timeline.makespan != floor_makespan(P, M, 1, 2):
-            return f"the makespan is {timeline.makespan}; 1F1B takes {floor_makespan(P, M, 1, 2)}"
-        if timeline.peak_in_flight != one_f_one_b_peak_in_flight(P, M):
-            return f"the peaks are {timeline.peak_in_flight}; 1F1B holds {one_f_one_b_peak_in_flight(P, M)}"
-        return None
 
-    sizes = ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 6))
-    return builder(answer, judge, "legal at six sizes, with 1F1B's time and memory", sizes)
+def _with_rank(rank: int, action: object) -> str:
+    text = str(action).strip().upper()
+    return f"{rank}{text}" if text[:1] in ("F", "B") else text
 
 
-@checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
-def least_memory_at_latency_1(answer: object) -> Verdict:
-    """P=4, M=8, latency 1: the `in_flight` with the smallest sum that still reaches a makespan of 39."""
-    with told("", TypeError, ValueError):
-        caps = [index(cap) for cap in answer]
-        timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=1))
-    if timeline.makespan > 39:
-        return wrong(f"{tuple(caps)} takes {timeline.makespan}")
-    if sum(caps) > 15:
-        return wrong(f"{tuple(caps)} takes 39 and holds {sum(caps)} in all; less is enough")
-    return right("39 like eager 1F1B, which holds one more")
+def twice_the_ranks(answer: object) -> Verdict:
+    """The case on 8 ranks, 4 layers each, 1F1B, M=32: rank 0's activations, and what ranks 0 and 7 hold, in GB."""
+    eight, four = (Case(num_ranks=ranks).row("1F1B", num_microbatches=32) for ranks in (8, 4))
+    state = Case(num_ranks=8).state_gb()
+    activations, half = eight.held_gb[0] - state[0], (four.held_gb[0] - Case().state_gb()[0]) / 2
+    names = ("rank 0's activations", "rank 0 with its state", "rank 7 with its state")
+    traps = (
+        {half: "each piece is half as large, and rank 0 has more of them in flight than on four ranks"},
+        {activations + Case().state_gb()[0]: "the state of rank 0 gets smaller, too"},
+        {state[-1]: "rank 7 has one microbatch in flight"},
+    )
+    why = "eight in flight of half a piece are as much as four of a whole one: only the state of rank 0 gets smaller"
+    return numbers(answer, (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
 
 
 @checker()
@@ -72,20 +103,70 @@ def unstick(answer: object) -> Verdict:
     return right("the circle is broken, and the time is the floor")
 
 
-def slow_rank(answer: object) -> Verdict:
-    """P=4, M=16, one rank takes twice as long for everything: 1F1B's makespan if that is rank 1?"""
-    slow = [[2 if r == 1 else 1 for r in range(4)] for _ in range(3)]
-    expected = simulate(build("1F1B", num_ranks=4, num_microbatches=16), Costs(*slow)).makespan
-    traps = {
-        2 * 57: "only one rank is slow, and the others' ramps stay short",
-        simulate(build("GPipe", num_ranks=4, num_microbatches=16), Costs(*slow)).makespan: "that is GPipe's",
-    }
-    return number(answer, expected, "the slow rank works 16 x 6; what stands around it is ramps", traps=traps)
+@cache
+def traced() -> Timeline:
+    """A step of exercise 6, simulated: 1F1B, P=4, M=12, in which one backward of rank 1 comes a forward too early."""
+    rows = [list(map(str, row)) for row in build("1F1B", num_ranks=4, num_microbatches=12).rows]
+    row = rows[1]
+    late = [row.index(f"1F{m}") for m in (6, 7, 8)]  # each before its backward, one pair later than it should be
+    for at in late:
+        row[at], row[at + 1] = row[at + 1], row[at]
+    return simulate(Schedule(rows, "traced"))
 
 
-def megabytes(answer: object) -> Verdict:
-    """P=4, M=16, 32 MB a microbatch and stage: rank 0's peak under GPipe, under 1F1B, and all ranks' under 1F1B."""
-    names = ("rank 0 under GPipe", "rank 0 under 1F1B", "all ranks under 1F1B")
-    peaks = one_f_one_b_peak_in_flight(4, 16)
-    why = "GPipe holds all M, 1F1B P-s on rank s: 4 + 3 + 2 + 1 = 10 together, where GPipe holds 64"
-    return numbers(answer, (16 * 32, peaks[0] * 32, sum(peaks) * 32), why, names)
+@checker('the text of an action, such as "3B5"', lambda answer: isinstance(answer, str))
+def too_early(answer: str) -> Verdict:
+    """P=4, M=12, in 54 instead of 45: which action comes too early?"""
+    schedule = traced().schedule
+    given = answer.strip().upper()
+    found = {str(action): (rank, action) for rank, row in enumerate(schedule.rows) for action in row}
+    if given not in found:
+        return wrong(f"{answer} isn't an action of this schedule")
+    rank, action = found[given]
+    if given == TOO_EARLY:
+        return right("no forward stands before it: from here on rank 1 has two under way where it needs three")
+    if rank != 1:
+        return wrong(f"rank {rank}'s row is 1F1B's, action by action: it waits for what another rank makes")
+    if action.kind.name == "F":
+        return wrong("it is the right rank, but a forward that comes early would keep more under way, not fewer")
+    later = action.microbatch > int(TOO_EARLY[2:])
+    return wrong(f"it is the right rank, but {'something went wrong before' if later else 'all is well up to'} {given}")
+
+
+@checker(
+    'a dict such as {"cut": (8, 8, 8, 8), "in_flight": (4, 3, 2, 1), "recompute": (0, 0, 0, 0)}',
+    lambda answer: isinstance(answer, Mapping) and set(answer) <= set(BEST_LONGER),
+)
+def longer_sequences(answer: Mapping[str, object]) -> Verdict:
+    """Sequences of 16,384 tokens, M=16: a cut, caps and recomputation that fit and cost little. What is left out is
+    1F1B's own: an even cut, P-s in flight, nothing recomputed."""
+    asked = {name: value if isinstance(value, bool) else _whole(name, value) for name, value in answer.items()}
+    with told("", TypeError, ValueError):  # in_flight=True, or a cut of 33 layers
+        row = LONGER.row("1F1B", num_microbatches=16, **asked)
+    if not row.fits:
+        over = [f"rank {r} holds {gb:.1f} GB" for r, gb in enumerate(row.held_gb) if gb > LONGER.memory_gb]
+        return wrong(f"it doesn't fit in {LONGER.memory_gb:g} GB: {', '.join(over)}")
+    best = _best_longer()
+    says = f"it fits, and a billion tokens cost ${row.dollars:.2f}"
+    if row.dollars > ENOUGH * best.dollars:
+        more = f"{100 * (row.dollars / best.dollars - 1):.1f} % more than the best known"
+        return wrong(f"{says}, {more}: come within {100 * (ENOUGH - 1):.0f} %")
+    if row.dollars < best.dollars - 0.005:
+        return right(f"{says}, which is less than the best known, ${best.dollars:.2f}: tell us")
+    return right(f"{says}; the best known is ${best.dollars:.2f}")
+
+
+def _whole(name: str, values: object) -> tuple[int, ...]:
+    """Four whole numbers; half a layer can't be moved."""
+    try:
+        found = tuple(map(index, values))
+    except TypeError:
+        found = ()
+    if len(found) != 4:
+        raise Wrong(f"{name}: expected a whole number for each of four ranks, got {values!r}")
+    return found
+
+
+@cache
+def _best_longer() -> Entry:
+    return LONGER.row("1F1B", num_microbatches=16, **BEST_LONGER)
