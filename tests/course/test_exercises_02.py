@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -13,7 +15,8 @@ from pplab.course import naive as exercise
 from pplab.course import spine
 from pplab.lab import Case
 
-PIPE = (Path(__file__).parents[2] / "notebooks" / "pipe_naive.py").read_text()
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PIPE = (NOTEBOOKS / "pipe_naive.py").read_text()
 
 
 def skip_forgotten(stage, arrived, down):
@@ -201,3 +204,12 @@ def test_the_symptoms_are_those_of_the_causes(tmp_path, monkeypatch, cause):
 def test_every_symptom_has_a_cause_and_two_causes_have_none():
     assert set(exercise.symptoms()) == set(RIGHT) and set(range(1, 8)) - set(RIGHT.values()) == {2, 6}
     assert len(exercise.CAUSES) == len(BROKEN)
+
+
+def test_the_page_folds_away_the_functions_of_the_courses_file():
+    cells = json.loads((NOTEBOOKS / "02_naive.ipynb").read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    folded = re.search(r"One way to write them.*?```python\n(.*?)```", text, flags=re.S)[1]
+    functions = [node for node in ast.parse(PIPE).body if isinstance(node, ast.FunctionDef)]
+    assert [node.name for node in functions] == ["send", "receive", "step"]
+    assert ast.dump(ast.parse(folded)) == ast.dump(ast.Module(functions, []))

@@ -37,7 +37,7 @@ _SEEN = {
 _CAUSE_OF = {"A": 3, "B": 4, "C": 5, "D": 7, "E": 1}
 
 MACHINES = {"large": (80, 400, 2.0), "small": (48, 300, 1.0)}  # GB, TFLOP/s reached, dollars per hour
-CHEAPEST_DOLLARS = 178.4  # of all rows of up to seven machines, whose layers were dealt out in the best way
+CHEAPEST_DOLLARS = 178.4  # of all rows of up to six machines, whose layers were dealt out in the best way
 
 
 def faster_network(answer: object) -> Verdict:
