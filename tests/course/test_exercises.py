@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 
 import pytest
-from checkers import builds, raises, slow, table_tests
+from checkers import builds, raises, table_tests
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course import bubble_math, gpipe, naive
+from pplab.course import bubble_math, gpipe
 from pplab.course.verdict import Verdict, number
 
 
@@ -29,10 +28,6 @@ def fixed_rows(num_ranks, num_microbatches):
 def undersized(num_ranks, num_microbatches):
     return [["0F0"]]
 
-
-def ones_sent(loss, received, sent):
-    loss.backward()
-    sent.backward(received.new_ones(received.shape))
 
 
 WRONG = [
@@ -71,20 +66,6 @@ WRONG = [
     (bubble_math.tokens_per_second, (2.13, 0.099, 246000), "efficiency: 0.099 isn't it; the number is larger"),
     (bubble_math.tokens_per_second, (2130, 0.901, 246000), "that is in ms; the question asks for s"),
     (bubble_math.tokens_per_second, (2.13, 90.14, 246000), "efficiency: that is in per cent"),
-    (naive.idle_share, 83.3, "in per cent: give it as a share of 1"),
-    (naive.idle_share, 6 / 7, "one of six ranks works"),
-    (naive.idle_share, 0.167, "the share that works"),
-    (naive.idle_share, 0.83, "0.83 is near: give 3 digits"),
-    (naive.idle_share, float("nan"), "nan isn't it"),
-    (naive.idle_share, 0, "the number is larger"),
-    (naive.idle_share, float("inf"), "the number is smaller"),
-    (naive.three_stages, 3, "expected a list of three torch modules"),
-    (naive.diagnose, dict.fromkeys("ABCD", "no detach"), "A: not 'no detach'. What makes autograd keep"),
-    (naive.diagnose, {"A": "x", "B": "x", "C": "x", "D": "x"}, "expected one of no gradient sent"),
-    (naive.diagnose, "no detach", "expected a dict"),
-    (naive.best_cut, 0, "one rank works 32 ms"),
-    (naive.best_cut, 6, "expected the number of the layer"),
-    (naive.naive_builder, lifo_rows, "one rank at a time takes"),
     (gpipe.peak_of_rank_2, 8, "that was with 8"),
     (gpipe.largest_microbatches, 27, "20.25 GB"),
     (gpipe.largest_microbatches, 20 / 0.75, "cut further"),
@@ -102,9 +83,6 @@ WRONG = [
     (gpipe.gpipe_builder, lambda P, M: ..., "your function returned Ellipsis: it must return the rows"),
     (gpipe.gpipe_builder, raises, "your function raised IndexError"),
     (gpipe.gpipe_builder, undersized, "0B0 is missing"),
-    slow(naive.backward_by_hand, lambda loss, received, sent: loss.backward(), "0.weight has no gradient"),
-    slow(naive.backward_by_hand, ones_sent, "isn't that of the whole model"),
-    slow(naive.backward_by_hand, lambda _, received, sent: sent.backward(), "your function raised RuntimeError"),
 ]
 
 
@@ -113,7 +91,6 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 def test_rounded_answers_are_right():
     """To three digits or more, of numbers that aren't counts."""
-    assert naive.idle_share(0.833) and naive.idle_share(0.8333) and naive.idle_share(Fraction(5, 6))
     assert bubble_math.tokens_per_second((2.13, 0.901, 246_000)) and bubble_math.tokens_per_second(
         (2.13, 0.9014, 2.46e5)
     )
@@ -136,12 +113,7 @@ def test_wrong_modules_are_explained():
     import torch
     from torch import nn
 
-    layers = naive.whole()
     for check, answer, says in (
-        (naive.three_stages, [layers[:3], layers[3:]], "expected three modules, got 2"),
-        (naive.three_stages, [layers[:1], layers[1:2], layers[2:]], "nothing to train"),
-        (naive.three_stages, [layers[:2], layers[4:5], layers[5:]], "don't compute what the whole model does"),
-        (naive.three_stages, [layers[:1], layers[4:5], layers[2:]], "the stages don't fit together"),
         (gpipe.a_norm_that_survives, nn.BatchNorm1d(8), "which samples does it look at"),
         (gpipe.a_norm_that_survives, nn.LayerNorm(16), "it fails on 8 samples of 8 features: RuntimeError"),
         (gpipe.a_norm_that_survives, nn.Identity(), "doesn't normalise"),
@@ -149,42 +121,6 @@ def test_wrong_modules_are_explained():
         (gpipe.a_norm_that_survives, torch.ones(3), "expected a torch module"),
     ):
         assert_explained(check, answer, says)
-
-
-@pytest.mark.slow
-def test_the_symptoms_are_those_of_the_bugs():
-    """What exercise 3 of chapter 2 tells is run here, with the model of exercise 2."""
-    import torch
-    from torch import nn
-
-    from pplab.lab.models import cut
-
-    x, y = torch.randn(4, 8), torch.randn(4, 2)
-    found = {}
-    for bug in naive.BUGS:
-        model = naive.whole()
-        front, back = cut(model, 2)
-        sent = front(x)
-        received = sent if bug == "no detach" else sent.detach()
-        if bug == "no detach":
-            received.retain_grad()
-        elif bug != "no requires_grad":
-            received.requires_grad_()
-        nn.functional.mse_loss(back(received), y).backward()
-        if bug == "ones sent":
-            sent.backward(torch.ones_like(sent))
-        right = naive.whole()
-        nn.functional.mse_loss(right(x), y).backward()
-        front_has = all(p.grad is not None for p in front.parameters())
-        pairs = zip(model.parameters(), right.parameters(), strict=True)
-        equal = front_has and all(torch.allclose(p.grad, q.grad, atol=1e-6) for p, q in pairs)
-        found[bug] = (front_has, equal, received.grad is not None, all(p.grad is not None for p in back.parameters()))
-    assert found == {
-        "no gradient sent": (False, False, True, True),
-        "no detach": (True, True, True, True),
-        "no requires_grad": (False, False, False, True),
-        "ones sent": (True, False, True, True),
-    }
 
 
 def test_a_verdict_reads_well():

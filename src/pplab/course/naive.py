@@ -2,99 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..builders import build
-from ..lab.formulas import naive_makespan
-from .answers import builder, drawn, is_module, trained
-from .verdict import Verdict, checker, checker_of_each, first_wrong, number, readers_code, right, wrong
+from ..costs import Costs
+from ..lab.case import Case
+from ..simulator import simulate
+from .answers import drawn
+from .verdict import Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..timeline import Timeline
-
 BOUNDARY_KB = (512, 512, 64, 64, 256, 16)  # what crosses behind layer 0, 1, ... of seven
 LAYER_MS = (4, 5, 9, 6, 4, 5, 3)
 
-BUGS = {
-    "no gradient sent": "the first half's parameters have no gradient at all",
-    "no detach": "the gradients are right, but one graph spans both halves: nothing would cross to another process",
-    "no requires_grad": "the second half trains, and there is no gradient to send back",
-    "ones sent": "the first half has gradients, and they are wrong",
+CAUSES = (
+    "the input was not asked for a gradient",
+    "the ranks read different batches",
+    "a rank waits for the gradient before it sends its output",
+    "ones are sent up in place of the input's gradient",
+    "gradients are not cleared between steps",
+    "rank 0's last layer is rank 1's first layer, too",
+    "the gradient is received, and not used",
+)
+_SEEN = {
+    "A": "it never ends, and both ranks stand in receive",
+    "B": "it ends; rank 1's gradients are right, and rank 0's are wrong",
+    "C": "it ends; both ranks' gradients are wrong, and three times the right ones",
+    "D": "rank 1's gradients are right, and rank 0 has none to compare",
+    "E": "rank 1 fails where it sends: what it wants to send is None",
 }
+_CAUSE_OF = {"A": 3, "B": 4, "C": 5, "D": 7, "E": 1}
+
+MACHINES = {"large": (80, 400, 2.0), "small": (48, 300, 1.0)}  # GB, TFLOP/s reached, dollars per hour
+CHEAPEST_DOLLARS = 178.4  # of all rows of up to six machines, whose layers were dealt out in the best way
 
 
-def idle_share(answer: object) -> Verdict:
-    """What share of all rank-time does the naive pipeline on 6 ranks waste?"""
-    traps = {6 / 7: "six of seven is what one text says; one of six ranks works", 1 / 6: "that is the share that works"}
-    return number(answer, 5 / 6, "one rank of six works at a time", traps=traps)
-
-
-def _are_modules(answer: object) -> bool:
-    return isinstance(answer, (list, tuple)) and len(answer) > 0 and all(map(is_module, answer))
-
-
-@checker("a list of three torch modules", _are_modules)
-def three_stages(answer: object) -> Verdict:
-    """Cut `whole()` (six layers) into a list of three modules; three processes run them as a naive pipeline."""
-    import torch
-
-    stages = list(answer)
-    if len(stages) != 3:
-        return wrong(f"expected three modules, got {len(stages)}")
-    if any(not any(True for _ in stage.parameters()) for stage in stages):
-        return wrong("one of your stages has nothing to train")
-    x, y = drawn(0, (4, 8), (4, 2))
-    model = whole()
-    try:
-        joined = stages[2](stages[1](stages[0](x)))
-    except RuntimeError as error:
-        return wrong(f"the stages don't fit together: {error}")
-    if joined.shape != model(x).shape or not torch.allclose(joined, model(x), atol=1e-6):
-        return wrong("the three modules in a row don't compute what the whole model does: is every layer in, in order?")
-    found = trained(build("naive", num_ranks=3, num_microbatches=1), stages, x, y).gradients
-    return right(f"three processes, and gradients {found}") if found.equal else wrong(f"gradients {found}")
-
-
-def whole() -> nn.Sequential:
-    """The model of the exercise `three_stages`; the same weights at every call."""
-    import torch
-    from torch import nn
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4), nn.Linear(4, 2)
-        )
-
-
-def symptoms() -> dict[str, str]:
-    """What four broken handshakes look like, A to D; each was run before you see it."""
-    return {letter: BUGS[bug] for letter, bug in _ORDER.items()}
-
-
-_CLUES = {
-    "A": "What makes autograd keep a gradient for a tensor that no layer made?",
-    "B": "Which gradient does the first half start its backward from?",
-    "C": "What has to happen for the first half to have any gradient?",
-    "D": "What keeps two graphs apart, while all the numbers are right?",
-}
-_ORDER = {"A": "no requires_grad", "B": "ones sent", "C": "no gradient sent", "D": "no detach"}
-
-
-@checker_of_each("ABCD")
-def diagnose(answer: object) -> Verdict:
-    """Which bug causes which symptom? A dict from "A" to "D" to one of "no detach", "no requires_grad",
-    "no gradient sent", "ones sent"."""
-    if letter := first_wrong(answer, _ORDER, BUGS):
-        return wrong(f"{letter}: not {answer[letter]!r}. {_CLUES[letter]}")
-    return right("each line of the handshake has its own way to fail")
+def faster_network(answer: object) -> Verdict:
+    """The case, naively, on 100-gigabit Ethernet at $2.20 per GPU and hour: what does the job cost, in dollars?"""
+    offer = Case(gigabits=100, dollars_per_hour=2.2).row("naive", 1).dollars
+    traps = {
+        Case(gigabits=100).row("naive", 1).dollars: "that is at $2 an hour: the offer costs a tenth more",
+        Case(dollars_per_hour=2.2).row("naive", 1).dollars: "that is with the slower network's messages",
+        offer / 4: "that is one GPU's share",
+    }
+    why = f"${offer:.0f} against $321: six shorter messages save less than the machines cost more"
+    return number(answer, offer, why, traps=traps, tolerance=6e-3)
 
 
 @checker(
-    "the number of the layer behind which you cut, 0 to 5", lambda answer: isinstance(answer, int) and 0 <= answer < 6
+    "the number of the layer behind which you cut, 0 to 5",
+    lambda answer: isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < 6,
 )
 def best_cut(answer: object) -> Verdict:
     """Seven layers on two ranks: behind which layer (0 to 5) do you cut, if neither rank may work more than 24 ms and
@@ -107,38 +67,133 @@ def best_cut(answer: object) -> Verdict:
     return right(f"{front} and {back} ms, and {BOUNDARY_KB[answer]} kB cross")
 
 
-@checker("a function of (loss, received, sent)")
-def backward_by_hand(answer: Callable[[Tensor, Tensor, Tensor], None] | object) -> Verdict:
-    """Write `backward(loss, received, sent)`: the loss of the second half, its input (a leaf that wants a gradient),
-    and the first half's output, from which that input was detached. It must fill every parameter's gradient."""
+@checker("a function of (stage, arrived, down)")
+def middle_rank(answer: Callable[[nn.Module, Tensor, Callable], Tensor] | object) -> Verdict:
+    """Write `middle(stage, arrived, down)` of a model whose last stage also needs what the first one made.
+
+    `down(output, skip)` sends both to the last rank and returns their gradients. Return what goes back to rank 0."""
+    import torch
+
+    stages, (x, y) = _three_stages(), drawn(2, (4, 8), (4, 2))
+    first, middle, last = stages
+    sent = first(x)
+    _loss(last, middle(sent), sent, y).backward()
+    expected = [[p.grad.clone() for p in stage.parameters()] for stage in stages]
+    stages.zero_grad(set_to_none=True)
+    calls = []
+
+    def down(output: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        for name, given, shape in (("output", output, (4, 6)), ("skip", skip, (4, 8))):
+            if not isinstance(given, torch.Tensor) or given.shape != shape:
+                raise ValueError(f"down takes as {name} a tensor of shape {shape}, got {_described(given)}")
+        calls.append(output)
+        arrived = [tensor.detach().clone().requires_grad_() for tensor in (output, skip)]
+        _loss(last, *arrived, y).backward()
+        return arrived[0].grad, arrived[1].grad
+
+    sent = first(x)
+    with readers_code():
+        returned = answer(middle, sent.detach().clone(), down)
+    if len(calls) != 1:
+        return wrong(f"down was called {len(calls)} times: the last rank gets its input once in a step")
+    if not isinstance(returned, torch.Tensor) or returned.shape != sent.shape:
+        return wrong(f"rank 0 expects a gradient of shape {tuple(sent.shape)}, got {_described(returned)}")
+    sent.backward(returned.detach())
+    return _compared([[p.grad for p in stage.parameters()] for stage in stages], expected)
+
+
+def _three_stages() -> nn.ModuleList:
     import torch
     from torch import nn
 
-    from ..lab.models import cut
-
-    model, (x, y) = whole(), drawn(1, (4, 8), (4, 2))
-    nn.functional.mse_loss(model(x), y).backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    front, back = cut(model, 2)
-    sent = front(x)
-    received = sent.detach().requires_grad_()
-    with readers_code():
-        answer(nn.functional.mse_loss(back(received), y), received, sent)
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None:
-            return wrong(f"{name} has no gradient")
-        if not torch.allclose(parameter.grad, expected[name], atol=1e-6):
-            return wrong(f"the gradient of {name} isn't that of the whole model")
-    return right("every parameter's gradient is that of the whole model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        return nn.ModuleList([first, nn.Sequential(nn.Linear(8, 6), nn.Tanh()), nn.Linear(6 + 8, 2)])
 
 
-def naive_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for the naive pipeline: lists of texts such as "0F0"."""
+def _loss(last: nn.Module, output: Tensor, skip: Tensor, target: Tensor) -> Tensor:
+    import torch
 
-    def judge(timeline: Timeline, P: int, M: int) -> str | None:
-        if timeline.makespan != naive_makespan(P, M, 1, 2):
-            return f"the makespan is {timeline.makespan}; one rank at a time takes {naive_makespan(P, M, 1, 2)}"
-        return None
+    return torch.nn.functional.mse_loss(last(torch.cat([output, skip], dim=1)), target)
 
-    return builder(answer, judge, "legal at five sizes, with one rank at work at a time")
+
+def _described(given: object) -> str:
+    return f"one of shape {tuple(given.shape)}" if hasattr(given, "shape") else repr(given)
+
+
+def _compared(found: Sequence[Sequence[Tensor | None]], expected: Sequence[Sequence[Tensor]]) -> Verdict:
+    import torch
+
+    for rank, mine in enumerate(found):
+        if any(gradient is None for gradient in mine):
+            return wrong(f"rank {rank}'s stage has no gradient")
+    off = [
+        str(rank)
+        for rank, (mine, whole) in enumerate(zip(found, expected, strict=True))
+        if not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, whole, strict=True))
+    ]
+    if not off:
+        return right("every gradient of the three stages is that of one process")
+    fine = [str(rank) for rank in range(len(found)) if str(rank) not in off]
+    others = f", those of rank {' and '.join(fine)} are right" if fine else ""
+    return wrong(f"the gradients of rank {' and '.join(off)} aren't those of one process{others}")
+
+
+def symptoms() -> dict[str, str]:
+    """What five broken pipelines look like on two ranks, A to E; each was run before you see it."""
+    return dict(_SEEN)
+
+
+@checker_of_each("ABCDE")
+def diagnose(answer: object) -> Verdict:
+    """Which cause has which symptom? A dict from "A" to "E" to the cause's number, 1 to 7."""
+    for letter, cause in answer.items():
+        if isinstance(cause, bool) or not isinstance(cause, int) or not 1 <= cause <= len(CAUSES):
+            return wrong(f"{letter}: expected the number of a cause, 1 to {len(CAUSES)}, got {cause!r}")
+    found = sum(answer[letter] == cause for letter, cause in _CAUSE_OF.items())
+    if found < len(_CAUSE_OF):
+        return wrong(f"{found} of {len(_CAUSE_OF)} are right: make a mistake yourself, and look what happens")
+    return right("each mistake has its own way to show")
+
+
+@checker(
+    'a list of a pair per machine, such as [("large", 16), ("large", 16)]',
+    lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,
+)
+def cheapest(answer: object) -> Verdict:
+    """Train the case naively on machines of two kinds, as cheaply as you can: their kinds and layers, rank by rank."""
+    names, cut = _rented(answer)
+    held, dollars = naively(names, cut)
+    room = [MACHINES[name][0] for name in names]
+    if full := [rank for rank, (gb, most) in enumerate(zip(held, room, strict=True)) if gb > most]:
+        found = (f"rank {rank} would hold {held[rank]:.1f} GB and has {room[rank]}" for rank in full)
+        return wrong(f"it doesn't fit: {', '.join(found)}")
+    if (more := dollars - CHEAPEST_DOLLARS) > 0.5:
+        return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} more than the best that we know")
+    known = "less than the best that we knew" if more < -0.5 else "and we know nothing cheaper"
+    return right(f"it fits, and costs ${dollars:.0f}, {known}")
+
+
+def naively(names: Sequence[str], cut: Sequence[int]) -> tuple[list[float], float]:
+    """What each rank holds at most, in GB, and what the job costs on these machines."""
+    case = Case(num_ranks=len(names))
+    speeds = [MACHINES[name][1] / case.teraflops for name in names]
+    ms = [each / speed for each, speed in zip(case.stage_ms(cut), speeds, strict=True)]
+    costs = Costs(ms, ms, ms, latency=case.message_ms, unit="ms")
+    step_h = simulate(build("naive", num_ranks=len(names), num_microbatches=1), costs).makespan / 3.6e6
+    held = [own + kept for own, kept in zip(case.state_gb(cut), case.sequence_gb(cut), strict=True)]
+    return held, case.tokens / case.model.sequence * step_h * sum(MACHINES[name][2] for name in names)
+
+
+def _rented(answer: Sequence) -> tuple[list[str], list[int]]:
+    """Kinds and layers, apart."""
+    for pair in answer:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or pair[0] not in tuple(MACHINES):
+            raise Wrong(f'expected a pair such as ("large", 8) or ("small", 8) for every machine, got {pair!r}')
+        if isinstance(pair[1], bool) or not isinstance(pair[1], int) or pair[1] < 1:
+            raise Wrong(f"every machine gets a whole number of layers, 1 or more, got {pair[1]!r}")
+    names, cut = [name for name, _ in answer], [layers for _, layers in answer]
+    if sum(cut) != (layers := Case().model.num_layers):
+        raise Wrong(f"your machines have {sum(cut)} layers, and the model has {layers}")
+    return names, cut
