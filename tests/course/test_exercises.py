@@ -6,29 +6,17 @@ from fractions import Fraction
 from itertools import permutations
 
 import pytest
-from checkers import builds, raises, slow, table_tests
+from checkers import slow, table_tests
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course import bubble_math, gpipe, naive, one_f_one_b
+from pplab.course import bubble_math, naive, one_f_one_b
 from pplab.course.verdict import Verdict, number
 
 
 def lifo_rows(num_ranks, num_microbatches):
     order = range(num_microbatches)
     return [[f"{r}F{m}" for m in order] + [f"{r}B{m}" for m in reversed(order)] for r in range(num_ranks)]
-
-
-def deadlocked_rows(num_ranks, num_microbatches):
-    return [[f"{r}{kind}{m}" for m in range(num_microbatches) for kind in "BF"] for r in range(num_ranks)]
-
-
-def fixed_rows(num_ranks, num_microbatches):
-    return lifo_rows(2, 4)
-
-
-def undersized(num_ranks, num_microbatches):
-    return [["0F0"]]
 
 
 def ones_sent(loss, received, sent):
@@ -89,23 +77,6 @@ WRONG = [
     (naive.best_cut, 0, "one rank works 32 ms"),
     (naive.best_cut, 6, "expected the number of the layer"),
     (naive.naive_builder, lifo_rows, "one rank at a time takes"),
-    (gpipe.peak_of_rank_2, 8, "that was with 8"),
-    (gpipe.largest_microbatches, 27, "20.25 GB"),
-    (gpipe.largest_microbatches, 20 / 0.75, "cut further"),
-    (gpipe.weights_of_means, lambda tokens: [1 / len(tokens)] * len(tokens), "equal factors are right only for equal"),
-    (gpipe.weights_of_means, lambda tokens: [1], "gives 1 factors for 2 microbatches"),
-    (gpipe.weights_of_means, lambda tokens: tokens, "[4.0, 4.0], which doesn't give the mean: if every token had the"),
-    (gpipe.weights_of_means, lambda tokens: [float("nan")] * len(tokens), "which doesn't give the mean"),
-    (gpipe.weights_of_means, lambda tokens: ["half"] * len(tokens), "raised ValueError"),
-    (gpipe.overhead_from_a_sweep, (40, 2), "overhead: 2 isn't it; the number is smaller"),
-    (gpipe.overhead_from_a_sweep, 40, "expected 2 numbers"),
-    (gpipe.overhead_from_a_sweep, (40,), "expected 2 numbers (work, overhead), got 1"),
-    (gpipe.gpipe_builder, builds("1F1B"), "the peaks are (2, 1)"),
-    (gpipe.gpipe_builder, deadlocked_rows, "rank 0 runs 0B0 before 0F0"),
-    (gpipe.gpipe_builder, fixed_rows, "at 4 ranks and 8 microbatches: expected a stage on each of 4 ranks"),
-    (gpipe.gpipe_builder, lambda P, M: ..., "your function returned Ellipsis: it must return the rows"),
-    (gpipe.gpipe_builder, raises, "your function raised IndexError"),
-    (gpipe.gpipe_builder, undersized, "0B0 is missing"),
     (one_f_one_b.phases, (2, 8, 2), "warm-up forwards: 2 isn't it"),
     (one_f_one_b.phases, "373", "expected 3 numbers in a row (warm-up forwards, steady pairs, cool-down backwards)"),
     (one_f_one_b.phases, {3, 7}, "expected 3 numbers in a row"),
@@ -168,20 +139,12 @@ def test_rounded_answers_are_right():
 
 @pytest.mark.slow
 def test_wrong_modules_are_explained():
-    import torch
-    from torch import nn
-
     layers = naive.whole()
     for check, answer, says in (
         (naive.three_stages, [layers[:3], layers[3:]], "expected three modules, got 2"),
         (naive.three_stages, [layers[:1], layers[1:2], layers[2:]], "nothing to train"),
         (naive.three_stages, [layers[:2], layers[4:5], layers[5:]], "don't compute what the whole model does"),
         (naive.three_stages, [layers[:1], layers[4:5], layers[2:]], "the stages don't fit together"),
-        (gpipe.a_norm_that_survives, nn.BatchNorm1d(8), "which samples does it look at"),
-        (gpipe.a_norm_that_survives, nn.LayerNorm(16), "it fails on 8 samples of 8 features: RuntimeError"),
-        (gpipe.a_norm_that_survives, nn.Identity(), "doesn't normalise"),
-        (gpipe.a_norm_that_survives, nn.Tanh(), "ten times the input"),
-        (gpipe.a_norm_that_survives, torch.ones(3), "expected a torch module"),
     ):
         assert_explained(check, answer, says)
 
