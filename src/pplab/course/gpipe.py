@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from ..builders import build
-from ..lab.formulas import gpipe_makespan
-from ..timeline import Timeline
-from .answers import builder, drawn, is_module, trained
-from .verdict import Verdict, checker, number, numbers, readers_code, right, wrong
+from ..lab.case import Case, Entry
+from ..schedule import Schedule
+from ..simulator import simulate
+from . import spine
+from .answers import drawn, is_module, schedule_from, shape_of, sizes_of, trained
+from .observed import located
+from .verdict import Verdict, Wrong, checker, numbers, readers_code, right, told, wrong
 
 
-def peak_of_rank_2(answer: object) -> Verdict:
-    """GPipe with 4 ranks and 12 microbatches: how many forwards' activations does rank 2 hold at the worst moment?"""
-    traps = {8: "that was with 8 microbatches", 10: "rank 2 is no exception: no backward comes before the last forward"}
-    return number(answer, 12, "all of them: the first backward comes after the last forward", traps=traps)
+def one_rank_recomputes(answer: object) -> Verdict:
+    """GPipe on 3 ranks, 5 slices, F = 1, B = 2: how long is a step if rank 1 alone recomputes (its B is 3), and how
+    long if all ranks do? A pair of numbers."""
+    alone = {
+        28: "that is with all three",
+        22: "rank 1 recomputes every slice, not only one",
+        24: "so long rank 1 works, and rank 0 still has a backward to do",
+        25: "rank 0's last backward takes 2 units",
+    }
+    every = {26: "that is with rank 1 alone", 36: "ranks recompute at the same time, not one after the other"}
+    names, why = ("rank 1 alone", "all three"), "the slowest rank sets the pace, and others hide behind it"
+    return numbers(answer, (26, 28), why, names, traps=(alone, every))
 
 
-def largest_microbatches(answer: object) -> Verdict:
-    """A rank has 20 GB left for activations; a microbatch of one sample keeps 0.75 GB on it. The largest M that GPipe
-    can run with microbatches of one sample?"""
-    traps = {20 / 0.75: "a microbatch can't be cut further", 27: "27 times 0.75 GB is 20.25 GB"}
-    return number(answer, 26, "26 x 0.75 GB = 19.5 GB", traps=traps, tolerance=1e-9)
+def larger_cards(answer: object) -> Verdict:
+    """On GPUs of 141 GB: the most slices of one sequence that GPipe can run without recomputation, and the dollars per
+    GPU and hour up to which that is cheaper than four slices on the case's GPUs. A pair of numbers."""
+    case = Case()
+    price = case.dollars_per_hour * case.row("GPipe", 4).dollars / case.row("GPipe", 11).dollars
+    most = {12: "12 slices and the state take 145.8 GB", 15: "rank 0 has state, too"}
+    dollars = {case.dollars_per_hour / price * 2: "the other way round: a step with more slices is worth more"}
+    dollars |= {2 * 141 / 80: "gigabytes aren't what you pay for: compare the bills"}
+    why = f"11 slices fill the card, and the bill is the same at ${price:.2f}"
+    return numbers(answer, (11, price), why, ("slices", "dollars"), traps=(most, dollars))
 
 
-@checker("a function of a list of token counts")
-def weights_of_means(answer: Callable[[Sequence[int]], Sequence[float]] | object) -> Verdict:
-    """Write `weights(tokens)`: given the tokens in each microbatch, the factors by which the microbatches' mean losses
-    must be multiplied so that their sum is the mean over all tokens."""
-    for tokens in ([4, 4], [7, 1], [3, 5, 2], [10]):
-        with readers_code(f"weights({tokens}) raised"):
-            given = [float(factor) for factor in answer(list(tokens))]
-        if len(given) != len(tokens):
-            return wrong(f"weights({tokens}) gives {len(given)} factors for {len(tokens)} microbatches")
-        expected = [n / sum(tokens) for n in tokens]
-        if not all(abs(a - b) <= 1e-9 for a, b in zip(given, expected, strict=True)):
-            hint = ""
-            if len(set(given)) == 1 and len(set(tokens)) > 1:
-                hint = ": equal factors are right only for equal microbatches"
-            elif not abs(sum(given) - 1) <= 1e-9:
-                hint = ": if every token had the same loss, the mean would have to be that loss"
-            return wrong(f"weights({tokens}) gives {[round(g, 4) for g in given]}, which doesn't give the mean{hint}")
-    return right("each microbatch counts by its share of the tokens")
+def overhead_from_a_sweep(answer: object) -> Verdict:
+    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 slices: `sweep()` gives the times in ms. Which work per rank (all
+    forwards and backwards of a batch, without overhead) and which overhead per slice, in ms, explain them? A pair of
+    numbers."""
+    return numbers(answer, SWEEP, "(M + 3)(work / M + overhead) gives all four times", ("work", "overhead"))
+
+
+SWEEP = (40.0, 1.0)
+
+
+def sweep() -> dict[int, float]:
+    """The times of the exercise `overhead_from_a_sweep`, in ms, by number of slices."""
+    work, overhead = SWEEP
+    return {m: (m + 3) * (work / m + overhead) for m in (2, 4, 8, 16)}
 
 
 @checker("a torch module", is_module)
@@ -72,30 +85,102 @@ def a_norm_that_survives(answer: object) -> Verdict:
     return right(f"it looks at one sample at a time; gradients {found}")
 
 
-def overhead_from_a_sweep(answer: object) -> Verdict:
-    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 microbatches: `sweep()` gives the times in ms. Which work per rank
-    (all forwards and backwards of a batch, without overhead) and which overhead per microbatch, in ms, explain them?
-    A pair of numbers."""
-    return numbers(answer, SWEEP, "(M + 3)(work / M + overhead) gives all four times", ("work", "overhead"))
+SPEEDUP = (  # of a GPipe that was right
+    ("held, counts = {}, []", "buffers = {}  # allocated once, not for every message\nheld, counts = {}, []"),
+    ("torch.empty_like(tensor)  # a", "buffers.setdefault((source, tensor.shape), torch.empty_like(tensor))  # a"),
+    ("    return tensor\n", "    return tensor.detach()\n"),
+)
 
 
-SWEEP = (40.0, 1.0)
+def begin_repair(to: str = "my_repair.py") -> str:
+    """Write the file that the exercise `repaired_file` is about. A copy that is there stays."""
+    if Path(to).exists():
+        return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
+    text = located("pipe_gpipe.py").read_text()
+    for old, new in SPEEDUP:
+        text = text.replace(old, new)
+    Path(to).write_text(text)
+    return f"{to} is a GPipe that allocates its buffers once: open it beside this page, and repair it"
 
 
-def sweep() -> dict[int, float]:
-    """The times of the exercise `overhead_from_a_sweep`, in ms, by number of microbatches."""
-    work, overhead = SWEEP
-    return {m: (m + 3) * (work / m + overhead) for m in (2, 4, 8, 16)}
+def repaired_file(answer: object) -> Verdict:
+    """Repair the file of `begin_repair`, whose gradients are right with one slice and wrong with several: its name."""
+    return spine.gpipe_file(answer)
 
 
-def gpipe_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for GPipe; the backwards may come in either order."""
+@checker("a function of (num_ranks, num_microbatches, most)")
+def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
+    """Write `rows(num_ranks, num_microbatches, most)`: GPipe that flushes, so that no rank ever holds more than `most`
+    slices, as fast as that can be."""
+    for P, M, most in ((2, 4, 2), (4, 16, 4), (3, 7, 3), (4, 5, 8), (1, 3, 2), (3, 4, 1)):
+        with told(f"at {P} ranks, {M} microbatches and at most {most}: "):
+            schedule = schedule_from(answer, P, M, most)
+            if shape_of(schedule) != (P, P, M):
+                raise Wrong(f"expected a stage on each rank; your schedule has {sizes_of(schedule)}")
+            _check_flushes(schedule, most)
+            flushes = -(-M // most)
+            took, best = simulate(schedule).makespan, (M + flushes * (P - 1)) * 3
+            if took != best:
+                raise Wrong(f"it takes {took} units (F = 1, B = 2), and GPipe with {flushes} flushes takes {best}")
+    return right("at six sizes: no rank holds more, and no flush is one too many")
 
-    def judge(timeline: Timeline, P: int, M: int) -> str | None:
-        if timeline.makespan != gpipe_makespan(P, M, 1, 2):
-            return f"the makespan is {timeline.makespan}; GPipe takes {gpipe_makespan(P, M, 1, 2)}"
-        if timeline.peak_in_flight != (M,) * P:
-            return f"the peaks are {timeline.peak_in_flight}: some backward comes before the last forward"
-        return None
 
-    return builder(answer, judge, "legal at five sizes, with GPipe's time and memory")
+def _check_flushes(schedule: Schedule, most: int) -> None:
+    """Every rank holds no more than `most`, and after a backward starts no forward before it holds nothing."""
+    for rank, row in enumerate(schedule.rows):
+        held, backward = 0, False
+        for action in row:
+            if action.kind.name == "F":
+                if backward and held:
+                    raise Wrong(
+                        f"rank {rank} starts {action} while it holds {held}: GPipe finishes a flush before the next one"
+                    )
+                held, backward = held + 1, False
+            else:
+                held, backward = held - 1, True
+            if held > most:
+                raise Wrong(f"rank {rank} holds {held} at {action}")
+
+
+BEST_PLAN = ([16], [7, 6, 6, 7])  # of all 231 ways to flush, each with the least that has to be recomputed
+NEAR = 1.005  # of the best plan's dollars
+
+
+@checker("a pair, such as ([4, 4, 4, 4], [0, 0, 0, 0])", lambda answer: isinstance(answer, (tuple, list)))
+def sixteen_sequences(answer: object) -> Verdict:
+    """The case, 16 sequences in a step under GPipe: how many slices each flush has, and in how many of its eight layers
+    each rank recomputes. The cheapest plan that fits."""
+    if len(answer) != 2:
+        raise Wrong(f"expected a pair, such as ([4, 4, 4, 4], [0, 0, 0, 0]), got {len(answer)} values")
+    flushes, recompute = (_counts(*each) for each in zip(("flushes", "recompute"), answer, (1, 0), strict=True))
+    if sum(flushes) != 16:
+        raise Wrong(f"the flushes have {sum(flushes)} slices, and the step has 16 sequences")
+    with told("", ValueError):
+        plan, best = planned(flushes, recompute), planned(*BEST_PLAN)
+    if not plan.fits:
+        rank = max(range(4), key=plan.held_gb.__getitem__)
+        raise Wrong(f"it doesn't fit: rank {rank} would hold {plan.held_gb[rank]:.1f} of {plan.case.memory_gb:g} GB")
+    over = plan.dollars - best.dollars
+    says = f"it fits, in {max(plan.held_gb):.1f} GB, and costs ${plan.dollars:.1f}"
+    if plan.dollars > NEAR * best.dollars:
+        raise Wrong(f"{says}: ${over:.1f} more than the best plan that we know")
+    return right(f"{says}; the best plan that we know costs {f'${over:.1f} less' if over > 0.05 else 'as much'}")
+
+
+def planned(flushes: Sequence[int], recompute: Sequence[int]) -> Entry:
+    """A row of the ledger for GPipe on the case with so many slices in each flush."""
+    bounds = [sum(flushes[:i]) for i in range(len(flushes) + 1)]
+    groups = [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    case = Case()
+    rows = [[f"{r}{kind}{m}" for group in groups for kind in "FB" for m in group] for r in range(case.num_ranks)]
+    return case.row(Schedule(rows, "GPipe, flushing"), recompute=recompute)
+
+
+def _counts(name: str, given: object, least: int) -> list[int]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Wrong(f"{name}: expected a list of numbers, such as [4, 4, 4, 4], got {given!r}")
+    found = list(given)
+    for value in found:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise Wrong(f"{name}: expected whole numbers of {least} or more, got {value!r}")
+    return found
