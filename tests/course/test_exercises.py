@@ -10,7 +10,7 @@ from checkers import builds, raises, slow, table_tests
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course import bubble_math, gpipe, naive, one_f_one_b
+from pplab.course import gpipe, naive, one_f_one_b
 from pplab.course.verdict import Verdict, number
 
 
@@ -40,41 +40,6 @@ ONE_ROW_OF_1 = one_f_one_b.STUCK_ROWS.replace("1F0,1F1,1F2,1B0,1B1,1B2", "1F0,1F
 ONE_ROW_OF_0 = one_f_one_b.STUCK_ROWS.replace("0F0,0F1,0B0,0F2,0B1,0B2", "0F0,0F1,0F2,0B1,0B0,0B2")
 
 WRONG = [
-    (bubble_math.idle_cells, 9, "one rank's"),
-    (bubble_math.idle_cells, 40, "40 isn't it; the hint may help"),
-    (bubble_math.idle_cells, 400, "the number is much smaller"),
-    (bubble_math.idle_cells, "36", "write it without quotes"),
-    (bubble_math.as_fraction, 20, "in per cent: give it as a share of 1"),
-    (bubble_math.as_fraction, 0.25, "the ratio itself"),
-    (bubble_math.as_fraction, 1 / 3, "the other way"),
-    (bubble_math.least_microbatches, 140, "keeps the ratio"),
-    (bubble_math.least_microbatches, 132, "a little more than 5 %"),
-    (bubble_math.path_of_78, ["0F0", "1F0"], "takes 2: look for a longer one"),
-    (bubble_math.path_of_78, ["0F0", "2F0"], "2F0 doesn't have to wait for 0F0"),
-    (bubble_math.path_of_78, ["0F99"], "0F99 isn't an action of this schedule"),
-    (bubble_math.path_of_78, ["hello"], "'hello' is not an action"),
-    (bubble_math.path_of_78, 78, "expected a row of actions"),
-    (bubble_math.path_of_78, "0F0 1F0", "takes 2: look for a longer one"),
-    (bubble_math.path_of_78, "0F0,1F0", "takes 2: look for a longer one"),
-    (bubble_math.best_microbatches, 16, "takes 39.9; try fewer"),
-    (bubble_math.best_microbatches, 4, "takes 46.2; try more"),
-    (bubble_math.best_microbatches, 3, "choose one of 1, 2, 4"),
-    (bubble_math.repair, bubble_math.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3"), "run 1B0 before 1F3"),
-    (bubble_math.best_microbatches, [8], "choose one of 1, 2, 4"),
-    (bubble_math.repair, bubble_math.BROKEN_CHART, "1B2 is missing"),
-    (bubble_math.repair, "0F0,0B0\n", "must keep 3 ranks"),
-    (bubble_math.repair, "0F0 0B0\n1F0 1B0\n", "your schedule has 2 ranks, 2 stages (on rank 0, 1) and 1 microbatch"),
-    (bubble_math.repair, bubble_math.BROKEN_CHART.split(), "1B2 is missing"),
-    (bubble_math.repair, 18, "expected a row of actions for each rank"),
-    (bubble_math.repair, "missing.csv", "missing.csv"),
-    (bubble_math.repair, pp.build("naive", num_ranks=3, num_microbatches=4), "runs, in 36"),
-    (bubble_math.makespan, lambda P, M, F, B: M * (F + B), "the simulation takes"),
-    (bubble_math.makespan, lambda P, M: 1, "raised TypeError"),
-    (bubble_math.makespan, 33, "expected a function"),
-    (bubble_math.makespan, lambda P, M, F, B: float("nan"), "gives nan"),
-    (bubble_math.tokens_per_second, (2.13, 0.099, 246000), "efficiency: 0.099 isn't it; the number is larger"),
-    (bubble_math.tokens_per_second, (2130, 0.901, 246000), "that is in ms; the question asks for s"),
-    (bubble_math.tokens_per_second, (2.13, 90.14, 246000), "efficiency: that is in per cent"),
     (naive.idle_share, 83.3, "in per cent: give it as a share of 1"),
     (naive.idle_share, 6 / 7, "one of six ranks works"),
     (naive.idle_share, 0.167, "the share that works"),
@@ -149,9 +114,6 @@ def test_only_one_row_can_be_reordered_to_the_floor():
 def test_rounded_answers_are_right():
     """To three digits or more, of numbers that aren't counts."""
     assert naive.idle_share(0.833) and naive.idle_share(0.8333) and naive.idle_share(Fraction(5, 6))
-    assert bubble_math.tokens_per_second((2.13, 0.901, 246_000)) and bubble_math.tokens_per_second(
-        (2.13, 0.9014, 2.46e5)
-    )
     for answer, expected, same in (
         (105, 105.4, True),
         (120, 120.3, True),  # its 0 may be a digit
