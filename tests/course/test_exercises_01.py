@@ -129,7 +129,7 @@ def test_the_count_is_that_of_a_simulator_without_the_third_rule():
                 ends[rank, kind, m] = now = start + 1
                 spans[kind] += [start, now]
         (f, *_, f_end), (b, *_, b_end) = spans["F"], spans["B"]
-        said.append(f"rank {rank}: forwards from {f} to {f_end}, backwards from {b} to {b_end}")
+        said.append(f"rank {rank}: forwards {f} to {f_end}, backwards {b} to {b_end}")
     assert exercise.COUNTED.splitlines() == said and max(ends.values()) == 71
     early = [(rank, m) for rank in range(P - 1) for m in range(M) if ends[rank, "B", m] - 1 < ends[rank + 1, "B", m]]
     assert len(early) == (P - 1) * M, "every backward above the last rank starts too early"

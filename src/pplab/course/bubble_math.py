@@ -25,8 +25,8 @@ BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 COUNTED_RANKS, COUNTED_MICROBATCHES = 8, 32
 # A count that forgets that a backward needs the backward of the stage after it. Every action takes 1.
 COUNTED = "\n".join(
-    f"rank {rank}: forwards from {rank} to {rank + COUNTED_MICROBATCHES}, "
-    f"backwards from {rank + COUNTED_MICROBATCHES} to {rank + 2 * COUNTED_MICROBATCHES}"
+    f"rank {rank}: forwards {rank} to {rank + COUNTED_MICROBATCHES}, "
+    f"backwards {rank + COUNTED_MICROBATCHES} to {rank + 2 * COUNTED_MICROBATCHES}"
     for rank in range(COUNTED_RANKS)
 )
 
