@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from numbers import Integral
 
 from ..actions import Action, B, F
@@ -107,6 +108,7 @@ def repair(answer: object) -> Verdict:
     return right("legal, and no order can be faster than 18")
 
 
+@cache
 def _counted_schedule() -> Schedule:
     return build("GPipe", num_ranks=COUNTED_RANKS, num_microbatches=COUNTED_MICROBATCHES)
 
