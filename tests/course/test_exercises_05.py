@@ -25,9 +25,10 @@ WRONG = [
     (exercise.gigabits_needed, float("nan"), "nan"),
     (exercise.gigabits_needed, "16.7", "write it without quotes"),
     (exercise.gigabits_needed, [16.7], "expected a number"),
-    (exercise.least_tickets, (4, 3, 2, 1), "(4, 3, 2, 1) takes 49"),
-    (exercise.least_tickets, (5, 5, 3, 1), "and 39 is possible"),
+    (exercise.least_tickets, (4, 3, 2, 1), "(4, 3, 2, 1) takes 41"),
+    (exercise.least_tickets, (5, 4, 3, 1), "and 36 is possible"),
     (exercise.least_tickets, (7, 5, 3, 1), "holds 16 in all; less is enough"),
+    (exercise.least_tickets, (6, 5, 3, 1), "holds 15 in all; less is enough"),
     (exercise.least_tickets, (7, 5), "in_flight has 2 values for 4 ranks"),
     (exercise.least_tickets, (4, 4, 5, 1), "deadlock: rank"),
     (exercise.least_tickets, "6531", "expected a number for each of four ranks"),
@@ -74,11 +75,11 @@ def test_the_speed_is_where_the_simulated_beat_changes(gigabits, sets_it):
     assert (beat_ms > 3 * Case().stage_ms()[3] + 0.1) is (sets_it == "network")
 
 
-def test_no_smaller_sum_of_tickets_reaches_39():
+def test_no_smaller_sum_of_tickets_reaches_36():
     falling = [(a, b, c, 1) for a in range(1, 9) for b in range(1, a + 1) for c in range(1, b + 1)]
-    for caps in (caps for caps in falling if sum(caps) <= 14):
+    for caps in (caps for caps in falling if sum(caps) <= 13):
         schedule = pp.build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps)
-        assert pp.simulate(schedule, pp.Costs(latency=1)).makespan > 39, caps
+        assert pp.simulate(schedule, pp.Costs(latency=0.5)).makespan > 36, caps
 
 
 def test_every_cause_has_times_of_its_own():

@@ -41,15 +41,15 @@ def gigabits_needed(answer: object) -> Verdict:
 
 @checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
 def least_tickets(answer: object) -> Verdict:
-    """P=4, M=8, a message takes 1: the `in_flight` with the smallest sum that still reaches a makespan of 39."""
+    """P=4, M=8, a message takes 0.5: the `in_flight` with the smallest sum that still reaches a makespan of 36."""
     with told("", TypeError, ValueError):
         caps = tuple(index(cap) for cap in answer)
-        timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=1))
-    if timeline.makespan > 39:
-        raise Wrong(f"{caps} takes {timeline.makespan}, and 39 is possible")
-    if sum(caps) > 15:
-        raise Wrong(f"{caps} takes 39 and holds {sum(caps)} in all; less is enough")
-    return right("39 like eager 1F1B, which holds one more")
+        timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=0.5))
+    if timeline.makespan > 36:
+        raise Wrong(f"{caps} takes {timeline.makespan:g}, and 36 is possible")
+    if sum(caps) > 14:
+        raise Wrong(f"{caps} takes 36 and holds {sum(caps)} in all; less is enough")
+    return right("36 like eager 1F1B, which holds two more")
 
 
 def overwritten(to: str | Path = "my_buffer.py") -> str:
