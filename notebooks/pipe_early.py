@@ -30,7 +30,7 @@ held, counts = {}, []  # held: input and output of forwards whose backward is to
 tickets = os.environ.get("TICKETS")  # the most forwards that each rank holds, such as 7,5,3,1
 tickets = int(tickets.split(",")[rank]) if tickets else ranks - rank
 lag = float(os.environ.get("LAG", 0))  # seconds, as if the network were slow
-network = ThreadPoolExecutor(2 * M)  # watches messages come, and says when a slow one would be there
+watchers = ThreadPoolExecutor(2 * M)  # threads that wait for messages while we compute
 early = int(os.environ.get("EARLY", 1))  # how many messages each way a rank has asked for before it needs them
 ways = {-1: dist.new_group(), 1: dist.new_group()}  # up and down: neither waits for the other
 sent, asked = [], {}
@@ -44,12 +44,12 @@ def send(tensor, to):
 def ask(source, m):
     if 0 <= source < ranks and m < M:
         tensor = torch.empty_like(parts[m][0])  # a message doesn't tell its shape
-        asked[source, m] = tensor, network.submit(comes, dist.irecv(tensor, source, ways[rank - source]))
+        asked[source, m] = tensor, watchers.submit(comes, dist.irecv(tensor, source, ways[rank - source]))
 
 
-def comes(work):
+def comes(work):  # in a thread of its own
     work.wait()
-    return time.perf_counter() + lag
+    return time.perf_counter() + lag  # when it would be there on the slow network
 
 
 def receive(source, m):
@@ -66,7 +66,7 @@ def forward(m):
         y = nn.functional.mse_loss(y, parts[m][1]) * len(x) / len(inputs)  # its share
     held[m] = x, y
     counts.append(len(held))
-    send(y.detach(), rank + 1)
+    send(y.detach(), rank + 1)  # its history stays here
 
 
 def backward(m):

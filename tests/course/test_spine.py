@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pplab as pp
-from pplab.course import spine
+from pplab.course import messages, spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MOST_LINES = {"pipe_naive.py": 60, "pipe_gpipe.py": 75, "pipe_1f1b.py": 95, "pipe_early.py": 105}
@@ -22,7 +22,7 @@ CHECKERS = {
     "pipe_naive.py": spine.naive_file,
     "pipe_gpipe.py": spine.gpipe_file,
     "pipe_1f1b.py": spine.one_f_one_b_file,
-    "pipe_early.py": spine.early_file,
+    "pipe_early.py": messages.early_file,
 }
 SCHEDULES = {"pipe_naive.py": "naive", "pipe_gpipe.py": "GPipe", "pipe_1f1b.py": "1F1B", "pipe_early.py": "1F1B"}
 

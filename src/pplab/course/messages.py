@@ -11,7 +11,7 @@ from ..costs import Costs
 from ..lab.case import Case
 from ..simulator import simulate
 from .observed import located
-from .spine import early_file, repaired_file
+from .spine import file_checker, judge, run_as, to_write
 from .verdict import Verdict, Wrong, checker, checker_of_each, number, right, told
 
 __all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", "overwritten", "repaired"]
@@ -23,8 +23,6 @@ NEAR = 1.0  # dollars above the best known
 CLUSTERS = {"A": "rank 0", "B": "one short", "C": "network", "D": "rank 2"}
 CAUSES = ("network", "one short", "rank 0", "rank 1", "rank 2", "rank 3")
 
-repaired = repaired_file
-
 
 def gigabits_needed(answer: object) -> Verdict:
     """1F1B on the case, cut evenly, 4, 3, 2, 1 tickets: the gigabits per second at which the network sets the beat."""
@@ -33,6 +31,7 @@ def gigabits_needed(answer: object) -> Verdict:
     traps = {
         bits / 8 / (head_ms / 2): "that is in gigabytes a second: a byte has eight bits",
         bits / (case.head_ms / 2): "it may take longer: each of four beats has the head's forward and backward in it",
+        head_ms / 2: "that is how many milliseconds a message may take: at how many gigabits per second does it?",
         bits / head_ms: "a boundary is crossed twice, on the way down and on the way up",
     }
     why = "a message may take half of the head's 64.5 ms; then a ticket is back just when rank 3 can use it"
@@ -40,16 +39,26 @@ def gigabits_needed(answer: object) -> Verdict:
 
 
 @checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
-def least_tickets(answer: object) -> Verdict:
-    """P=4, M=8, a message takes 0.5: the `in_flight` with the smallest sum that still reaches a makespan of 36."""
+def least_tickets(answer: object, *rest: object) -> Verdict:
+    """P=4, a message takes 1: the `in_flight` with the smallest sum whose beat is 4 or less."""
     with told("", TypeError, ValueError):
-        caps = tuple(index(cap) for cap in answer)
-        timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=0.5))
-    if timeline.makespan > 36:
-        raise Wrong(f"{caps} takes {timeline.makespan:g}, and 36 is possible")
-    if sum(caps) > 14:
-        raise Wrong(f"{caps} takes 36 and holds {sum(caps)} in all; less is enough")
-    return right("36 like eager 1F1B, which holds two more")
+        caps = tuple(index(cap) for cap in ((answer, *rest) if rest else answer))
+        beat = _beat(caps)
+    if beat > 4 + 1e-9:
+        raise Wrong(f"{caps} has a beat of {beat:.2f}, and 4 is possible")
+    if sum(caps) > 12:
+        raise Wrong(f"{caps} has a beat of {beat:g} and holds {sum(caps)} in all; less is enough")
+    return right("a beat of 4; eager 1F1B holds four more for its 3")
+
+
+def _beat(caps: tuple[int, ...]) -> float:
+    """The time that a microbatch adds to a long step."""
+    ends = (
+        simulate(build("1F1B", num_ranks=4, num_microbatches=M, in_flight=caps), Costs(latency=1)).makespan
+        for M in (48, 96)
+    )
+    first, second = ends
+    return (second - first) / 48
 
 
 def overwritten(to: str | Path = "my_buffer.py") -> str:
@@ -71,6 +80,46 @@ def overwritten(to: str | Path = "my_buffer.py") -> str:
         text = text.replace(old, new)
     Path(to).write_text(text)
     return f"{to} is pipe_early.py with a fault in it: open it beside this page"
+
+
+@file_checker
+def early_file(answer: object) -> Verdict:
+    """Write 1F1B whose messages travel while ranks compute: a file that torchrun starts, with TICKETS, EARLY, LAG."""
+    path = located(answer)
+    if path.is_file() and not to_write(path):
+        _check_asking(path)
+        try:  # who waits until a message has left stops his neighbour, too, if that one hasn't asked yet
+            run_as(path, "1F1B", 2, 4, pace_s=0, EARLY=0)
+        except Wrong as error:
+            waits = ". Does send wait until the message has left?" if "hasn't ended" in str(error) else ""
+            raise Wrong(f"with EARLY=0, {error}{waits}") from None
+    return judge(answer, "eager-1F1B", ((2, 4), (3, 5), (4, 2)), (4, 12), lag=1.5)
+
+
+def _check_asking(path: Path) -> None:
+    """Who asks for the next message first and then waits has two on their way: eight take as long as four."""
+    M = 8
+    for lag in (0.03, 0.06, 0.12):  # what disturbs a busy machine weighs less and less
+        took = run_as(path, "GPipe", 2, M, pace_s=0, LAG=lag).timeline().makespan / 1e3 / lag
+        if took < 1.5 * M:
+            return
+    raise Wrong(
+        f"gradients and order are right, but {M} messages each way take {took:.0f} times as long as one, and {M + 1} "
+        f"times is possible: does receive ask for the next message before it waits for this one?"
+    )
+
+
+@file_checker
+def repaired(answer: object) -> Verdict:
+    """As `early_file`, and right also where messages are asked for late and leave late."""
+    path = located(answer)
+    if path.is_file():
+        try:
+            run_as(path, "GPipe", 2, 6, pace_s=0.3, LAG=0.03, EARLY=0)
+        except Wrong as error:
+            asked = ": what does the buffer hold when its message sets out?" if "differ" in str(error) else ""
+            raise Wrong(f"with EARLY=0, {error}{asked}") from None
+    return early_file(answer)
 
 
 @checker_of_each("ABCD")

@@ -25,8 +25,7 @@ from .notebook import Source
 from .observed import Ran, located, run
 from .verdict import Verdict, Wrong, checker, right, told
 
-__all__ = ["begin", "changes", "early_file", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
-__all__ += ["repaired_file"]
+__all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
 
 TO_WRITE = "...  # yours"
 EQUAL = 1e-4  # gradients are the same up to this, relative to the largest
@@ -141,43 +140,28 @@ def _code(text: str) -> list[str]:
     return [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
 
 
-_file = checker('the name of your file, such as "my_pipe.py"', lambda answer: isinstance(answer, (str, Path)))
+file_checker = checker('the name of your file, such as "my_pipe.py"', lambda answer: isinstance(answer, (str, Path)))
 
 
-@_file
+@file_checker
 def naive_file(answer: object) -> Verdict:
     """Write the naive pipeline: a file that torchrun starts on any number of ranks from 2 on."""
-    return _judge(answer, "naive", ((2, 1), (3, 1)), (4, 1))
+    return judge(answer, "naive", ((2, 1), (3, 1)), (4, 1))
 
 
-@_file
+@file_checker
 def gpipe_file(answer: object) -> Verdict:
     """Write GPipe: a file that torchrun starts on any number of ranks from 2 on, with M microbatches."""
-    return _judge(answer, "GPipe", ((2, 4), (3, 5)), (4, 8))
+    return judge(answer, "GPipe", ((2, 4), (3, 5)), (4, 8))
 
 
-@_file
+@file_checker
 def one_f_one_b_file(answer: object) -> Verdict:
     """Write 1F1B: a file that torchrun starts on any number of ranks from 2 on, with M microbatches."""
-    return _judge(answer, "1F1B", ((2, 4), (3, 5), (4, 2)), (4, 8))
+    return judge(answer, "1F1B", ((2, 4), (3, 5), (4, 2)), (4, 8))
 
 
-@_file
-def early_file(answer: object) -> Verdict:
-    """Write 1F1B whose messages travel while ranks compute: a file that torchrun starts, with TICKETS and LAG."""
-    return _judge(answer, "eager-1F1B", ((2, 4), (3, 5), (4, 2)), (4, 12), lag=1.5)
-
-
-@_file
-def repaired_file(answer: object) -> Verdict:
-    """As `early_file`, and right also where messages are asked for late and leave late."""
-    path = located(answer)
-    if path.is_file():
-        _run(path, "GPipe", 2, 6, pace_s=0.3, LAG=0.03, EARLY=0)
-    return early_file(answer)
-
-
-def _judge(
+def judge(
     file: str | Path, name: str, sizes: tuple[tuple[int, int], ...], timed: tuple[int, int], lag: float = 0
 ) -> Verdict:
     """Run the file at some sizes as fast as it can, and at one with its pace, to compare its time.
@@ -187,13 +171,13 @@ def _judge(
     path = located(file)
     if not path.is_file():
         raise Wrong(f"there is no file {file} in {Path.cwd()}")
-    if empty := _to_write(path):
+    if empty := to_write(path):
         return Verdict(None, f"write {' and '.join(empty)} in {path.name}")
     for P, M in sizes:
-        _run(path, name, P, M, pace_s=0)
+        run_as(path, name, P, M, pace_s=0)
     P, M = timed
     for forward_s in (0.0125, 0.025, 0.05):  # what disturbs a busy machine weighs less and less
-        ran = _run(path, name, P, M, pace_s=forward_s * P * M, LAG=lag * forward_s)
+        ran = run_as(path, name, P, M, pace_s=forward_s * P * M, LAG=lag * forward_s)
         took = ran.timeline().makespan
         costs = Costs(*(1e3 * forward_s,) * 3, latency=1e3 * forward_s * lag)
         alone = simulate(ran.timeline().schedule, costs).makespan
@@ -209,7 +193,7 @@ def _judge(
     return right(f"gradients as in one process;{holding} {times}")
 
 
-def _to_write(path: Path) -> list[str]:
+def to_write(path: Path) -> list[str]:
     """The functions whose bodies are still dots."""
     try:
         tree = ast.parse(path.read_text())
@@ -218,7 +202,7 @@ def _to_write(path: Path) -> list[str]:
     return [f.name for f in tree.body if isinstance(f, ast.FunctionDef) and ast.unparse(f.body[-1]) == "..."]
 
 
-def _run(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float) -> Ran:
+def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float) -> Ran:
     """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that schedule."""
     wanted = build(name, num_ranks=P, num_microbatches=M)
     tickets = ",".join(map(str, wanted.peak_in_flight))
@@ -266,6 +250,8 @@ def _check_gradients(ran: Ran) -> None:
         fine = [f"{rank}" for rank in range(len(found)) if rank not in off]
         others = f"; those of {_ranks(fine)} are right" if fine else ""
         worst = max(found[rank].error for rank in off)
+        if any(found[rank].error != found[rank].error for rank in off):
+            raise Wrong(f"gradients of {_ranks(off)} are no numbers{others}: did you use a message before it came?")
         raise Wrong(
             f"gradients of {_ranks(off)} differ from one process's, by up to {worst:.2g} times the largest{others}"
         )

@@ -19,11 +19,14 @@ _RADIUS = 11
 _WAITS = "#d5d8dd"
 
 
-def tickets(timeline: Timeline, at: float, latency: float = 0, *, ax: Axes | None = None) -> Axes:
+def tickets(
+    timeline: Timeline, at: float, latency: float = 0, *, turn: int | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw where every microbatch is at the time `at`: at work on a rank, on the wire, or in the queue before rank 0.
 
     The timeline's schedule has one stage per rank and whole backwards. `latency` is how long a message takes, in the
-    timeline's unit: with it, a ticket on a wire lies as far along as its message is.
+    timeline's unit: with it, a ticket on a wire lies as far along as its message is. An arrow under the rank `turn`
+    marks the shorter loop from rank 0 to it and back.
     """
     schedule = timeline.schedule
     if schedule.num_stages != schedule.num_ranks or schedule.copies > 1:
@@ -45,7 +48,7 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, ax: Axes | Non
         f"ranks work",
     )
     for rank in range(ranks):
-        _station(ax, rank, top - rank * _ROW - _HIGH, rank in busy, rank == ranks - 1)
+        _station(ax, rank, top - rank * _ROW - _HIGH, rank in busy, rank == ranks - 1, rank == turn)
     arrow(ax, (_UP, top), (_DOWN, top), connectionstyle="arc3,rad=0.42")
     say(ax, (_DOWN + _UP) / 2, top + 32, f"{allowed} tickets")
     say(ax, WIDTH, top + 32, f"{done} done", ha="right")
@@ -86,15 +89,16 @@ def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | 
     return found
 
 
-def _station(ax: Axes, rank: int, y: float, works: bool, last: bool) -> None:
-    """A rank, hatched while it is idle, and the wires to the next one."""
+def _station(ax: Axes, rank: int, y: float, works: bool, last: bool, turns: bool) -> None:
+    """A rank, striped while it is idle, and the wires to the next one."""
     x, width = _DOWN - 26, _UP - _DOWN + 52
     for style in [{"fc": FAINT}] if works else idle_styles("inner"):
         box(ax, x, y, width, _HIGH, **style)
     frame(ax, x, y, width, _HIGH)
     say(ax, x + width + 9, y + _HIGH / 2, f"rank {rank}" if works else f"rank {rank}, idle", ha="left")
+    if last or turns:
+        arrow(ax, (_DOWN, y), (_UP, y), connectionstyle=f"arc3,rad={0.42 if last else 0.25}")
     if last:
-        arrow(ax, (_DOWN, y), (_UP, y), connectionstyle="arc3,rad=0.42")
         return
     for way, colour in ((_DOWN, BLUE), (_UP, ORANGE)):
         line(ax, (way, y), (way, y - _ROW + _HIGH), ec=colour, lw=1.5 * LINE, ls=(0, (0.1, 2.5)))
