@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib").use("Agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import to_hex, to_rgba  # noqa: E402
-from matplotlib.patches import Circle, Rectangle  # noqa: E402
+from matplotlib.patches import Circle, FancyArrowPatch, Rectangle  # noqa: E402
 
 from pplab.course import pictures  # noqa: E402
 from pplab.course.figures import alternative_text, figure_html  # noqa: E402
@@ -24,10 +24,10 @@ STATE, SEQUENCE = [36.3, 27.9, 27.9, 36.3], [9.13] * 4
 PHONE = 328  # pixels of a page's text on a phone of 360
 
 
-def ridden(name: str, at: float, ranks: int = 4, microbatches: int = 16):
+def ridden(name: str, at: float, ranks: int = 4, microbatches: int = 16, **options):
     schedule = pp.build(name, num_ranks=ranks, num_microbatches=microbatches)
     timeline = pp.simulate(schedule, pp.Costs(82.5, 82.5, 82.5, latency=54))
-    return timeline, pictures.tickets(timeline, at, 54)
+    return timeline, pictures.tickets(timeline, at, 54, **options)
 
 
 def built(name: str, cut=None, **options):
@@ -62,6 +62,7 @@ DRAWN = {
     "tickets, eager": lambda: ridden("eager-1F1B", 1300)[1],
     "tickets, parked": lambda: ridden("GPipe", 1500)[1],
     "tickets, before": lambda: ridden("1F1B", -1)[1],
+    "tickets, a shorter loop": lambda: ridden("1F1B", 1300, turn=2)[1],
 }
 
 
@@ -264,6 +265,14 @@ def test_tickets_are_where_the_timeline_has_them(name, rng):
         assert sum("idle" in text for text in texts) == schedule.num_ranks - len(now)
         more = sum(int(text[1:]) for text in texts if text.startswith("+"))
         assert len([p for p in ax.patches if isinstance(p, Circle)]) + more == len(begun - done) + waiting
+
+
+def test_a_shorter_loop_turns_under_its_rank():
+    arrows = [
+        sum(isinstance(p, FancyArrowPatch) for p in ridden("1F1B", 1300, **turn)[1].patches)
+        for turn in ({}, {"turn": 2}, {"turn": 3})
+    ]
+    assert arrows[1] == arrows[0] + 1 and arrows[2] == arrows[0]
 
 
 def test_a_message_rides_its_wire():

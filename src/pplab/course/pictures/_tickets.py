@@ -97,7 +97,8 @@ def _station(ax: Axes, rank: int, y: float, works: bool, last: bool, turns: bool
     frame(ax, x, y, width, _HIGH)
     say(ax, x + width + 9, y + _HIGH / 2, f"rank {rank}" if works else f"rank {rank}, idle", ha="left")
     if last or turns:
-        arrow(ax, (_DOWN, y), (_UP, y), connectionstyle=f"arc3,rad={0.42 if last else 0.25}")
+        beside = 0 if last else _RADIUS + 5  # of tickets on the wires
+        arrow(ax, (_DOWN + beside, y), (_UP - beside, y), connectionstyle="arc3,rad=0.42")
     if last:
         return
     for way, colour in ((_DOWN, BLUE), (_UP, ORANGE)):
