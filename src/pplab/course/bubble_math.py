@@ -181,7 +181,8 @@ def _too_early(answer: object) -> Verdict:
         return wrong(f"{action} starts at {start}, and it doesn't need {needed}: which of the three rules says so?")
     if end <= start:
         return wrong(f"{action} needs {needed} and starts at {start}, when {needed} has ended: here the count is right")
-    return right(f"{action} starts at {start}, and {needed}, whose gradient it needs, ends at {end}: the third rule is missing")
+    ends = f"{needed}, whose gradient it needs, ends at {end}"
+    return right(f"{action} starts at {start}, and {ends}: the third rule was forgotten")
 
 
 def _counted_start(action: Action) -> int:
