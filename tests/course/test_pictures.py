@@ -219,9 +219,16 @@ def test_knobs_stand_as_the_schedule_sets_them(name, options, says):
     held = sum(len(schedule.stages_of(rank)) for rank in range(4))
     assert len(rectangles(ax, "black", _canvas.EDGE[1])) == schedule.num_stages + held
     assert len(rectangles(ax, "black", _canvas.FAINT[1])) == 4 * schedule.num_stages - held
-    shown = [action.kind for row in schedule.rows for item in row[:12] for action in pp.actions.parts(item)]
+    shown = [action.kind for row in schedule.rows for item in row[:16] for action in pp.actions.parts(item)]
     cells = [p for p in rectangles(ax) if p.get_facecolor()[:3] != (0, 0, 0)]
     assert len(cells) == len(shown)
+    assert ("…" in {text.get_text() for text in ax.texts}) == (max(map(len, schedule.rows)) > 16)
+
+
+def test_eight_slices_are_shown_whole_where_a_rank_has_one_stage():
+    ax = pictures.knobs(pp.build("GPipe", num_ranks=4, num_microbatches=8))
+    assert len([p for p in rectangles(ax) if p.get_facecolor()[:3] != (0, 0, 0)]) == 4 * 16
+    assert "…" not in {text.get_text() for text in ax.texts}
 
 
 def test_a_knob_shows_an_uneven_cut():
