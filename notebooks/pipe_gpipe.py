@@ -26,8 +26,8 @@ inputs, targets = torch.randn(2, 24, 32).to(device)
 stage = model[12 * rank // ranks : 12 * (rank + 1) // ranks]  # ... and trains this
 M = int(os.environ.get("M", 8))
 parts = list(zip(inputs.tensor_split(M), targets.tensor_split(M), strict=True))
-pace = float(os.environ.get("PACE", 0.4))  # seconds, as if the layers were large ...
-pace *= len(stage) / len(model) / M  # ... for a forward of this stage
+pace = float(os.environ.get("PACE", 0.4))  # seconds, as if layers were large
+pace *= len(stage) / len(model) / M  # for a forward of this stage
 stage.register_forward_hook(lambda *_: time.sleep(pace))
 stage.register_full_backward_pre_hook(lambda *_: time.sleep(2 * pace))
 held, counts = {}, []  # held: input and output of forwards whose backward is to come

@@ -24,8 +24,8 @@ for _ in range(12):
 model.to(device)
 inputs, targets = torch.randn(2, 24, 32).to(device)
 stage = model[12 * rank // ranks : 12 * (rank + 1) // ranks]  # ... and trains this
-pace = float(os.environ.get("PACE", 0.4))  # seconds, as if the layers were large ...
-pace *= len(stage) / len(model)  # ... for a forward of this stage
+pace = float(os.environ.get("PACE", 0.4))  # seconds, as if layers were large
+pace *= len(stage) / len(model)  # for a forward of this stage
 stage.register_forward_hook(lambda *_: time.sleep(pace))
 stage.register_full_backward_pre_hook(lambda *_: time.sleep(2 * pace))
 

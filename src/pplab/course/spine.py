@@ -29,7 +29,7 @@ __all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_
 TO_WRITE = "...  # yours"
 EQUAL = 1e-4  # gradients are the same up to this, relative to the largest
 TOLERANCE = 1.3  # of a step's time over the predicted
-LIMIT_S = 12.0  # for each run of a checker
+LIMIT_S = 12.0  # for each run of a checker, and longer for a paced one
 
 
 def shown(file: str | Path, *functions: str) -> Source:
@@ -42,8 +42,8 @@ def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
     if Path(to).exists():
         return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
     Path(to).write_text(_without(located(file).read_text(), functions))
-    without = f" without the body of {' and '.join(functions)}" if functions else ""
-    return f"{to} is a copy of {file}{without}: open it beside this page, and go on with it"
+    without = f" without the body of {', '.join(functions)}" if functions else ""
+    return f"{to} is a copy of {file}{without}"
 
 
 def joined(file: str | Path, *functions: str, of: str | Path, to: str) -> str:
@@ -198,7 +198,7 @@ def _to_write(path: Path) -> list[str]:
 
 def _run(path: Path, name: str, P: int, M: int, pace_s: float) -> Ran:
     """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that schedule."""
-    ran = run(path, P, M=M, PACE=pace_s, limit_s=LIMIT_S)
+    ran = run(path, P, M=M, PACE=pace_s, limit_s=LIMIT_S + 10 * pace_s)
     with told(
         f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: ", ValueError
     ):  # or no order can be made of it
