@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one each
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
-os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # who waits for a message stands still
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # who waits stands still
 backend, own = ("nccl", device) if gpu else ("gloo", None)
 dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
 rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Chapter 10's checkers refuse wrong answers and say what is wrong; the stored runs have the causes they are said to."""
+"""Chapter 10's checkers refuse wrong answers and say what is wrong; its runs have the causes they are said to."""
 
 from __future__ import annotations
 

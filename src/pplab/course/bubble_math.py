@@ -2,89 +2,99 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from numbers import Real
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from numbers import Integral
 
+from ..actions import Action, B, F
 from ..builders import build
-from ..costs import Costs
 from ..deps import needs
+from ..lab.case import Case, Entry
 from ..lab.formulas import floor_makespan
+from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
 from .answers import actions_of, schedule_of
-from .verdict import Verdict, checker, number, numbers, readers_code, right, told, wrong
+from .verdict import Verdict, Wrong, checker, numbers, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
 2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3
 """
 
+COUNTED_RANKS, COUNTED_MICROBATCHES = 8, 32
+# A count that forgets that a backward needs the backward of the stage after it. Every action takes 1.
+COUNTED = "\n".join(
+    f"rank {rank}: forwards {rank} to {rank + COUNTED_MICROBATCHES}, "
+    f"backwards {rank + COUNTED_MICROBATCHES} to {rank + 2 * COUNTED_MICROBATCHES}"
+    for rank in range(COUNTED_RANKS)
+)
 
-def idle_cells(answer: object) -> Verdict:
-    """How many cells of one time unit are idle in the chart of 1F1B with 4 ranks and 8 microbatches?"""
-    traps = {
-        9: "that is one rank's; the question is about all four",
-        96: "those are the busy cells",
-        132: "those are all cells",
-        24: "that is how long one rank works",
+DEADLINE_H, SEQUENCES = 6, 64
+BEST_KNOWN = (5, 5, 5, 5, 5, 5, 2)
+NEAR = 1.005  # times the best that is known: as good
+
+
+def slow_middle(answer: object) -> Verdict:
+    """3 ranks, 2 microbatches, GPipe; F=1 and B=2, on rank 1 2 and 4: the makespan, and how many cells are idle."""
+    makespan = {
+        12: "that would be three equal ranks",
+        24: "that would be three ranks as slow as rank 1",
+        17: "look at rank 1 at its turn: its first backward has to wait for rank 2's",
     }
-    return number(answer, 36, "132 cells, 96 of them busy", traps=traps)
-
-
-def as_fraction(answer: object) -> Verdict:
-    """A paper reports a bubble ratio (idle over ideal) of 0.25. What is the bubble fraction (idle over total)?"""
-    traps = {
-        0.25: "that is the ratio itself: total time is ideal time plus idle time",
-        1 / 3: "that goes the other way, from a fraction of 0.25 to a ratio",
+    idle = {
+        24: "those are the busy cells",
+        54: "those are all cells",
+        12: "that is rank 0's; the question is about all three",
+        6: "that is rank 1's; the question is about all three",
     }
-    return number(answer, 0.2, "for 1 of work there is 0.25 of idling, and 0.25 / 1.25 = 0.2", traps=traps)
+    why = "rank 1 is reached after 1, works for 12 with a wait of 3 in between, and leaves 2 to rank 0"
+    return numbers(answer, (18, 30), why, ("makespan", "idle cells"), traps=(makespan, idle))
 
 
-def least_microbatches(answer: object) -> Verdict:
-    """The least M for which 8 ranks waste at most 5 % of all rank-time."""
-    traps = {
-        140: "that keeps the ratio (P-1)/M at 5 %; the share of all rank-time is (P-1)/(M+P-1)",
-        132: "7/139 is a little more than 5 %",
-        134: "there is a smaller one",
+def two_offers(answer: object) -> Verdict:
+    """Work for $71.5 with a bubble ratio of 24 %, and with a bubble fraction of 21 %: the two bills."""
+    work = 71.5
+    ratio = {
+        work / 0.76: "idle time is 24 % of the work here, not of the bill",
+        work * 0.24: "that is the waiting alone",
     }
-    return number(answer, 133, "7 / (133 + 7) is 5 % exactly", traps=traps, tolerance=1e-9)
+    fraction = {
+        work * 1.21: "idle time is 21 % of the bill here, not of the work",
+        work / 0.79 - work: "that is the waiting alone",
+    }
+    why = "a ratio is added to the work, a fraction is taken of the bill"
+    return numbers(answer, (work * 1.24, work / 0.79), why, ("first bill", "second bill"), traps=(ratio, fraction))
+
+
+def tokens_per_second(answer: object) -> Verdict:
+    """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
+    step = 71 * 0.030
+    names = ("step", "efficiency", "tokens per second")
+    traps = (
+        {1000 * step: "that is in ms; the question asks for s", 64 * 0.030: "that leaves out the bubble"},
+        {7 / 71: "that is the bubble fraction; efficiency is the rest"},
+        {64 * 2048 / step: "a slice has 4 sequences"},
+    )
+    return numbers(
+        answer, (step, 64 / 71, 64 * 4 * 2048 / step), "71 turns of 30 ms, 64 of them work", names, traps=traps
+    )
 
 
 @checker()
-def path_of_78(answer: object) -> Verdict:
-    """Actions of 1F1B (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
-
-    Each must wait for the one before it: because it needs its result, or because it stands behind it in a rank's row.
-    """
-    schedule = build("1F1B", num_ranks=8, num_microbatches=32)
-    place = {a: (rank, i) for rank, row in enumerate(schedule.rows) for i, a in enumerate(row)}
-    with told("", TypeError, ValueError):
-        path = [parse(str(text)) for text in actions_of(answer)]
-    for action in path:
-        if action not in place:
-            return wrong(f"{action} isn't an action of this schedule")
-    for before, after in zip(path, path[1:], strict=False):
-        needed = any(before == type(after)(n.stage, k, n.microbatch) for n in needs(after, 8) for k in n.kinds)
-        same_row = place[before][0] == place[after][0] and place[before][1] < place[after][1]
-        if not (needed or same_row):
-            return wrong(f"{after} doesn't have to wait for {before}: it isn't made from it, nor behind it in a row")
-    if len(path) < 78:
-        return wrong(f"this path is legal and takes {len(path)}: look for a longer one")
-    return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
-
-
-@checker()
-def best_microbatches(answer: object) -> Verdict:
-    """A batch of 32 samples, 4 ranks, 8 units of forward and 16 of backward per rank in all, and 0.3 of overhead for
-    every action: which of M = 1, 2, 4, 8, 16, 32 is fastest?"""
-    times = {m: (m + 3) * (24 / m + 0.6) for m in (1, 2, 4, 8, 16, 32)}
-    if not isinstance(answer, int) or answer not in times:
-        return wrong(f"choose one of {', '.join(map(str, times))}, got {answer!r}")
-    if answer == min(times, key=times.get):
-        return right("39.6; more microbatches shrink the ramps but pay the overhead more often")
-    side = "more" if answer < 8 else "fewer"
-    return wrong(f"M = {answer} takes {times[answer]:.4g}; try {side}")
+def chart_at_the_floor(answer: object) -> Verdict:
+    """3 ranks, 3 microbatches: rows that end at the floor, and only rank 0 may run all its forwards first."""
+    schedule = schedule_of(answer, (3, 3, 3), "the chart must have 3 ranks with a stage each and 3 microbatches")
+    if list(schedule.placement) != [0, 1, 2]:
+        return wrong("stage 0 belongs on rank 0, stage 1 on rank 1, stage 2 on rank 2")
+    makespan, floor = simulate(schedule).makespan, floor_makespan(3, 3, 1, 2)
+    if makespan > floor:
+        return wrong(f"it is legal and takes {makespan}; the floor is lower")
+    for rank in (1, 2):
+        if all(action.kind == F for action in schedule.rows[rank][:3]):
+            return wrong(f"it is at the floor, but rank {rank} runs all its forwards before its first backward")
+    return right(f"legal, and no order can end before {floor}")
 
 
 @checker()
@@ -98,24 +108,93 @@ def repair(answer: object) -> Verdict:
     return right("legal, and no order can be faster than 18")
 
 
-@checker("a function of (P, M, F, B)")
-def makespan(answer: Callable[[int, int, float, float], float] | object) -> Verdict:
-    """Write `makespan(P, M, F, B)`: how long GPipe takes without latency."""
-    rng = random.Random(0)
-    for P, M in [(1, 1), (1, 5), (4, 1), (4, 8), *((rng.randint(1, 9), rng.randint(1, 40)) for _ in range(20))]:
-        F, B = rng.randint(1, 9), rng.randint(1, 9)
-        expected = simulate(build("GPipe", num_ranks=P, num_microbatches=M), Costs(F, B, 0)).makespan
-        with readers_code(f"makespan({P}, {M}, {F}, {B}) raised"):
-            given = answer(P, M, F, B)
-        if not isinstance(given, Real) or not abs(given - expected) <= 1e-9 * expected:  # NaN is no answer
-            return wrong(f"makespan({P}, {M}, {F}, {B}) gives {given}; the simulation takes {expected}")
-    return right("equal to the simulation at 24 sizes")
+@cache
+def _counted_schedule() -> Schedule:
+    return build("GPipe", num_ranks=COUNTED_RANKS, num_microbatches=COUNTED_MICROBATCHES)
 
 
-def tokens_per_second(answer: object) -> Verdict:
-    """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
-    step = 71 * 0.030
-    names = ("step", "efficiency", "tokens per second")
-    traps = ({1000 * step: "that is in ms; the question asks for s"}, {}, {})
-    why = "71 slots of 30 ms, 64 of them work"
-    return numbers(answer, (step, 64 / 71, 64 * 4 * 2048 / step), why, names, traps=traps)
+def _counted_action(text: object) -> Action:
+    """An action of the colleague's schedule; `Wrong` for anything else."""
+    if not isinstance(text, (str, Action)):
+        raise Wrong(f'expected an action, such as "0F0", got {text!r}')
+    with told("", ValueError):
+        action = parse(str(text))
+    if not any(action in row for row in _counted_schedule().rows):
+        raise Wrong(f"{action} isn't an action of this schedule")
+    return action
+
+
+@checker()
+def too_early(answer: object) -> Verdict:
+    """An action that COUNTED lets start before what it needs has ended."""
+    action = _counted_action(answer)
+    start = action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
+    if action.kind == F:
+        before = f"{action.stage - 1}F{action.microbatch} has ended by then" if action.stage else "it needs nothing"
+        return wrong(f"{action} starts at {start}, and {before}")
+    if action.stage == COUNTED_RANKS - 1:
+        return wrong(f"{action} starts at {start}: the last stage's backward needs its own forward, which has ended")
+    needed = f"{action.stage + 1}B{action.microbatch}"
+    return right(f"{action} starts at {start}, and {needed}, whose gradient it needs, ends at {start + 2}")
+
+
+@checker()
+def chain_of_78(answer: object) -> Verdict:
+    """Actions of GPipe (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
+
+    Each must wait for the one before it: because it needs its result, or because it stands behind it in a rank's row.
+    """
+    place = {a: (rank, i) for rank, row in enumerate(_counted_schedule().rows) for i, a in enumerate(row)}
+    with told("", TypeError):
+        path = [_counted_action(each) for each in actions_of(answer)]
+    for before, after in zip(path, path[1:], strict=False):
+        needed = any(before == Action(n.stage, k, n.microbatch) for n in needs(after, COUNTED_RANKS) for k in n.kinds)
+        same_row = place[before][0] == place[after][0] and place[before][1] < place[after][1]
+        if not (needed or same_row):
+            return wrong(f"{after} doesn't have to wait for {before}: it isn't made from it, nor behind it in a row")
+    if len(path) < 78:
+        return wrong(f"each of these waits for the one before it, and together they take {len(path)}: look for more")
+    return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
+
+
+@checker()
+def six_hours(answer: object) -> Verdict:
+    """The case in six hours, 64 sequences in a step: the layers of each rank, for as few dollars as possible."""
+    cut = _whole_layers(answer)
+    found, best = _entry(cut), _entry(BEST_KNOWN)
+    for rank, state in enumerate(Case(num_ranks=len(cut)).state_gb(cut)):
+        if state > found.case.memory_gb:
+            return wrong(f"rank {rank} can't even hold its weights and what belongs to them: {state:.1f} of 80 GB")
+    times = found.case.stage_ms(cut)
+    slowest = max(range(len(cut)), key=times.__getitem__)
+    machines = f"{len(cut)} machine{'s' * (len(cut) > 1)}"
+    said = f"{machines}, {found.hours:.2f} hours, ${found.dollars:.1f}"
+    pace = (
+        f"rank {slowest} is the slowest: its forward takes {times[slowest]:.0f} ms, the fastest one's {min(times):.0f}"
+    )
+    if found.hours > DEADLINE_H:
+        return wrong(f"too late: {said}; {pace}")
+    if found.dollars > NEAR * best.dollars:
+        dearer = f"{100 * (found.dollars / best.dollars - 1):.1f} % dearer than the best that is known"
+        return wrong(f"in time: {said}, which is {dearer}; {pace}")
+    if found.dollars < best.dollars / NEAR:
+        return right(f"{said}: cheaper than the best that was known, ${best.dollars:.1f}; tell us")
+    return right(f"{said}, the best that is known")
+
+
+def _entry(cut: Sequence[int]) -> Entry:
+    case = replace(Case(), num_ranks=len(cut))
+    return case.row("GPipe", num_microbatches=SEQUENCES, cut=cut)
+
+
+def _whole_layers(answer: object) -> tuple[int, ...]:
+    """A cut of the case's model; `Wrong` says what is none."""
+    layers = Case().model.num_layers
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise Wrong(f"expected the layers of each rank, such as [8, 8, 8, 8], got {answer!r}")
+    for each in answer:
+        if not isinstance(each, Integral) or isinstance(each, bool) or each < 1:
+            raise Wrong(f"expected whole layers, one at least on each rank, got {each!r}")
+    if sum(answer) != layers:
+        raise Wrong(f"these are {sum(answer)} layers, and the model has {layers}")
+    return tuple(map(int, answer))
