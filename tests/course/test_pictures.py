@@ -169,6 +169,11 @@ def test_gradients_are_where_autograd_has_put_them():
         beads = sorted((p for p in circles if p.center[1] == pytest.approx(low)), key=lambda p: p.center[0])
         drawn = [to_hex(p.get_facecolor()) == _canvas.ORANGE for p in beads]
         assert drawn == [layer.weight.grad is not None for layer in (*front, *back)], line
+        squares = sorted((p for p in rectangles(ax) if p.get_y() == pytest.approx(low - 8)), key=lambda p: p.get_x())
+        for square, name in zip(squares, ("sent", "received"), strict=True):
+            tensor = names.get(name)
+            has = tensor is not None and tensor.is_leaf and tensor.grad is not None  # of no leaf, torch keeps it not
+            assert (to_hex(square.get_facecolor()) == _canvas.ORANGE) == has, (line, name)
     assert "front and back after sent.backward(received.grad)" in ax.get_label()
 
 

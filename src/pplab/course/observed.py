@@ -50,6 +50,7 @@ class Gradients:
     missing: int  # how many of them have no gradient
     error: float  # the largest difference, relative to the parameter's largest gradient
     scale: float  # by how much they are too large, if that is all that is wrong with them
+    batch: tuple[float, ...]  # sums of its inputs and targets: those of another rank, unless its batch isn't theirs
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
     """The stage's gradients beside those of the whole model on the whole batch."""
     import torch
 
+    batch = tuple(tensor.double().sum().item() for tensor in (inputs, targets))
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     truth = torch.autograd.grad(loss, list(model.parameters()))
     own = {id(parameter) for parameter in stage.parameters()}
@@ -275,4 +277,4 @@ def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
     scale = sum((a * b).sum() for a, b in there) / sum((b * b).sum() for _, b in there) if there else torch.ones(())
     rest = max((((a - scale * b).abs().max() / a.abs().max()).item() for a, b in there), default=0.0)
     scale = scale.item() if rest < 1e-4 else 1.0
-    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale)
+    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch)
