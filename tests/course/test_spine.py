@@ -17,7 +17,7 @@ import pplab as pp
 from pplab.course import spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-MOST_LINES = {"pipe_naive.py": 70, "pipe_gpipe.py": 86, "pipe_1f1b.py": 100, "pipe_early.py": 115}
+MOST_LINES = {"pipe_naive.py": 60, "pipe_gpipe.py": 75, "pipe_1f1b.py": 90, "pipe_early.py": 95}  # with something in them
 CHECKERS = {
     "pipe_naive.py": spine.naive_file,
     "pipe_gpipe.py": spine.gpipe_file,
@@ -50,7 +50,7 @@ def broken(folder: Path, file: str, *changes: tuple[str, str]) -> Path:
 @pytest.mark.parametrize("file", MOST_LINES)
 def test_a_file_is_short_and_needs_torch_alone(file):
     text = (NOTEBOOKS / file).read_text()
-    assert len(text.splitlines()) <= MOST_LINES[file]
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= MOST_LINES[file]
     imported = re.findall(r"^(?:import|from) (\w+)", text, re.M)
     assert set(imported) <= {"torch", *sys.stdlib_module_names} and f"python {file}" not in text and file in text
 
