@@ -17,7 +17,12 @@ import pplab as pp
 from pplab.course import spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-MOST_LINES = {"pipe_naive.py": 60, "pipe_gpipe.py": 75, "pipe_1f1b.py": 90, "pipe_early.py": 95}  # with something in them
+MOST_LINES = {  # with something in them
+    "pipe_naive.py": 60,
+    "pipe_gpipe.py": 75,
+    "pipe_1f1b.py": 90,
+    "pipe_early.py": 95,
+}
 CHECKERS = {
     "pipe_naive.py": spine.naive_file,
     "pipe_gpipe.py": spine.gpipe_file,
