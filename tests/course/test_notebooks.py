@@ -22,6 +22,7 @@ EXERCISES = {
     "02_naive": "naive",
     "03_gpipe": "gpipe",
     "04_1f1b": "one_f_one_b",
+    "05_messages": "messages",
     "06_interleaved": "interleaved",
     "07_zero_bubble": "zero_bubble",
     "08_dualpipev": "dualpipe",

@@ -182,6 +182,7 @@ def test_layers_that_are_recomputed():
     assert row.timeline.busy[0] == pytest.approx(plain.timeline.busy[0] + 16 * 3 * CASE.layer_ms / 1e3)
     assert not plain.fits and row.cells[0] == "eager-1F1B, recomputing 3+0+0+0"
     assert CASE.row("GPipe", 8, recompute=True).cells[0] == "GPipe, recomputing all"
+    assert CASE.row("1F1B", 8, in_flight=[5, 4, 3, 1]).cells[0] == "1F1B, 5+4+3+1 in flight"
 
 
 def test_an_order_of_ones_own():

@@ -18,13 +18,15 @@ from ..actions import B, F
 from ..builders import build
 from ..costs import Costs
 from ..errors import unknown
+from ..lab import more_schedules  # noqa: F401 (eager 1F1B)
 from ..schedule import Schedule
 from ..simulator import simulate
 from .notebook import Source
 from .observed import Ran, located, run
 from .verdict import Verdict, Wrong, checker, right, told
 
-__all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
+__all__ = ["begin", "changes", "early_file", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
+__all__ += ["repaired_file"]
 
 TO_WRITE = "...  # yours"
 EQUAL = 1e-4  # gradients are the same up to this, relative to the largest
@@ -160,8 +162,28 @@ def one_f_one_b_file(answer: object) -> Verdict:
     return _judge(answer, "1F1B", ((2, 4), (3, 5), (4, 2)), (4, 8))
 
 
-def _judge(file: str | Path, name: str, sizes: tuple[tuple[int, int], ...], timed: tuple[int, int]) -> Verdict:
-    """Run the file at some sizes as fast as it can, and at one with its pace, to compare its time."""
+@_file
+def early_file(answer: object) -> Verdict:
+    """Write 1F1B whose messages travel while ranks compute: a file that torchrun starts, with TICKETS and LAG."""
+    return _judge(answer, "eager-1F1B", ((2, 4), (3, 5), (4, 2)), (4, 12), lag=1.5)
+
+
+@_file
+def repaired_file(answer: object) -> Verdict:
+    """As `early_file`, and right also where messages are asked for late and leave late."""
+    path = located(answer)
+    if path.is_file():
+        _run(path, "GPipe", 2, 6, pace_s=0.3, LAG=0.03, EARLY=0)
+    return early_file(answer)
+
+
+def _judge(
+    file: str | Path, name: str, sizes: tuple[tuple[int, int], ...], timed: tuple[int, int], lag: float = 0
+) -> Verdict:
+    """Run the file at some sizes as fast as it can, and at one with its pace, to compare its time.
+
+    There a message takes `lag` forwards, if the file can make it so.
+    """
     path = located(file)
     if not path.is_file():
         raise Wrong(f"there is no file {file} in {Path.cwd()}")
@@ -171,9 +193,10 @@ def _judge(file: str | Path, name: str, sizes: tuple[tuple[int, int], ...], time
         _run(path, name, P, M, pace_s=0)
     P, M = timed
     for forward_s in (0.0125, 0.025, 0.05):  # what disturbs a busy machine weighs less and less
-        ran = _run(path, name, P, M, pace_s=forward_s * P * M)
+        ran = _run(path, name, P, M, pace_s=forward_s * P * M, LAG=lag * forward_s)
         took = ran.timeline().makespan
-        alone = simulate(ran.timeline().schedule, Costs(*(1e3 * forward_s,) * 3)).makespan
+        costs = Costs(*(1e3 * forward_s,) * 3, latency=1e3 * forward_s * lag)
+        alone = simulate(ran.timeline().schedule, costs).makespan
         if took <= TOLERANCE * alone:
             break
     times = f"the fastest step took {took:.0f} ms, and the order by itself takes {alone:.0f}"
@@ -195,9 +218,11 @@ def _to_write(path: Path) -> list[str]:
     return [f.name for f in tree.body if isinstance(f, ast.FunctionDef) and ast.unparse(f.body[-1]) == "..."]
 
 
-def _run(path: Path, name: str, P: int, M: int, pace_s: float) -> Ran:
+def _run(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float) -> Ran:
     """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that schedule."""
-    ran = run(path, P, M=M, PACE=pace_s, limit_s=LIMIT_S)
+    wanted = build(name, num_ranks=P, num_microbatches=M)
+    tickets = ",".join(map(str, wanted.peak_in_flight))
+    ran = run(path, P, M=M, PACE=pace_s, TICKETS=tickets, limit_s=LIMIT_S, **settings)
     with told(
         f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: ", ValueError
     ):  # or no order can be made of it
@@ -207,7 +232,7 @@ def _run(path: Path, name: str, P: int, M: int, pace_s: float) -> Ran:
             raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
         _check_counts(ran)
         _check_gradients(ran)
-        _check_order(ran, build(name, num_ranks=P, num_microbatches=M))
+        _check_order(ran, wanted)
     return ran
 
 

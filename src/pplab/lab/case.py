@@ -130,9 +130,10 @@ class Case:
             return replace(one, what=ONE_GPU) if too_large.fits else too_large
         found = self.plan(schedule, **asked, cut=cut, recompute=recompute, **options)
         memory, rows = _in_gb(found.memory), found.timeline.schedule
+        tickets = options.get("in_flight")
         return Entry(
             self,
-            rows.name,
+            rows.name + (f", {_sum(tickets)} in flight" if tickets else ""),
             **asked,
             cut=None if cut is None else tuple(cut),
             recompute=recompute if isinstance(recompute, bool) else tuple(recompute),

@@ -1,0 +1,136 @@
+"""Checkers of chapter 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import index
+from pathlib import Path
+
+from ..builders import build
+from ..costs import Costs
+from ..lab.case import Case
+from ..simulator import simulate
+from .observed import located
+from .spine import early_file, repaired_file
+from .verdict import Verdict, Wrong, checker, checker_of_each, number, right, told
+
+__all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", "overwritten", "repaired"]
+
+OFFER = Case(gigabits=10, dollars_per_hour=1.8)
+# Of all cuts into stages of 3 to 13 layers, with up to 12, 9, 7 and 4 tickets and the least recomputation that fits
+BEST_KNOWN = {"cut": (8, 9, 9, 6), "in_flight": (7, 5, 3, 1), "recompute": (3, 1, 0, 0)}
+NEAR = 1.0  # dollars above the best known
+CLUSTERS = {"A": "rank 0", "B": "one short", "C": "network", "D": "rank 2"}
+CAUSES = ("network", "one short", "rank 0", "rank 1", "rank 2", "rank 3")
+
+repaired = repaired_file
+
+
+def gigabits_needed(answer: object) -> Verdict:
+    """1F1B on the case, cut evenly, 4, 3, 2, 1 tickets: the gigabits per second at which the network sets the beat."""
+    case = Case()
+    bits, head_ms = 8 * case.message_mb, 3 * case.head_ms  # megabits; forward and backward
+    traps = {
+        bits / 8 / (head_ms / 2): "that is in gigabytes a second: a byte has eight bits",
+        bits / (case.head_ms / 2): "it may take longer: each of four beats has the head's forward and backward in it",
+        bits / head_ms: "a boundary is crossed twice, on the way down and on the way up",
+    }
+    why = "a message may take half of the head's 64.5 ms; then a ticket is back just when rank 3 can use it"
+    return number(answer, bits / (head_ms / 2), why, traps=traps, tolerance=5e-3)
+
+
+@checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
+def least_tickets(answer: object) -> Verdict:
+    """P=4, M=8, a message takes 0.5: the `in_flight` with the smallest sum that still reaches a makespan of 36."""
+    with told("", TypeError, ValueError):
+        caps = tuple(index(cap) for cap in answer)
+        timeline = simulate(build("1F1B", num_ranks=4, num_microbatches=8, in_flight=caps), Costs(latency=0.5))
+    if timeline.makespan > 36:
+        raise Wrong(f"{caps} takes {timeline.makespan:g}, and 36 is possible")
+    if sum(caps) > 14:
+        raise Wrong(f"{caps} takes 36 and holds {sum(caps)} in all; less is enough")
+    return right("36 like eager 1F1B, which holds two more")
+
+
+def overwritten(to: str | Path = "my_buffer.py") -> str:
+    """Write pipe_early.py with a fault, one buffer per direction for what goes out. A file that is there stays."""
+    if Path(to).exists():
+        return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
+    text = located("pipe_early.py").read_text()
+    for old, new in (
+        (
+            "\n\n\ndef send",
+            "\nbuffers = {way: torch.empty_like(inputs) for way in ways}  # what goes out is here\n\n\ndef send",
+        ),
+        (
+            "        sent.append(",
+            "        tensor = buffers[to - rank][: len(tensor)].copy_(tensor)\n        sent.append(",
+        ),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    Path(to).write_text(text)
+    return f"{to} is pipe_early.py with a fault in it: open it beside this page"
+
+
+@checker_of_each("ABCD")
+def causes(answer: dict) -> Verdict:
+    """What slows each cluster down: the network, a forward short, or a rank that takes twice as long."""
+    for letter, cause in CLUSTERS.items():
+        if answer[letter] not in CAUSES:
+            raise Wrong(f"{letter}: expected one of {', '.join(CAUSES)}, got {answer[letter]!r}")
+        if answer[letter] != cause:
+            took, would = times(cause), times(answer[letter])
+            raise Wrong(
+                f"{letter} takes {took[0]:g} with 1F1B and {took[1]:g} with GPipe; "
+                f"with {_said(answer[letter])} it would take {would[0]:g} and {would[1]:g}"
+            )
+    return right("1F1B tells where the slow rank is, GPipe that there is one, and a slow network hurts 1F1B more")
+
+
+def times(cause: str) -> tuple[float, float]:
+    """What eight microbatches on four ranks take with 1F1B and with GPipe."""
+    work = [2 if cause == f"rank {rank}" else 1 for rank in range(4)]
+    caps = [3, 2, 1, 1] if cause == "one short" else [4, 3, 2, 1]
+    costs = Costs(work, work, work, latency=0.5 if cause == "network" else 0)
+    schedules = (build("1F1B", num_ranks=4, num_microbatches=8, in_flight=each) for each in (caps, [8] * 4))
+    one_f_one_b, gpipe = (simulate(schedule, costs).makespan for schedule in schedules)
+    return one_f_one_b, gpipe
+
+
+def _said(cause: str) -> str:
+    named = {"network": "a network on which a message takes 0.5", "one short": "a forward short"}
+    return named.get(cause, f"a slow {cause}")
+
+
+@checker("a dict with the keys cut, in_flight and recompute", lambda answer: isinstance(answer, Mapping))
+def offer(answer: Mapping[str, object]) -> Verdict:
+    """The offered machines, 16 sequences a step: cut, tickets and layers to recompute, for the smallest bill."""
+    if set(answer) != set(BEST_KNOWN):
+        raise Wrong(f"expected the keys {', '.join(BEST_KNOWN)}, got {', '.join(map(str, answer)) or 'none'}")
+    chosen = {name: _four(name, answer[name]) for name in BEST_KNOWN}
+    with told("", ValueError):
+        row = OFFER.row("1F1B", num_microbatches=16, **chosen)
+    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
+    if not row.fits:
+        full = max(range(4), key=row.held_gb.__getitem__)
+        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
+    above = row.dollars - OFFER.row("1F1B", num_microbatches=16, **BEST_KNOWN).dollars
+    if above > NEAR:
+        raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
+    if above < -1e-6:
+        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
+    return right(
+        f"{bill}, " + (f"${above:.2f} above the best that we know" if above > 1e-6 else "the best that we know")
+    )
+
+
+def _four(name: str, value: object) -> tuple[int, ...]:
+    """A whole number for each rank."""
+    try:
+        found = tuple(index(each) for each in value)
+    except TypeError:
+        found = ()
+    if len(found) != 4 or any(isinstance(each, bool) for each in value):
+        raise Wrong(f"{name}: expected four whole numbers, one per rank, got {value!r}")
+    return found
