@@ -66,6 +66,7 @@ def memory_chart(
             ax.hlines(base - scale * limit, 0, until, color=LIMIT, lw=1.5)
         ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=LABEL_SIZE)
     what = "forwards whose activations are held" if of is None else f"held{of.unit and f' ({of.unit})'}"
+    what += f", line at {limit:g}" if limit is not None else ""
     dress(ax, rank_names(timeline), f"{timeline.schedule.name}: {what}", timeline.unit, until)
     ax.set_ylim(len(curves) - 0.5, -0.5)
     said = ", ".join(f"{peak:.4g}" for peak in peaks)
