@@ -42,9 +42,7 @@ def check(of_ranks: list[Slices]) -> None:
     if all(each.as_if_equal for each in of_ranks):
         *sizes, last = of_ranks[0].sizes
         sizes = f"{', '.join(map(str, sizes))} and {last} samples"
-        raise Wrong(
-            f"gradients are those of slices that count equally, and here they have {sizes}: what is one's share?"
-        )
+        raise Wrong(f"gradients are those of slices that all count alike, but here they have {sizes}")
     for rank, each in enumerate(of_ranks):
         if each.left:
             raise Wrong(
