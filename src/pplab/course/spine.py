@@ -23,6 +23,7 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from .notebook import Source
 from .observed import Ran, located, run
+from .slices import check
 from .verdict import Verdict, Wrong, checker, right, told
 
 __all__ = ["begin", "changes", "early_file", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
@@ -232,6 +233,7 @@ def _run(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float
         if lacks := ran.reports[0].lacks:
             raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
         _check_counts(ran)
+        check([report.slices for report in ran.reports])
         _check_gradients(ran)
         _check_order(ran, wanted)
     return ran
