@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import permutations, product
+from pathlib import Path
 
 import pytest
 from checkers import raises, table_tests
@@ -217,3 +219,11 @@ def test_the_best_known_answer_fits_and_no_near_one_is_cheaper():
             except pp.ScheduleError:
                 continue
             assert not row.fits or row.dollars >= best.dollars - 1e-9, (caps, recompute)
+
+
+def test_the_page_shows_the_step_of_the_courses_file():
+    notebooks = Path(__file__).parents[2] / "notebooks"
+    cells = json.loads((notebooks / "04_1f1b.ipynb").read_text())["cells"]
+    solution = next(text for cell in cells if "`pipe_1f1b.py`, beside" in (text := "".join(cell["source"])))
+    shown = solution.split("```py\n")[1].split("```")[0]
+    assert shown.startswith("def step():") and shown in (notebooks / "pipe_1f1b.py").read_text()

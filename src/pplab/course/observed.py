@@ -117,7 +117,7 @@ class Ran:
 
     def __repr__(self) -> str:
         said = "".join(report.printed for report in self.reports)
-        failure = re.sub(r"(:|;) (rank \d+ stands)", r"\1\n\2", self.failure or "")  # a line for each rank and call
+        failure = (self.failure or "").replace(": rank", ":\nrank").replace("; rank", "\nrank")  # a line for each
         return f"{said}{failure.replace(' > in', chr(10) + '  > in')}".rstrip()
 
 
