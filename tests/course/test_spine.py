@@ -173,7 +173,7 @@ def test_a_broken_file_is_told_by_its_symptom(tmp_path, file, changes, says):
 
 @pytest.mark.slow
 def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path, monkeypatch):
-    monkeypatch.setattr(spine, "LIMIT_S", 8.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 16.0)
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
     verdict = spine.one_f_one_b_file(file)
     stands = r"stands in {}, line \d+: send\({}, rank . 1\) > in send, line \d+: dist.send\(tensor, to\)"
@@ -184,6 +184,25 @@ def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path,
         spine.run(file, 2, M=2, PACE=0, limit_s=3).timeline()
     alone = spine.run(file, 2, M=1, PACE=0)
     assert alone.failure is None, "with one microbatch, nobody sends while his neighbour does"
+
+
+@pytest.mark.slow
+def test_a_last_message_that_never_leaves_is_hinted_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(spine, "LIMIT_S", 12.0)
+    verdict = spine.one_f_one_b_file(
+        broken(tmp_path, "pipe_1f1b.py", ("    exchange()  # the last action's message\n", ""))
+    )
+    assert verdict.right is False and "do all messages leave, the last one of a step, too?" in verdict.says, verdict
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from pplab.course import spine\nprint(spine.run({str(NOTEBOOKS / 'pipe_1f1b.py')!r}, 2, M=2, PACE=0))\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert "do that under `if __name__" in ended.stdout and not ended.stderr, ended
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+UNGUARDED = 86  # what a rank exits with when it imports the script that starts ranks
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
 START_S = 30.0  # for processes to start on a busy machine: only then does their own limit begin
@@ -90,6 +91,8 @@ class Ran:
         for rank, report in enumerate(self.reports):
             if not report.ended and report.exitcode is not None:
                 killed = report.exitcode < 0
+                if report.exitcode == UNGUARDED:
+                    return 'the ranks import your script, which starts them: do that under `if __name__ == "__main__":`'
                 how = f"dies of {signal.Signals(-report.exitcode).name}" if killed else f"exits with {report.exitcode}"
                 return f"rank {rank} {how}\n{report.printed[-500:]}".strip()
         if failed := [(r.failed_at, n) for n, r in enumerate(self.reports) if r.error]:
@@ -117,7 +120,8 @@ class Ran:
 
     def __repr__(self) -> str:
         said = "".join(report.printed for report in self.reports)
-        return (said if not self.failure else f"{said}{self.failure}").rstrip()
+        failure = (self.failure or "").replace(": rank", ":\nrank").replace("; rank", "\nrank")  # a line for each
+        return f"{said}{failure.replace(' > in', chr(10) + '  > in')}".rstrip()
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
@@ -130,6 +134,8 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
 
     from ..runtime.processes import PRELOAD, local_store
 
+    if getattr(mp.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)  # a rank that imports the script: the process that started it says what is wrong with it
     path = located(file)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, __name__])
@@ -142,8 +148,9 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
             for rank in range(positive_int("ranks", ranks)):
                 variables = _variables(rank, ranks, store.port) | environment
                 arguments = str(path), Path(folder), rank, limit_s, variables
-                processes.append(context.Process(target=_be_rank, args=arguments, daemon=True))
-                processes[-1].start()
+                process = context.Process(target=_be_rank, args=arguments, daemon=True)
+                process.start()
+                processes.append(process)
             codes = _wait_for(processes, limit_s)
         finally:
             for process in processes:
@@ -180,6 +187,8 @@ def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
 
 def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Report:
     """What a rank has left: a report, or where it stood when its time was up."""
+    if exitcode == UNGUARDED:
+        return Report(exitcode=exitcode)  # it didn't come to the file
     report, found = Report(), folder / f"{rank}.report"
     if found.exists():
         report = pickle.loads(found.read_bytes())
