@@ -11,19 +11,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one for every rank
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
-os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # on GPUs, too, who waits for a message stands still
-dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60), device_id=device if gpu else None)
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # who waits stands still
+backend, own = ("nccl", device) if gpu else ("gloo", None)
+dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(0)  # every rank draws the same model and batch ...
-model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()) for _ in range(12))).to(device)
+model = nn.Sequential()
+for _ in range(12):
+    model.append(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()))
+model.to(device)
 inputs, targets = torch.randn(2, 24, 32).to(device)
-stage = model[12 * rank // ranks : 12 * (rank + 1) // ranks]  # ... and trains these layers only
+stage = model[12 * rank // ranks : 12 * (rank + 1) // ranks]  # ... and trains this
 M = int(os.environ.get("M", 8))
-parts = list(zip(inputs.tensor_split(M), targets.tensor_split(M), strict=True))  # each microbatch's
-pace = float(os.environ.get("PACE", 0.4)) * len(stage) / len(model) / M  # seconds, as if layers were large
+parts = list(zip(inputs.tensor_split(M), targets.tensor_split(M), strict=True))
+pace = float(os.environ.get("PACE", 0.4))  # seconds, as if layers were large
+pace *= len(stage) / len(model) / M  # for a forward of this stage
 stage.register_forward_hook(lambda *_: time.sleep(pace))
 stage.register_full_backward_pre_hook(lambda *_: time.sleep(2 * pace))
 held, counts = {}, []  # held: input and output of forwards whose backward is to come
@@ -98,6 +103,12 @@ for _ in range(3):  # the first step takes longer: it opens the connections
         sent.pop()[0].wait()
     dist.barrier()
     seconds = time.perf_counter() - start
-truth = torch.autograd.grad(nn.functional.mse_loss(model(inputs), targets), list(stage.parameters()))
-error = max(((p.grad - g).abs() / g.abs().max()).max() for p, g in zip(stage.parameters(), truth, strict=True))
-print(f"rank {rank}: step {seconds:.3f} s, held {max(counts)}, gradients within {error:.0e} of one process's\n", end="")
+
+gradients = [p.grad for p in stage.parameters()]
+assert all(g is not None for g in gradients), f"rank {rank} has no gradients"
+loss = nn.functional.mse_loss(model(inputs), targets)  # of one process
+truth = torch.autograd.grad(loss, list(stage.parameters()))
+pairs = zip(gradients, truth, strict=True)
+off = max((ours - one).abs().max() / one.abs().max() for ours, one in pairs)
+said = f"gradients within {off:.0e} of one process's"
+print(f"rank {rank}: step {seconds:.3f} s, held {max(counts)}, {said}\n", end="")

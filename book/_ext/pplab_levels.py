@@ -64,7 +64,7 @@ class Level:
 LEVELS = (
     Level(
         id="first-steps",
-        title="One slice, two ranks",
+        title="One batch, two ranks",
         text="Two ranks hold one half of the model each. A batch in one piece goes forward through both, and its "
         "gradient comes back. Place the four actions, and watch who is busy.",
         end="Only one rank works at any time, and no order changes that: a batch in one piece is in one place.",
@@ -75,8 +75,8 @@ LEVELS = (
     Level(
         id="eighteen",
         title="Faster than 18",
-        text="Three ranks hold a third of the model each, and the batch comes in four slices. Every slice goes "
-        "forward through ranks 0, 1 and 2, and its gradient comes back through ranks 2, 1 and 0.",
+        text="Three ranks hold a third of the model each, and the batch comes in four microbatches. Each of "
+        "them goes forward through ranks 0, 1 and 2, and its gradient comes back through ranks 2, 1 and 0.",
         end="Nobody finishes before 18, in whatever order. Why not? Ask when rank 2 can begin at the earliest, "
         "and what is left for the others when it has finished.",
         reference="GPipe",
@@ -87,10 +87,10 @@ LEVELS = (
     Level(
         id="memory-line",
         title="Memory for three",
-        text="The batch comes in five slices. What a forward computes stays in its rank's memory until the "
-        "backward of the same slice has run there.",
+        text="The batch comes in five microbatches. What a forward computes stays in its rank's memory until the "
+        "backward of the same microbatch has run there.",
         end="Backwards that run early make room for forwards, and they cost no time: with memory for all five "
-        "slices nobody finishes earlier.",
+        "microbatches nobody finishes earlier.",
         reference="1F1B",
         num_ranks=3,
         num_microbatches=5,
@@ -112,9 +112,9 @@ LEVELS = (
     Level(
         id="two-stages",
         title="Two stages per rank",
-        text="Rank 0 holds stages 0 and 2 and rank 1 holds stages 1 and 3, each half as deep as before. A slice "
-        "visits both ranks twice on its way forward, and twice on its way back.",
-        end="Thinner stages halve the waiting: the first slice reaches the last rank in half the time, and the "
+        text="Rank 0 holds stages 0 and 2 and rank 1 holds stages 1 and 3, each half as deep as before. A "
+        "microbatch visits both ranks twice on its way forward, and twice on its way back.",
+        end="Thinner stages halve the waiting: the first microbatch reaches the last rank in half the time, and the "
         "last gradient comes back in half the time.",
         reference="Interleaved1F1B",
         num_ranks=2,
@@ -153,8 +153,8 @@ LEVELS = (
     Level(
         id="zero-bubble-v",
         title="No wait in between, on a V",
-        text="Rank 0 holds stages 0 and 3 and rank 1 holds stages 1 and 2, each half as deep as before: a slice "
-        "turns on rank 1 and comes back. Backwards come in their two halves, I and W.",
+        text="Rank 0 holds stages 0 and 3 and rank 1 holds stages 1 and 2, each half as deep as before: a "
+        "microbatch turns on rank 1 and comes back. Backwards come in their two halves, I and W.",
         end="No rank waited, and none needed more memory than rank 0 of 1F1B: four forwards of half a rank's "
         "layers are two of all its layers.",
         reference="ZB-V",

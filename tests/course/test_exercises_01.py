@@ -13,8 +13,11 @@ from pplab import lab
 from pplab.course import bubble_math as exercise
 
 GPIPE_3 = pp.build("GPipe", num_ranks=3, num_microbatches=3)
+NAIVE_3 = pp.build("naive", num_ranks=3, num_microbatches=3)
+HALF_REPAIRED = exercise.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3")
 ONE_RANK_ONLY = "0F0 0F1 0F2 0B0 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2\n2F0 2B0 2F1 2B1 2F2 2B2"
 ONE_SHORT = "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n2F0 2B0 2F1 2B1 2F2 2B2"
+LATE_UP = ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1B0 1F2 1B1 1B2", "2F0 2F1 2B0 2B1 2F2 2B2"]
 ROW = [str(action) for action in pp.build("GPipe", num_ranks=8, num_microbatches=32).rows[7]]
 DOWN, UP = [f"{rank}F0" for rank in range(7)], [f"{rank}B31" for rank in reversed(range(7))]
 
@@ -24,7 +27,12 @@ WRONG = [
     (exercise.slow_middle, (17, 30), "has to wait for rank 2's"),
     (exercise.slow_middle, (18, 24), "idle cells: those are the busy cells"),
     (exercise.slow_middle, (18, 12), "that is rank 0's"),
-    (exercise.slow_middle, (18, 29), "29 isn't it"),
+    (exercise.slow_middle, (18, 29), "count all three ranks"),
+    (exercise.slow_middle, (18, 10), "count all three ranks"),
+    (exercise.slow_middle, (15, 21), "with rank 1 never waiting"),
+    (exercise.slow_middle, (20, 30), "makespan: take rank 1's bars in turn"),
+    (exercise.slow_middle, (18, 300), "300 isn't it; the number is much smaller"),
+    (exercise.slow_middle, (), "expected 2 numbers"),
     (exercise.slow_middle, (float("nan"), 30), "makespan: nan isn't it"),
     (exercise.slow_middle, ("18", "30"), "write it without quotes"),
     (exercise.slow_middle, 18, "expected 2 numbers"),
@@ -42,8 +50,13 @@ WRONG = [
     (exercise.tokens_per_second, (2.13, 0.901, 61500), "a slice has 4 sequences"),
     (exercise.chart_at_the_floor, GPIPE_3, "rank 1 runs all its forwards before its first backward"),
     (exercise.chart_at_the_floor, ONE_RANK_ONLY, "rank 1 runs all its forwards before its first backward"),
-    (exercise.chart_at_the_floor, pp.build("naive", num_ranks=3, num_microbatches=3), "it is legal and takes 27"),
-    (exercise.chart_at_the_floor, ONE_SHORT, "it is legal and takes 21"),
+    (
+        exercise.chart_at_the_floor,
+        pp.build("naive", num_ranks=3, num_microbatches=3),
+        "it is legal and takes 27, the floor is 15; rank 2 is idle from",
+    ),
+    (exercise.chart_at_the_floor, ONE_SHORT, "it is legal and takes 21, the floor is 15; rank 2 is idle from"),
+    (exercise.chart_at_the_floor, LATE_UP, "takes 16, the floor is 15; rank 2 is idle from 8 to 9: it waits for 1F2"),
     (exercise.chart_at_the_floor, ["0F0 0B0", "1F0 1B0"], "the chart must have 3 ranks"),
     (exercise.chart_at_the_floor, [["0F0"], ["1F0"], ["2F0"]], "0B0"),
     (
@@ -55,19 +68,32 @@ WRONG = [
     (exercise.chart_at_the_floor, ["0F0 hello", "1F0", "2F0"], "'hello' is not an action"),
     (exercise.repair, exercise.BROKEN_CHART, "1B2 is missing"),
     (exercise.repair, exercise.BROKEN_CHART.split(), "1B2 is missing"),
-    (exercise.repair, exercise.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3"), "run 1B0 before 1F3"),
+    (
+        exercise.repair,
+        exercise.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3"),
+        "deadlock: rank 0 waits at 0B0 for 1B0; rank 1 waits at 1F3 for 0F3",
+    ),
+    (exercise.repair, pp.build("GPipe", num_ranks=3, num_microbatches=4), "the line of rank 0 is right: leave it"),
+    (exercise.repair, "1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3", "rank 1 waits at 1F3 for 0F3"),
+    (exercise.repair, "1F0 1F1 1B0 1F2 1F3 1B1 1B3", "1B2 is missing: rank 1 has to run every slice"),
+    (exercise.repair, "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "it runs, in "),
     (exercise.repair, "0F0,0B0\n", "must keep 3 ranks"),
     (exercise.repair, "0F0 0B0\n1F0 1B0\n", "your schedule has 2 ranks, 2 stages (on rank 0, 1) and 1 microbatch"),
     (exercise.repair, 18, "expected a row of actions for each rank"),
     (exercise.repair, "missing.csv", "missing.csv"),
-    (exercise.repair, pp.build("naive", num_ranks=3, num_microbatches=4), "runs, in 36"),
-    (exercise.too_early, "0F0", "0F0 starts at 0, and it needs nothing"),
-    (exercise.too_early, "3F5", "3F5 starts at 8, and 2F5 has ended by then"),
-    (exercise.too_early, "7B0", "7B0 starts at 39: the last stage's backward needs its own forward"),
-    (exercise.too_early, "8F0", "8F0 isn't an action of this schedule"),
+    (exercise.too_early, "0B0", "name two actions"),
+    (exercise.too_early, ("0B0", "1B0", "2B0"), "it should wait for; got 3"),
+    (exercise.too_early, ("3F5", "2F5"), "3F5 needs 2F5 and starts at 8, when 2F5 has ended"),
+    (exercise.too_early, ("7B0", "7F0"), "7B0 needs 7F0 and starts at 39, when 7F0 has ended"),
+    (exercise.too_early, ("0B0", "0F0"), "0B0 needs 0F0 and starts at 32, when 0F0 has ended"),
+    (exercise.too_early, ("0B0", "7F0"), "it doesn't need 7F0: which of the three rules"),
+    (exercise.too_early, ("1B0", "0B0"), "it doesn't need 0B0"),
+    (exercise.too_early, ("0F0", "1F0"), "0F0 starts at 0, and it doesn't need 1F0"),
+    (exercise.too_early, ("8F0", "7F0"), "8F0 isn't an action of this schedule"),
     (exercise.too_early, "hello", "'hello' is not an action"),
     (exercise.too_early, 71, "expected an action"),
-    (exercise.too_early, ["0B0"], "expected an action"),
+    (exercise.too_early, (71, 78), "expected an action"),
+    (exercise.too_early, ["0B0"], "name two actions"),
     (exercise.chain_of_78, ["0F0", "1F0"], "together they take 2: look for more"),
     (exercise.chain_of_78, "0F0 1F0", "together they take 2: look for more"),
     (exercise.chain_of_78, "0F0,1F0", "together they take 2: look for more"),
@@ -81,8 +107,8 @@ WRONG = [
     (exercise.six_hours, [8, 8, 8, 8], "too late: 4 machines, 11.04 hours"),
     (exercise.six_hours, [4] * 8, "rank 7 is the slowest: its forward takes 63 ms, the fastest one's 41"),
     (exercise.six_hours, [6, 6, 6, 6, 5, 3], "too late: 6 machines, 6.87 hours"),
-    (exercise.six_hours, [5, 5, 5, 5, 5, 4, 3], "5.95 hours, $83.2, which is 1.5 % dearer"),
-    (exercise.six_hours, [4] * 7 + [3, 1], "4.87 hours, $87.6, which is 6.9 % dearer"),
+    (exercise.six_hours, [5, 5, 5, 5, 5, 4, 3], "5.95 hours, $83.2, which is 1.5 % dearer than need be"),
+    (exercise.six_hours, [4] * 7 + [3, 1], "4.87 hours, $87.6, which is 6.9 % dearer than need be"),
     (exercise.six_hours, [32], "rank 0 can't even hold its weights and what belongs to them: 128.5 of 80 GB"),
     (exercise.six_hours, [8, 8, 8, 7], "these are 31 layers, and the model has 32"),
     (exercise.six_hours, [5, 5, 5, 5, 5, 5, 2.0], "expected whole layers, one at least on each rank, got 2.0"),
@@ -100,11 +126,18 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 def test_right_answers_in_other_words():
     """What the chapter's solutions don't show."""
-    assert exercise.slow_middle([18.0, 30]) and exercise.two_offers((88.66, 90.51))
+    assert exercise.slow_middle([18.0, 30]) and exercise.slow_middle(18, 30)
+    assert exercise.two_offers((88.66, 90.51)) and exercise.two_offers(88.66, 90.51)
+    assert exercise.tokens_per_second(2.13, 0.901, 246000)
     assert exercise.tokens_per_second((2.13, Fraction(64, 71), 2.46e5))
     assert exercise.chart_at_the_floor(pp.build("1F1B", num_ranks=3, num_microbatches=3))
     assert exercise.repair(pp.build("1F1B", num_ranks=3, num_microbatches=4))
-    assert all(exercise.too_early(f"{rank}B{m}") for rank in range(7) for m in (0, 13, 31))
+    lines = exercise.BROKEN_CHART.splitlines()
+    lines[1] = "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3"
+    for whole in (lines[1], lines[1].replace(",", " "), "\n".join(lines), lines, lab.read_csv("\n".join(lines))):
+        assert exercise.repair(whole)
+    assert all(exercise.too_early(f"{rank}B{m}", f"{rank + 1}B{m}") for rank in range(7) for m in (0, 13, 31))
+    assert exercise.too_early(("3B7", "4B7")) and exercise.too_early("3B7 4B7")
     assert exercise.chain_of_78(", ".join(DOWN + ROW + UP)) and exercise.chain_of_78(tuple(DOWN + ROW + UP))
     assert exercise.six_hours((5, 5, 5, 5, 5, 5, 2))
 
@@ -143,7 +176,7 @@ def slowest_ms(case: lab.Case, ranks: int, last: int) -> float | None:
     return max(-(-rest // (ranks - 1)) * layer, last * layer + case.head_ms)
 
 
-def test_no_cut_is_cheaper_than_the_best_known():
+def test_no_cut_that_is_in_time_is_cheaper():
     """A step of GPipe is a pass through everything, M-1 turns of the slowest stage, and the messages of the ramps."""
     case, M = lab.Case(), exercise.SEQUENCES
     once = 3 * (case.model.num_layers * case.layer_ms + case.head_ms)
@@ -161,6 +194,6 @@ def test_no_cut_is_cheaper_than_the_best_known():
             if (slowest := slowest_ms(case, ranks, last)) and (took := hours(ranks, slowest)) <= exercise.DEADLINE_H:
                 bills[ranks, last] = took * ranks * case.dollars_per_hour
     best = min(bills, key=bills.get)
-    assert best == (len(exercise.BEST_KNOWN), exercise.BEST_KNOWN[-1]) and bills[best] == pytest.approx(81.98, abs=0.01)
+    assert best == (len(exercise.CHEAPEST), exercise.CHEAPEST[-1]) and bills[best] == pytest.approx(81.98, abs=0.01)
     cheapest, second = sorted(bills.values())[:2]
     assert second > 1.01 * cheapest, "so that only the best is as good as the best"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import permutations, product
+from pathlib import Path
 
 import pytest
 from checkers import raises, table_tests
@@ -73,7 +75,11 @@ WRONG = [
     ),
     (exercise.by_hand, "\n".join(["F0 F1 F2 F3 B0 B1 B2 B3", SECOND, LAST]), "rank 0 holds 4 forwards"),
     (exercise.by_hand, "\n".join([SECOND, FIRST, LAST]), "deadlock"),
-    (exercise.by_hand, "\n".join([FIRST, "F0 F1 B0 B1 F2 F3 B2 B3", LAST]), "hold what they should, but it takes 21"),
+    (
+        exercise.by_hand,
+        "\n".join([FIRST, "F0 F1 B0 B1 F2 F3 B2 B3", LAST]),
+        "takes 21, and 1F1B 18; the row of rank 0 and of rank 2 is right",
+    ),
     (
         exercise.by_hand,
         BY_HAND.replace(" F3", "").replace(" B3", ""),
@@ -85,6 +91,11 @@ WRONG = [
     (exercise.order, one_short, "at 4 ranks and 8 microbatches: rank 0 holds 3 forwards at its fullest"),
     (exercise.order, two_by_two, "the ranks hold what they should, but it takes 42, and 1F1B 33"),
     (exercise.order, no_small_batches, "at 4 ranks and 2 microbatches: "),
+    (
+        exercise.order,
+        lambda rank, P, M: ["F0", "B-1"],
+        "'B-1' is not an action for the row of rank 0: expected F or B of",
+    ),
     (exercise.order, raises, "your function raised IndexError"),
     (exercise.order, lambda rank, P: [], "your function raised TypeError"),
     (exercise.order, lambda rank, P, M: None, "your function returned nothing"),
@@ -92,6 +103,7 @@ WRONG = [
     (exercise.order, lambda rank, P, M: [], "at 4 ranks and 8 microbatches"),
     (exercise.order, lambda rank, P, M: order(rank, 4, 8), "at 2 ranks and 4 microbatches"),
     (exercise.twice_the_ranks, (18.3, 58.9, 26.9), "rank 0's activations: each piece is half as large"),
+    (exercise.twice_the_ranks, (146.0, 168.4, 26.9), "rank 0's activations: that is GPipe's"),
     (exercise.twice_the_ranks, (36.5, 72.8, 26.9), "rank 0 with its state: the state of rank 0 gets smaller"),
     (exercise.twice_the_ranks, (36.5, 58.9, 22.4), "rank 7 with its state: rank 7 has one microbatch in flight"),
     (exercise.twice_the_ranks, 36.5, "expected 3 numbers in a row"),
@@ -114,7 +126,7 @@ WRONG = [
     (exercise.longer_sequences, {}, "it doesn't fit in 80 GB: rank 0 holds 109.3 GB, rank 1 holds 82.7 GB"),
     (exercise.longer_sequences, {"recompute": True}, "it fits, and a billion tokens cost $140.12, 29.1 % more"),
     (exercise.longer_sequences, {"in_flight": (2, 2, 1, 1)}, "it fits, and a billion tokens cost $192"),
-    (exercise.longer_sequences, {"recompute": (4, 1, 0, 0)}, "2.3 % more than the best known"),
+    (exercise.longer_sequences, {"recompute": (4, 1, 0, 0)}, "within 2 %; rank 3 has the most to do, 11.04 of 13.09 s"),
     (exercise.longer_sequences, screws(recompute=(4, 1, 0, 0)), "it doesn't fit in 80 GB: rank 0 holds 86.8 GB"),
     (exercise.longer_sequences, screws(recompute=(4.5, 1, 0, 0)), f"recompute: {WHOLE}"),
     (exercise.longer_sequences, screws(recompute=(NAN, 1, 0, 0)), f"recompute: {WHOLE}"),
@@ -156,7 +168,8 @@ def test_an_order_may_be_made_in_any_way():
 
 
 def test_rounded_gigabytes_are_right():
-    assert exercise.twice_the_ranks((36.5, 58.9, 26.9)) and exercise.twice_the_ranks([36.507, 58.87, 26.93])
+    assert exercise.twice_the_ranks((36.5, 58.9, 26.9)) and exercise.twice_the_ranks(36.5, 58.9, 26.9)
+    assert exercise.twice_the_ranks([36.507, 58.87, 26.93])
     assert exercise.too_early(" 1b4 ")
 
 
@@ -195,6 +208,7 @@ def test_the_best_known_answer_fits_and_no_near_one_is_cheaper():
     assert exercise.longer_sequences(exercise.BEST_LONGER)
     near = exercise.longer_sequences(screws(in_flight=(5, 4, 2, 1), recompute=(5, 3, 0, 0)))
     assert near and "the best known is $108.53" in near.says
+    assert exercise.longer_sequences({"cut": (8, 8, 9, 7), "recompute": (4, 1, 0, 0)}), "1F1B's own caps will do"
     for changed in product((-1, 0, 1), repeat=4):
         caps = tuple(max(1, cap + by) for cap, by in zip((5, 3, 2, 1), changed, strict=True))
         for recompute in product((4, 5), (1, 2, 3), (0, 1), (0,)):
@@ -205,3 +219,11 @@ def test_the_best_known_answer_fits_and_no_near_one_is_cheaper():
             except pp.ScheduleError:
                 continue
             assert not row.fits or row.dollars >= best.dollars - 1e-9, (caps, recompute)
+
+
+def test_the_page_shows_the_step_of_the_courses_file():
+    notebooks = Path(__file__).parents[2] / "notebooks"
+    cells = json.loads((notebooks / "04_1f1b.ipynb").read_text())["cells"]
+    solution = next(text for cell in cells if "`pipe_1f1b.py`, beside" in (text := "".join(cell["source"])))
+    shown = solution.split("```py\n")[1].split("```")[0]
+    assert shown.startswith("def step():") and shown in (notebooks / "pipe_1f1b.py").read_text()

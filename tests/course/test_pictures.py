@@ -170,6 +170,11 @@ def test_gradients_are_where_autograd_has_put_them():
         beads = sorted((p for p in circles if p.center[1] == pytest.approx(low)), key=lambda p: p.center[0])
         drawn = [to_hex(p.get_facecolor()) == _canvas.ORANGE for p in beads]
         assert drawn == [layer.weight.grad is not None for layer in (*front, *back)], line
+        squares = sorted((p for p in rectangles(ax) if p.get_y() == pytest.approx(low - 8)), key=lambda p: p.get_x())
+        for square, name in zip(squares, ("sent", "received"), strict=True):
+            tensor = names.get(name)
+            has = tensor is not None and tensor.is_leaf and tensor.grad is not None  # of no leaf, torch keeps it not
+            assert (to_hex(square.get_facecolor()) == _canvas.ORANGE) == has, (line, name)
     assert "front and back after sent.backward(received.grad)" in ax.get_label()
 
 
@@ -220,9 +225,16 @@ def test_knobs_stand_as_the_schedule_sets_them(name, options, says):
     held = sum(len(schedule.stages_of(rank)) for rank in range(4))
     assert len(rectangles(ax, "black", _canvas.EDGE[1])) == schedule.num_stages + held
     assert len(rectangles(ax, "black", _canvas.FAINT[1])) == 4 * schedule.num_stages - held
-    shown = [action.kind for row in schedule.rows for item in row[:12] for action in pp.actions.parts(item)]
+    shown = [action.kind for row in schedule.rows for item in row[:16] for action in pp.actions.parts(item)]
     cells = [p for p in rectangles(ax) if p.get_facecolor()[:3] != (0, 0, 0)]
     assert len(cells) == len(shown)
+    assert ("…" in {text.get_text() for text in ax.texts}) == (max(map(len, schedule.rows)) > 16)
+
+
+def test_eight_slices_are_shown_whole_where_a_rank_has_one_stage():
+    ax = pictures.knobs(pp.build("GPipe", num_ranks=4, num_microbatches=8))
+    assert len([p for p in rectangles(ax) if p.get_facecolor()[:3] != (0, 0, 0)]) == 4 * 16
+    assert "…" not in {text.get_text() for text in ax.texts}
 
 
 def test_a_knob_shows_an_uneven_cut():

@@ -17,7 +17,12 @@ import pplab as pp
 from pplab.course import messages, spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-MOST_LINES = {"pipe_naive.py": 60, "pipe_gpipe.py": 75, "pipe_1f1b.py": 95, "pipe_early.py": 105}
+MOST_LINES = {  # with something in them
+    "pipe_naive.py": 60,
+    "pipe_gpipe.py": 75,
+    "pipe_1f1b.py": 90,
+    "pipe_early.py": 95,
+}
 CHECKERS = {
     "pipe_naive.py": spine.naive_file,
     "pipe_gpipe.py": spine.gpipe_file,
@@ -50,7 +55,7 @@ def broken(folder: Path, file: str, *changes: tuple[str, str]) -> Path:
 @pytest.mark.parametrize("file", MOST_LINES)
 def test_a_file_is_short_and_needs_torch_alone(file):
     text = (NOTEBOOKS / file).read_text()
-    assert len(text.splitlines()) <= MOST_LINES[file]
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= MOST_LINES[file]
     imported = re.findall(r"^(?:import|from) (\w+)", text, re.M)
     assert set(imported) <= {"torch", *sys.stdlib_module_names} and f"python {file}" not in text and file in text
 
@@ -85,6 +90,7 @@ def test_the_courses_file_is_accepted_and_takes_the_predicted_time(file):
 NO_GRADIENT_ASKED = (".requires_grad_()", "")
 NO_SHARE = (" * len(x) / len(inputs)", "")
 EQUAL_SHARES = (" * len(x) / len(inputs)", " / M")
+NEVER_OUT = ("held.pop(m)", "held[m]")
 ONE_AHEAD_LESS = ("min(ranks - 1 - rank, M)", "max(min(ranks - 2 - rank, M), 0)")
 NOBODY_AHEAD = ("    ahead = min(ranks - 1 - rank, M)", "    ahead = M")
 NO_BACKWARD_SENT = ("    send(x.grad, rank - 1)", "    send(torch.ones_like(x), rank - 1)")
@@ -131,7 +137,16 @@ BROKEN = [
         "NameError: name 'stage'",
     ),
     ("pipe_gpipe.py", [NO_SHARE], "on 2 ranks with 4 microbatches: every gradient is 4 times one process's"),
-    ("pipe_gpipe.py", [EQUAL_SHARES], r"on 3 ranks with 5 microbatches: gradients of ranks 0 and 1 and 2 differ"),
+    (
+        "pipe_gpipe.py",
+        [EQUAL_SHARES],
+        r"on 3 ranks with 5 microbatches: gradients are those of slices that all count alike, .* 5, 5, 5 and 4",
+    ),
+    (
+        "pipe_gpipe.py",
+        [NEVER_OUT],
+        "on 2 ranks with 4 microbatches: after the last step rank 0 still has 4 slices in held",
+    ),
     ("pipe_naive.py", A_STEP_LATE, "on 2 ranks: rank 0 runs 0F0 twice"),
     ("pipe_1f1b.py", [ONE_AHEAD_LESS], "rank 0 holds 1 forwards at most, 1F1B 2; its order takes 24 units"),
     ("pipe_1f1b.py", [NOBODY_AHEAD], "gradients are right, but rank 0 holds 4 forwards at most, 1F1B 2"),
@@ -158,7 +173,7 @@ def test_a_broken_file_is_told_by_its_symptom(tmp_path, file, changes, says):
 
 @pytest.mark.slow
 def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path, monkeypatch):
-    monkeypatch.setattr(spine, "LIMIT_S", 8.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 16.0)
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
     verdict = spine.one_f_one_b_file(file)
     stands = r"stands in {}, line \d+: send\({}, rank . 1\) > in send, line \d+: dist.send\(tensor, to\)"
@@ -169,6 +184,25 @@ def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path,
         spine.run(file, 2, M=2, PACE=0, limit_s=3).timeline()
     alone = spine.run(file, 2, M=1, PACE=0)
     assert alone.failure is None, "with one microbatch, nobody sends while his neighbour does"
+
+
+@pytest.mark.slow
+def test_a_last_message_that_never_leaves_is_hinted_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(spine, "LIMIT_S", 12.0)
+    verdict = spine.one_f_one_b_file(
+        broken(tmp_path, "pipe_1f1b.py", ("    exchange()  # the last action's message\n", ""))
+    )
+    assert verdict.right is False and "do all messages leave, the last one of a step, too?" in verdict.says, verdict
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from pplab.course import spine\nprint(spine.run({str(NOTEBOOKS / 'pipe_1f1b.py')!r}, 2, M=2, PACE=0))\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert "do that under `if __name__" in ended.stdout and not ended.stderr, ended
 
 
 @pytest.mark.slow

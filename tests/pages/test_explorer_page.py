@@ -481,6 +481,17 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     assert "Memory for three ✓" in tab.inner_text("option[value=memory-line]")
 
 
+def test_play_keeps_the_answer_from_an_order_that_misses_it(visit):
+    tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
+    naive = pp.simulate(pp.build("naive", num_ranks=3, num_microbatches=5), pp.Costs(backward=2))
+    placed(tab, *(str(s.action) for s in sorted(naive.spans, key=lambda s: (s.start, s.rank))))
+    root = tab.locator(".pplab-play")
+    assert root.get_attribute("data-complete") == "true" and root.get_attribute("data-solved") == "false"
+    assert "Once 1B0 ran on rank 1 from 5 to 7, 21 was out of reach" in tab.inner_text(".pplab-says")
+    assert "1F1B" not in root.inner_text() and "asked for" in tab.inner_text(".pplab-figures")
+    assert not tab.is_visible(".pplab-reference")
+
+
 def test_play_by_hints_alone_is_not_ticked(visit):
     tab = visit("book/play.html#level=first-steps", settled=".pplab-play")
     while not tab.locator("[data-do=hint]").is_disabled():

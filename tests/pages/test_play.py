@@ -77,6 +77,7 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
         score = evaluate("pplab.play.score(state)")
         assert not score["isComplete"] and score["text"] == f"{count} of {level['numActions']} actions are placed."
         assert placed(evaluate, span.rank, str(span.action)) is None
+        assert evaluate("pplab.play.least(state)") <= t.makespan
     score = evaluate("pplab.play.score(state)")
     assert score["isComplete"] and score["isSolved"] and score["isFound"], score
     held = "(, and its ranks hold .+ forwards at most)?"
@@ -135,6 +136,9 @@ def test_playing_at_random(evaluate: Evaluate, level: dict, seed: int) -> None:
     assert (score["makespan"], score["peakInFlight"]) == (t.makespan, list(t.peak_in_flight))
     assert score["spanBubbleFraction"] == t.span_bubble_fraction and score["isComplete"]
     assert score["bubbleFraction"] == t.bubble_fraction
+    prefixes = "state.moves.map((_, i, moves) => pplab.play.least(pplab.play.replay(level, moves.slice(0, i + 1))))"
+    bounds = evaluate(prefixes)
+    assert bounds == sorted(bounds) and bounds[-1] == t.makespan, "no order ends before what was said to be the least"
     is_straight = not level["isAboutSpan"] or t.span_bubble_fraction <= level["par"]["spanBubbleFraction"]
     assert score["isSolved"] == (t.makespan <= level["par"]["makespan"] and is_straight)
     assert t.makespan >= level["par"]["makespan"], "an end that says as fast as the reference would be wrong"
@@ -201,7 +205,8 @@ def test_an_end_compares_with_the_reference(evaluate: Evaluate) -> None:
     end = says("eighteen", pplab.build("1F1B", **four))
     assert end.startswith("You built 1F1B. Your order takes 18, as GPipe does. Nobody finishes before 18")
     late = says("eighteen", pplab.build("naive", **four))
-    assert late.startswith("Your order takes 36, and it can be done in 18. ")
+    out = "Once 1B0 ran on rank 1 from 5 to 7, 18 was out of reach: "
+    assert late.startswith(f"Your order takes 36, and it can be done in 18. {out}")
     rows = [list(map(str, row)) for row in pplab.build("1F1B", **five).rows]
     rows[1] = "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1F4 1B3 1B4".split()
     end = says("memory-line", Schedule(rows))

@@ -235,7 +235,56 @@ pplab.play = (() => {
     const late = makespan - par.makespan;
     if (late <= 1e-9) return `Your order takes ${short(makespan)}, but a rank waits between its first action and its last.`;
     const asked = level.isBefore ? `and it can be done in ${short(par.makespan)}` : `which is ${short(late)} more than asked`;
-    return `Your order takes ${short(makespan)}, ${asked}. Look for a hatched stretch in which its rank could have worked.`;
+    return `Your order takes ${short(makespan)}, ${asked}. ${tooLate(level, moves, par)}`;
+  }
+
+  /** From which move on what is asked was certainly out of reach. The move that lost the time may be an earlier one. */
+  function tooLate(level, moves, par) {
+    let state = start(level);
+    for (const [rank, text] of moves) {
+      state = place(state, rank, text).state;
+      if (least(state) <= par.makespan + 1e-9) continue;
+      const { start: begin, end } = state.spans[state.spans.length - 1];
+      return `Once ${text} ran on rank ${rank} from ${short(begin)} to ${short(end)}, ${short(par.makespan)} was out of reach: take back moves to there, or a few more.`;
+    }
+    return "";
+  }
+
+  /** No order of what isn't placed yet ends before this. On each rank, what is left can't begin before its inputs are
+   *  there, takes its time, and after it comes the way from its last action to the end; memory is left out. */
+  function least(state) {
+    const { level: { costs, numRanks, numStages, kinds, placement } } = state;
+    const left = remaining(state).map(({ rank, text }) => ({ rank, ...pplab.parse(text).parts[0] }));
+    const [ready, rest] = [new Map(), new Map(left.map((action) => [textOf(action), 0]))];
+    const inputs = (action) => pplab.needs(action, numStages).map((need) => ({ ...need, kind: need.kinds.find((each) => kinds.includes(each)) }));
+    const wire = (need, action) => (placement[need.stage] === placement[action.stage] ? 0 : costs.latency);
+    const readyAt = (action) => {
+      const text = textOf(action), done = spanOf(state, text);
+      if (done) return done.start;
+      if (!ready.has(text)) {
+        const row = rowOf(state, placement[action.stage]);
+        const times = inputs(action).map((need) => readyAt(need) + costs.of(need.kind) + wire(need, action));
+        ready.set(text, Math.max(row.length ? row[row.length - 1].end : 0, ...times));
+      }
+      return ready.get(text);
+    };
+    left.sort((a, b) => readyAt(b) - readyAt(a)); // what comes last is first: its way to the end is known
+    for (const action of left) {
+      for (const need of inputs(action)) {
+        const after = wire(need, action) + costs.of(action.kind) + rest.get(textOf(action));
+        if (rest.has(textOf(need))) rest.set(textOf(need), Math.max(rest.get(textOf(need)), after));
+      }
+    }
+    let bound = state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
+    for (let rank = 0; rank < numRanks; rank++) {
+      let [work, way] = [0, Infinity];
+      for (const action of left.filter((each) => each.rank === rank)) {
+        work += costs.of(action.kind);
+        way = Math.min(way, rest.get(textOf(action)));
+        bound = Math.max(bound, readyAt(action) + work + way);
+      }
+    }
+    return bound;
   }
 
   /** What the player found, what it is called, how it compares, and how many hints it took. */
@@ -280,6 +329,7 @@ pplab.play = (() => {
     held,
     isStuck,
     hint,
+    least,
     schedule,
     toCSV,
     score,

@@ -42,8 +42,8 @@
   }
 
   /** What a player who has placed nothing yet needs to know. */
-  const howTo = ({ kinds }) =>
-    `Press an action to place it. 0F2 is the forward of slice 2 on stage 0, and ${kinds.includes("B") ? "0B2 its backward" : "0I2 and 0W2 are the halves of its backward"}. ` +
+  const howTo = ({ kinds, numStages, numRanks }) =>
+    `Press an action to place it. 0F2 is the forward of microbatch 2 on ${numStages > numRanks ? "stage" : "rank"} 0, and ${kinds.includes("B") ? "0B2 its backward" : "0I2 and 0W2 are the halves of its backward"}. ` +
     "An action that is only outlined can't run yet: press it, and the game says why.";
 
   let made = 0; // games of the page: labels need ids that no other has
@@ -98,7 +98,7 @@
           `<option value="${id}"${id === level.id ? " selected" : ""}>${i + 1}. ${escaped(title)}${all[id]?.isSolved ? " ✓" : ""}</option>`).join("");
       }
       task.textContent = level.task;
-      if (!isComplete) reference.checked = false; // it is the answer
+      if (!isSolved) reference.checked = false; // it is the answer
       draw();
       drawTray();
       tray.hidden = isComplete;
@@ -106,7 +106,7 @@
       button("undo").disabled = button("start again").disabled = !state.moves.length;
       button("hint").disabled = isComplete;
       button("next level").hidden = only || !isSolved || level === play.levels[play.levels.length - 1];
-      reference.parentElement.hidden = !isComplete;
+      reference.parentElement.hidden = !isSolved;
       reference.nextElementSibling.textContent = `compare with ${level.reference.name}`;
       python.hidden = only || !isComplete;
       python.lastChild.textContent = level.inPython;
@@ -146,17 +146,17 @@
       }).join("");
     }
 
-    /** The reference's name and its bubble are part of the answer, so they come with the end. */
-    function figuresHTML({ isComplete, makespan, peakInFlight, bubbleFraction, spanBubbleFraction, par }) {
+    /** The reference's name, its peaks and its bubble are part of the answer, so they come when it is found. */
+    function figuresHTML({ isComplete, isSolved, makespan, peakInFlight, bubbleFraction, spanBubbleFraction, par }) {
       const { level } = state;
-      const asked = `${level.isBefore && !isComplete ? "before " : ""}${short(par.makespan)}`;
-      const most = isComplete ? par.peakInFlight : level.cap;
+      const asked = `${level.isBefore && !isSolved ? "before " : ""}${short(par.makespan)}`;
+      const most = isSolved ? par.peakInFlight : level.cap;
       const rows = [["makespan", "from the first start to the last end", short(makespan), asked]];
       if (level.cap) rows.push(["forwards held", "at most, per rank", peakInFlight.join(", "), most.join(", ")]);
       if (level.isAboutSpan) rows.push(["span bubble", "idle between a rank's first action and its last", isComplete ? percent(spanBubbleFraction) : "–", percent(par.spanBubbleFraction)]);
-      else if (isComplete) rows.push(["bubble fraction", "idle, of all rank-time", percent(bubbleFraction), percent(par.bubbleFraction)]);
+      else if (isSolved) rows.push(["bubble fraction", "idle, of all rank-time", percent(bubbleFraction), percent(par.bubbleFraction)]);
       const body = rows.map(([name, of, mine, theirs]) => `<tr><th scope="row">${name}<small>${of}</small></th><td>${mine}</td><td>${theirs}</td></tr>`);
-      const other = isComplete ? escaped(level.reference.name) : "asked for";
+      const other = isSolved ? escaped(level.reference.name) : "asked for";
       return `<thead><tr><td></td><th scope="col">yours</th><th scope="col">${other}</th></tr></thead><tbody>${body.join("")}</tbody>`;
     }
 

@@ -18,8 +18,8 @@ from .registry import Rows, register
 def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None) -> Rows:
     """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the backwards left over.
 
-    `in_flight[s]` sets another cap: the forwards that rank s runs before its first backward, P-s by default. All M on
-    every rank is GPipe's order.
+    `in_flight[s]` are the forwards that rank s runs before its first backward, P-s by default: not at most so many, but
+    exactly, or M where that is less. All M on every rank is GPipe's order.
     """
     caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
     if len(caps) != num_ranks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from numbers import Integral
@@ -15,8 +15,9 @@ from ..lab.formulas import floor_makespan
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
+from ..timeline import Timeline, idle_intervals
 from .answers import actions_of, schedule_of
-from .verdict import Verdict, Wrong, checker, numbers, right, told, wrong
+from .verdict import Verdict, Wrong, checker, joined, numbers, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -32,28 +33,31 @@ COUNTED = "\n".join(
 )
 
 DEADLINE_H, SEQUENCES = 6, 64
-BEST_KNOWN = (5, 5, 5, 5, 5, 5, 2)
-NEAR = 1.005  # times the best that is known: as good
+CHEAPEST = (5, 5, 5, 5, 5, 5, 2)  # of all cuts that are in time
+NEAR = 1.005  # times the cheapest: as good
 
 
-def slow_middle(answer: object) -> Verdict:
+def slow_middle(*answer: object) -> Verdict:
     """3 ranks, 2 microbatches, GPipe; F=1 and B=2, on rank 1 2 and 4: the makespan, and how many cells are idle."""
-    makespan = {
+    turn = "take rank 1's bars in turn and ask of each when what it needs is there: its own slowness isn't all"
+    makespan = dict.fromkeys(range(61), turn) | {
         12: "that would be three equal ranks",
-        24: "that would be three ranks as slow as rank 1",
+        15: "that is 1 + 12 + 2, with rank 1 never waiting: its first backward has to wait for rank 2's",
         17: "look at rank 1 at its turn: its first backward has to wait for rank 2's",
+        24: "that would be three ranks as slow as rank 1",
     }
-    idle = {
+    count = "count all three ranks: of 3 times the makespan, what isn't busy is idle, and each rank's work is known"
+    idle = dict.fromkeys(range(61), count) | {
         24: "those are the busy cells",
         54: "those are all cells",
         12: "that is rank 0's; the question is about all three",
         6: "that is rank 1's; the question is about all three",
     }
     why = "rank 1 is reached after 1, works for 12 with a wait of 3 in between, and leaves 2 to rank 0"
-    return numbers(answer, (18, 30), why, ("makespan", "idle cells"), traps=(makespan, idle))
+    return numbers(joined(answer), (18, 30), why, ("makespan", "idle cells"), traps=(makespan, idle))
 
 
-def two_offers(answer: object) -> Verdict:
+def two_offers(*answer: object) -> Verdict:
     """Work for $71.5 with a bubble ratio of 24 %, and with a bubble fraction of 21 %: the two bills."""
     work = 71.5
     ratio = {
@@ -65,10 +69,11 @@ def two_offers(answer: object) -> Verdict:
         work / 0.79 - work: "that is the waiting alone",
     }
     why = "a ratio is added to the work, a fraction is taken of the bill"
-    return numbers(answer, (work * 1.24, work / 0.79), why, ("first bill", "second bill"), traps=(ratio, fraction))
+    names = ("first bill", "second bill")
+    return numbers(joined(answer), (work * 1.24, work / 0.79), why, names, traps=(ratio, fraction))
 
 
-def tokens_per_second(answer: object) -> Verdict:
+def tokens_per_second(*answer: object) -> Verdict:
     """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
     step = 71 * 0.030
     names = ("step", "efficiency", "tokens per second")
@@ -77,9 +82,8 @@ def tokens_per_second(answer: object) -> Verdict:
         {7 / 71: "that is the bubble fraction; efficiency is the rest"},
         {64 * 2048 / step: "a slice has 4 sequences"},
     )
-    return numbers(
-        answer, (step, 64 / 71, 64 * 4 * 2048 / step), "71 turns of 30 ms, 64 of them work", names, traps=traps
-    )
+    expected = (step, 64 / 71, 64 * 4 * 2048 / step)
+    return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
 
 
 @checker()
@@ -88,24 +92,60 @@ def chart_at_the_floor(answer: object) -> Verdict:
     schedule = schedule_of(answer, (3, 3, 3), "the chart must have 3 ranks with a stage each and 3 microbatches")
     if list(schedule.placement) != [0, 1, 2]:
         return wrong("stage 0 belongs on rank 0, stage 1 on rank 1, stage 2 on rank 2")
-    makespan, floor = simulate(schedule).makespan, floor_makespan(3, 3, 1, 2)
-    if makespan > floor:
-        return wrong(f"it is legal and takes {makespan}; the floor is lower")
+    timeline, floor = simulate(schedule), floor_makespan(3, 3, 1, 2)
+    if timeline.makespan > floor:
+        return wrong(
+            f"it is legal and takes {timeline.makespan}, the floor is {floor}; {_needless_wait(timeline, floor)}"
+        )
     for rank in (1, 2):
         if all(action.kind == F for action in schedule.rows[rank][:3]):
             return wrong(f"it is at the floor, but rank {rank} runs all its forwards before its first backward")
     return right(f"legal, and no order can end before {floor}")
 
 
+def _needless_wait(timeline: Timeline, floor: float) -> str:
+    """The longest wait of the lowest rank that is done later than at the floor, where F = 1 and B = 2.
+
+    Rank r can't start before r: waiting until then is nobody's fault.
+    """
+    ends = {rank: max(span.end for span in timeline.spans if span.rank == rank) for rank in range(3)}
+    late = max(rank for rank in ends if ends[rank] > floor - 2 * rank)
+    waits = [idle for idle in idle_intervals(timeline) if idle.rank == late and idle.start < ends[late]]
+    return str(max(waits, key=lambda idle: idle.end - max(idle.start, late)))
+
+
 @checker()
 def repair(answer: object) -> Verdict:
-    """Three ranks, four microbatches, with faults in rank 1's row: give CSV text or rows that run in 18 units."""
-    sizes = "3 ranks, 3 stages and 4 microbatches"
-    schedule = schedule_of(answer, (3, 3, 4), f"the repaired chart must keep {sizes}")
+    """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as text or rows."""
+    given = BROKEN_CHART.splitlines()
+    if isinstance(answer, str) and answer.strip().startswith("1") and "\n" not in answer.strip():
+        answer = [given[0], answer, given[2]]
+    with told("", TypeError):
+        rows = _texts(answer)
+    if len(rows) == 3:
+        for rank in (0, 2):
+            if rows[rank] != actions_of(given[rank]):
+                return wrong(f"the line of rank {rank} is right: leave it as it is")
+        for m in range(4):
+            for action in (f"1F{m}", f"1B{m}"):
+                if action not in rows[1]:
+                    return wrong(f"{action} is missing: rank 1 has to run every slice forward and backward")
+    try:
+        schedule = schedule_of(answer, (3, 3, 4), "the repaired chart must keep 3 ranks, 3 stages and 4 microbatches")
+    except Wrong as error:
+        raise Wrong(str(error).partition("; on rank")[0]) from None  # what comes then is the repair
     makespan = simulate(schedule).makespan
     if makespan > floor_makespan(3, 4, 1, 2):
-        return wrong(f"it runs, in {makespan}; a legal order that takes 18 exists")
+        return wrong(f"it runs, in {makespan}; a line for rank 1 that takes 18 exists")
     return right("legal, and no order can be faster than 18")
+
+
+def _texts(answer: object) -> list[list[str]]:
+    """The actions of each row, as texts, of an answer that may be a schedule, a text of lines, or rows."""
+    rows = answer.rows if isinstance(answer, Schedule) else answer
+    if isinstance(rows, str):
+        rows = rows.strip().splitlines()
+    return [[str(action) for action in actions_of(row)] for row in rows] if isinstance(rows, Iterable) else []
 
 
 @cache
@@ -124,18 +164,29 @@ def _counted_action(text: object) -> Action:
     return action
 
 
+def too_early(*answer: object) -> Verdict:
+    """An action that COUNTED lets start before what it needs has ended, and the action that it should wait for."""
+    return _too_early(joined(answer))
+
+
 @checker()
-def too_early(answer: object) -> Verdict:
-    """An action that COUNTED lets start before what it needs has ended."""
-    action = _counted_action(answer)
-    start = action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
-    if action.kind == F:
-        before = f"{action.stage - 1}F{action.microbatch} has ended by then" if action.stage else "it needs nothing"
-        return wrong(f"{action} starts at {start}, and {before}")
-    if action.stage == COUNTED_RANKS - 1:
-        return wrong(f"{action} starts at {start}: the last stage's backward needs its own forward, which has ended")
-    needed = f"{action.stage + 1}B{action.microbatch}"
-    return right(f"{action} starts at {start}, and {needed}, whose gradient it needs, ends at {start + 2}")
+def _too_early(answer: object) -> Verdict:
+    pair = [answer] if isinstance(answer, Action) or not isinstance(answer, Sequence) else actions_of(answer)
+    action, *others = map(_counted_action, pair)
+    start = _counted_start(action)
+    if len(others) != 1:
+        return wrong(f"name two actions: one that starts too early, and the one it should wait for; got {len(pair)}")
+    needed, end = others[0], _counted_start(others[0]) + 1
+    if not any(needed == Action(n.stage, k, n.microbatch) for n in needs(action, COUNTED_RANKS) for k in n.kinds):
+        return wrong(f"{action} starts at {start}, and it doesn't need {needed}: which of the three rules says so?")
+    if end <= start:
+        return wrong(f"{action} needs {needed} and starts at {start}, when {needed} has ended: here the count is right")
+    ends = f"{needed}, whose gradient it needs, ends at {end}"
+    return right(f"{action} starts at {start}, and {ends}: the third rule was forgotten")
+
+
+def _counted_start(action: Action) -> int:
+    return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
 
 
 @checker()
@@ -161,7 +212,7 @@ def chain_of_78(answer: object) -> Verdict:
 def six_hours(answer: object) -> Verdict:
     """The case in six hours, 64 sequences in a step: the layers of each rank, for as few dollars as possible."""
     cut = _whole_layers(answer)
-    found, best = _entry(cut), _entry(BEST_KNOWN)
+    found, cheapest = _entry(cut), _entry(CHEAPEST)
     for rank, state in enumerate(Case(num_ranks=len(cut)).state_gb(cut)):
         if state > found.case.memory_gb:
             return wrong(f"rank {rank} can't even hold its weights and what belongs to them: {state:.1f} of 80 GB")
@@ -174,12 +225,10 @@ def six_hours(answer: object) -> Verdict:
     )
     if found.hours > DEADLINE_H:
         return wrong(f"too late: {said}; {pace}")
-    if found.dollars > NEAR * best.dollars:
-        dearer = f"{100 * (found.dollars / best.dollars - 1):.1f} % dearer than the best that is known"
+    if found.dollars > NEAR * cheapest.dollars:
+        dearer = f"{100 * (found.dollars / cheapest.dollars - 1):.1f} % dearer than need be"
         return wrong(f"in time: {said}, which is {dearer}; {pace}")
-    if found.dollars < best.dollars / NEAR:
-        return right(f"{said}: cheaper than the best that was known, ${best.dollars:.1f}; tell us")
-    return right(f"{said}, the best that is known")
+    return right(f"{said}; no cut is in time for less")
 
 
 def _entry(cut: Sequence[int]) -> Entry:

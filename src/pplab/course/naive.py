@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..actions import Action
 from ..builders import build
 from ..costs import Costs
 from ..lab.case import Case
+from ..lowering import lower
 from ..simulator import simulate
 from .answers import drawn
 from .verdict import Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-BOUNDARY_KB = (512, 512, 64, 64, 256, 16)  # what crosses behind layer 0, 1, ... of seven
-LAYER_MS = (4, 5, 9, 6, 4, 5, 3)
 
 CAUSES = (
     "the input was not asked for a gradient",
@@ -53,18 +52,31 @@ def faster_network(answer: object) -> Verdict:
 
 
 @checker(
-    "the number of the layer behind which you cut, 0 to 5",
-    lambda answer: isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < 6,
+    'the row as a text, such as "0F0 0SEND_F0 0RECV_B0 0B0", or as a list of its actions',
+    lambda answer: bool(_actions(answer)),
 )
-def best_cut(answer: object) -> Verdict:
-    """Seven layers on two ranks: behind which layer (0 to 5) do you cut, if neither rank may work more than 24 ms and
-    as little as possible should cross?"""
-    front, back = sum(LAYER_MS[: answer + 1]), sum(LAYER_MS[answer + 1 :])
-    if max(front, back) > 24:
-        return wrong(f"behind layer {answer} one rank works {max(front, back)} ms")
-    if BOUNDARY_KB[answer] > 64:
-        return wrong(f"behind layer {answer}, {BOUNDARY_KB[answer]} kB cross; there is a cut with less")
-    return right(f"{front} and {back} ms, and {BOUNDARY_KB[answer]} kB cross")
+def row_between(answer: object) -> Verdict:
+    """Three ranks, one microbatch, naively: rank 1's row with its messages."""
+    rows = lower(build("naive", num_ranks=3, num_microbatches=1))
+    given, wanted = _actions(answer), [str(action) for action in rows[1]]
+    for action in given:
+        if action not in wanted:
+            return wrong(f"{action}: rank 1 of three has nothing of that name to do")
+        if given.count(action) > 1:
+            return wrong(f"{action} is there {given.count(action)} times")
+    if missing := len(wanted) - len(given):
+        return wrong(f"all of these belong there, and {missing} more {'do' if missing > 1 else 'does'}")
+    for place, (mine, its) in enumerate(zip(given, wanted, strict=True)):
+        if mine != its:
+            return wrong(f"these are the six, but {mine} can't be number {place + 1}: what must be there before it?")
+    return right("rank 1 receives, computes and sends, twice: one way down, one way up")
+
+
+def _actions(answer: object) -> list[str]:
+    """A row's words; none of what isn't a row."""
+    words = answer.split() if isinstance(answer, str) else answer
+    fits = isinstance(words, (list, tuple)) and all(isinstance(word, (str, Action)) for word in words)
+    return [str(word) for word in words] if fits else []
 
 
 @checker("a function of (stage, arrived, down)")
@@ -119,7 +131,12 @@ def _loss(last: nn.Module, output: Tensor, skip: Tensor, target: Tensor) -> Tens
 
 
 def _described(given: object) -> str:
-    return f"one of shape {tuple(given.shape)}" if hasattr(given, "shape") else repr(given)
+    """In a few words: a tensor's shape, how many there are, or None."""
+    if hasattr(given, "shape"):
+        return f"one of shape {tuple(given.shape)}"
+    if isinstance(given, (tuple, list)):
+        return f"{len(given)} things ({', '.join(type(each).__name__ for each in given)}): one is expected"
+    return "None" if given is None else f"a thing of type {type(given).__name__}"
 
 
 def _compared(found: Sequence[Sequence[Tensor | None]], expected: Sequence[Sequence[Tensor]]) -> Verdict:
@@ -158,7 +175,7 @@ def diagnose(answer: object) -> Verdict:
 
 
 @checker(
-    'a list of a pair per machine, such as [("large", 16), ("large", 16)]',
+    'a list of a pair per machine, such as [("large", 8), ("large", 8), ("large", 8), ("large", 8)]',
     lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,
 )
 def cheapest(answer: object) -> Verdict:
@@ -171,8 +188,10 @@ def cheapest(answer: object) -> Verdict:
         return wrong(f"it doesn't fit: {', '.join(found)}")
     if (more := dollars - CHEAPEST_DOLLARS) > 0.5:
         return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} more than the best that we know")
-    known = "less than the best that we knew" if more < -0.5 else "and we know nothing cheaper"
-    return right(f"it fits, and costs ${dollars:.0f}, {known}")
+    if more > 0.05:
+        return right(f"it fits, and costs ${dollars:.1f}; the best that we know costs ${CHEAPEST_DOLLARS:.1f}")
+    known = "less than the best that we knew" if more < -0.05 else "and we know nothing cheaper"
+    return right(f"it fits, and costs ${dollars:.1f}, {known}")
 
 
 def naively(names: Sequence[str], cut: Sequence[int]) -> tuple[list[float], float]:

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..timeline import Timeline
+from .slices import Slices, seen
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from torch import Tensor, nn
 
+UNGUARDED = 86  # what a rank exits with when it imports the script that starts ranks
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
 START_S = 30.0  # for processes to start on a busy machine: only then does their own limit begin
@@ -50,6 +52,7 @@ class Gradients:
     missing: int  # how many of them have no gradient
     error: float  # the largest difference, relative to the parameter's largest gradient
     scale: float  # by how much they are too large, if that is all that is wrong with them
+    batch: tuple[float, ...]  # sums of its inputs and targets: those of another rank, unless its batch isn't theirs
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Report:
 
     actions: tuple[tuple[str, int, float, float], ...] = ()  # "F" or "B", the how manieth forward, start, end
     gradients: Gradients | None = None
+    slices: Slices | None = None
     lacks: tuple[str, ...] = ()  # of NAMES
     error: str = ""  # the exception that ended it
     failed_at: float = 0.0
@@ -87,6 +91,8 @@ class Ran:
         for rank, report in enumerate(self.reports):
             if not report.ended and report.exitcode is not None:
                 killed = report.exitcode < 0
+                if report.exitcode == UNGUARDED:
+                    return 'the ranks import your script, which starts them: do that under `if __name__ == "__main__":`'
                 how = f"dies of {signal.Signals(-report.exitcode).name}" if killed else f"exits with {report.exitcode}"
                 return f"rank {rank} {how}\n{report.printed[-500:]}".strip()
         if failed := [(r.failed_at, n) for n, r in enumerate(self.reports) if r.error]:
@@ -114,7 +120,8 @@ class Ran:
 
     def __repr__(self) -> str:
         said = "".join(report.printed for report in self.reports)
-        return (said if not self.failure else f"{said}{self.failure}").rstrip()
+        failure = (self.failure or "").replace(": rank", ":\nrank").replace("; rank", "\nrank")  # a line for each
+        return f"{said}{failure.replace(' > in', chr(10) + '  > in')}".rstrip()
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
@@ -127,6 +134,8 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
 
     from ..runtime.processes import PRELOAD, local_store
 
+    if getattr(mp.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)  # a rank that imports the script: the process that started it says what is wrong with it
     path = located(file)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, __name__])
@@ -139,8 +148,9 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
             for rank in range(positive_int("ranks", ranks)):
                 variables = _variables(rank, ranks, store.port) | environment
                 arguments = str(path), Path(folder), rank, limit_s, variables
-                processes.append(context.Process(target=_be_rank, args=arguments, daemon=True))
-                processes[-1].start()
+                process = context.Process(target=_be_rank, args=arguments, daemon=True)
+                process.start()
+                processes.append(process)
             codes = _wait_for(processes, limit_s)
         finally:
             for process in processes:
@@ -177,6 +187,8 @@ def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
 
 def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Report:
     """What a rank has left: a report, or where it stood when its time was up."""
+    if exitcode == UNGUARDED:
+        return Report(exitcode=exitcode)  # it didn't come to the file
     report, found = Report(), folder / f"{rank}.report"
     if found.exists():
         report = pickle.loads(found.read_bytes())
@@ -218,6 +230,7 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
             report = replace(report, gradients=_compare(*(names[name] for name in NAMES)))
+            report = replace(report, slices=seen(names, int(environment.get("M", 1))))
     except BaseException as error:
         faulthandler.cancel_dump_traceback_later()
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -266,6 +279,7 @@ def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
     """The stage's gradients beside those of the whole model on the whole batch."""
     import torch
 
+    batch = tuple(tensor.double().sum().item() for tensor in (inputs, targets))
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     truth = torch.autograd.grad(loss, list(model.parameters()))
     own = {id(parameter) for parameter in stage.parameters()}
@@ -275,4 +289,4 @@ def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
     scale = sum((a * b).sum() for a, b in there) / sum((b * b).sum() for _, b in there) if there else torch.ones(())
     rest = max((((a - scale * b).abs().max() / a.abs().max()).item() for a, b in there), default=0.0)
     scale = scale.item() if rest < 1e-4 else 1.0
-    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale)
+    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch)

@@ -41,6 +41,11 @@ def wrong(says: str) -> Verdict:
     return Verdict(False, says)
 
 
+def joined(answers: tuple[object, ...]) -> object:
+    """What a checker was given: several arguments are a row of them, and one is itself."""
+    return answers[0] if len(answers) == 1 else answers
+
+
 def checker(expected: str | None = None, fits: Callable[[object], bool] = callable) -> Callable[[Callable], Callable]:
     """Decorate a function from an answer to a verdict: dots are no answer, and `Wrong` is a verdict.
 

@@ -19,3 +19,4 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went; its b
 }
 # What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
 CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
+LIMIT = "#cf3131"  # what a GPU has room for

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ... import palette
 from ...actions import B, F
+from ...lab.palette import LIMIT as LIMIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +18,6 @@ WIDTH = 380  # points: a phone of 360 pixels shows the whole, with 9 pixels for 
 SIZE = 11  # of letters, in points
 LINE = 1.3  # points
 BLUE, ORANGE = palette.FILL[F], palette.FILL[B]  # what goes down in the forward, up in the backward
-LIMIT = "#cf3131"
 # Black is the page's colour of text, so that these fit both themes.
 STATE: Colour = ("black", 0.3)
 FAINT: Colour = ("black", 0.07)

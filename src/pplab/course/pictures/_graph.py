@@ -24,8 +24,9 @@ _DASHED = (0, (2, 2.5))
 def handshake(lines: Sequence[str] = _LINES, *, layers: tuple[int, int] = (3, 3), ax: Axes | None = None) -> Axes:
     """Draw the graphs of two halves as beads on two strings, as they are after each of four lines of code.
 
-    The lines do the front's forward; the cut (`detach`); the back's forward and backward; the front's backward. A
-    tensor or a layer with gradients is orange. `layers` says how many front and back have.
+    The lines do the front's forward; the cut (`detach`); the back's forward and backward; the front's backward. What
+    has a gradient is orange: layers and `received`, a leaf, but never `sent`. A string is drawn while its graph is
+    there, which a backward frees. `layers` says how many front and back have.
     """
     if len(lines) != 4:
         raise ValueError(f"expected the handshake's 4 lines of code, got {len(lines)}")
@@ -50,19 +51,18 @@ def _strings(ax: Axes, y: float, step: int, layers: tuple[int, int]) -> None:
     """Both strings after a step: the front's from the input to `sent`, the back's from `received` to the loss."""
     left, right = (WIDTH - _GAP) / 2, (WIDTH + _GAP) / 2
     line(ax, (WIDTH / 2, y - 14), (WIDTH / 2, y + 14), ls=_DASHED)
-    _string(ax, y, (_EDGE, left), layers[0], tensor=True, there=True, gradient=step == 4)
-    _string(ax, y, (WIDTH - _EDGE, right), layers[1], tensor=step >= 2, there=step >= 3, gradient=step >= 3)
+    _string(ax, y, (_EDGE, left), layers[0], leaf=False, there=True, done=step == 4)
+    _string(ax, y, (WIDTH - _EDGE, right), layers[1], leaf=True, there=step >= 2, done=step >= 3)
     if step == 2:
         arrow(ax, (left + _BEAD + 4, y), (right - _BEAD - 4, y), BLUE)
     if step == 4:
         arrow(ax, (right - _BEAD - 4, y), (left + _BEAD + 4, y), ORANGE)
 
 
-def _string(
-    ax: Axes, y: float, ends: tuple[float, float], layers: int, *, tensor: bool, there: bool, gradient: bool
-) -> None:
+def _string(ax: Axes, y: float, ends: tuple[float, float], layers: int, *, leaf: bool, there: bool, done: bool) -> None:
     """A string from its outer end to the tensor at the cut, with a bead for every layer between."""
-    step, edge = (ends[1] - ends[0]) / (layers + 1), EDGE if there else FAINT
+    begun = there and (not leaf or done)  # of a leaf alone there is no graph yet
+    step, edge = (ends[1] - ends[0]) / (layers + 1), EDGE if begun and not done else FAINT
     side = 1 if step > 0 else -1
     stops = [ends[0], *(ends[0] + k * step for k in range(1, layers + 1)), ends[1]]
     for k, (start, end) in enumerate(zip(stops, stops[1:], strict=False)):
@@ -70,6 +70,6 @@ def _string(
         line(ax, (start + air, y), (end - side * _BEAD, y), ec=edge)
     spot(ax, ends[0], y, 3, fc=edge)
     for x in stops[1:-1]:
-        spot(ax, x, y, _BEAD, fc=ORANGE if gradient else STATE if there else FAINT, ec=edge)
-    fill = ORANGE if gradient else BLUE if tensor else FAINT
+        spot(ax, x, y, _BEAD, fc=ORANGE if done else STATE if begun else FAINT, ec=EDGE if begun else FAINT)
+    fill = ORANGE if done and leaf else BLUE if there else FAINT
     box(ax, ends[1] - _BEAD, y - _BEAD, 2 * _BEAD, 2 * _BEAD, fc=fill)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _CELL, _AIR = 112, 22  # points: a knob's width, the space between two
 _UP = 52  # a pictogram's height
-_MOST = 12  # actions of a row that are drawn
+_MOST = 16  # actions of a row that are drawn
+_MORE = 14  # points for the dots that say: and so on
 _LONGEST = 16  # letters that a knob is wide
 
 
@@ -85,9 +86,12 @@ def _grid(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
 
 
 def _rows(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
-    """The first actions of every rank, in order."""
-    shown = min(_MOST, max(map(len, schedule.rows)))
-    wide, high = _CELL / shown, _UP / schedule.num_ranks
+    """The actions of every rank, in order; of a long row the first, and dots that say so."""
+    longest = max(map(len, schedule.rows))
+    shown, room = min(_MOST, longest), _CELL - _MORE * (longest > _MOST)
+    wide, high = room / shown, _UP / schedule.num_ranks
+    if longest > _MOST:
+        say(ax, x + _CELL, y + _UP / 2, "…", ha="right")
     for rank, row in enumerate(schedule.rows):
         stages = schedule.stages_of(rank)
         for place, item in enumerate(row[:shown]):

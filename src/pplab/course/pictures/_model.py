@@ -61,7 +61,7 @@ def cut_model(
         ax,
         f"A model of {sum(cut)} layers takes {number(whole)} {unit} on one GPU, which has {number(budget)}. Cut into "
         f"stages of {listed(cut)} layers it takes {listed(state)} {unit} on {ranks} GPUs: {fits}. Between neighbours, "
-        f"{message} of activations go down and {message} of gradients go up for every microbatch",
+        f"{message} of activations go down and {message} of gradients come back up",
     )
     scale = (WIDTH - _LEFT - 2) / max(whole, budget)
     full, y = _LEFT + budget * scale, height - 50

@@ -1,0 +1,50 @@
+"""What a reader's file makes of its slices: weights that suit only equal ones, a `held` that is never emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .verdict import Wrong
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Seen on one rank when its file has ended."""
+
+    sizes: tuple[int, ...]  # samples of each
+    left: int  # in `held`, where the file has that
+    as_if_equal: bool  # the gradients are those of the mean of the slices' means, and not the batch's
+
+
+def seen(names: Mapping[str, object], num_microbatches: int) -> Slices:
+    """Of the names that a file has left."""
+    import torch
+
+    model, inputs, targets = (names[name] for name in ("model", "inputs", "targets"))
+    parts = [each.tensor_split(num_microbatches) for each in (inputs, targets)]
+    losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in zip(*parts, strict=True) if len(x)]
+    own = [parameter for parameter in names["stage"].parameters() if parameter.grad is not None]
+    batch = torch.nn.functional.mse_loss(model(inputs), targets)
+    found = [_are(torch.autograd.grad(loss, own), own) for loss in (sum(losses) / len(losses), batch)] if own else []
+    held = names.get("held")
+    left = len(held) if isinstance(held, (dict, list)) else 0
+    return Slices(tuple(map(len, parts[0])), left, found == [True, False])
+
+
+def _are(gradients: tuple, parameters: list) -> bool:
+    pairs = zip(gradients, parameters, strict=True)
+    return all((p.grad - g).abs().max() <= 1e-4 * g.abs().max() for g, p in pairs)
+
+
+def check(of_ranks: list[Slices]) -> None:
+    """`Wrong` where slices count equally that aren't equal, or where a backward leaves its forward in `held`."""
+    if all(each.as_if_equal for each in of_ranks):
+        *sizes, last = of_ranks[0].sizes
+        sizes = f"{', '.join(map(str, sizes))} and {last} samples"
+        raise Wrong(f"gradients are those of slices that all count alike, but here they have {sizes}")
+    for rank, each in enumerate(of_ranks):
+        if each.left:
+            raise Wrong(
+                f"after the last step rank {rank} still has {each.left} slices in held: a backward takes its slice out"
+            )
