@@ -30,7 +30,7 @@ WRONG = [
     (exercise.slow_middle, (18, 29), "count all three ranks"),
     (exercise.slow_middle, (18, 10), "count all three ranks"),
     (exercise.slow_middle, (15, 21), "with rank 1 never waiting"),
-    (exercise.slow_middle, (20, 30), "makespan: take rank 1's bars in turn"),
+    (exercise.slow_middle, (20, 30), "makespan: on a right chart rank 1's forwards end at 5"),
     (exercise.slow_middle, (18, 300), "300 isn't it; the number is much smaller"),
     (exercise.slow_middle, (), "expected 2 numbers"),
     (exercise.slow_middle, (float("nan"), 30), "makespan: nan isn't it"),
@@ -86,7 +86,7 @@ WRONG = [
     (exercise.too_early, ("3F5", "2F5"), "3F5 needs 2F5 and starts at 8, when 2F5 has ended"),
     (exercise.too_early, ("7B0", "7F0"), "7B0 needs 7F0 and starts at 39, when 7F0 has ended"),
     (exercise.too_early, ("0B0", "0F0"), "0B0 needs 0F0 and starts at 32, when 0F0 has ended"),
-    (exercise.too_early, ("0B0", "7F0"), "it doesn't need 7F0: which of the three rules"),
+    (exercise.too_early, ("0B0", "7F0"), "it doesn't need 7F0 directly: which of the three rules"),
     (exercise.too_early, ("1B0", "0B0"), "it doesn't need 0B0"),
     (exercise.too_early, ("0F0", "1F0"), "0F0 starts at 0, and it doesn't need 1F0"),
     (exercise.too_early, ("8F0", "7F0"), "8F0 isn't an action of this schedule"),
@@ -140,6 +140,18 @@ def test_right_answers_in_other_words():
     assert exercise.too_early(("3B7", "4B7")) and exercise.too_early("3B7 4B7")
     assert exercise.chain_of_78(", ".join(DOWN + ROW + UP)) and exercise.chain_of_78(tuple(DOWN + ROW + UP))
     assert exercise.six_hours((5, 5, 5, 5, 5, 5, 2))
+
+
+def test_several_arguments_are_a_row():
+    assert exercise.chart_at_the_floor(*pp.build("1F1B", num_ranks=3, num_microbatches=3).rows)
+    line = "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3"
+    first, _, last = exercise.BROKEN_CHART.splitlines()
+    assert exercise.repair(first, line, last)
+    assert exercise.chain_of_78(*DOWN, *ROW, *UP)
+    assert exercise.six_hours(5, 5, 5, 5, 5, 5, 2)
+    for check in (exercise.chart_at_the_floor, exercise.repair, exercise.chain_of_78, exercise.six_hours):
+        for answer in ((), (1, 2), ("0F0", 3)):
+            assert check(*answer).right is False, (check, answer)
 
 
 def test_the_slow_middle_is_what_a_simulation_says():

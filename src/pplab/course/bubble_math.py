@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral
 
 from ..actions import Action, B, F
@@ -37,16 +37,26 @@ CHEAPEST = (5, 5, 5, 5, 5, 5, 2)  # of all cuts that are in time
 NEAR = 1.005  # times the cheapest: as good
 
 
+def _one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]:
+    """Decorate a checker of one answer: several arguments are a row of them."""
+
+    @wraps(check)
+    def checked(*answer: object) -> Verdict:
+        return check(joined(answer))
+
+    return checked
+
+
 def slow_middle(*answer: object) -> Verdict:
     """3 ranks, 2 microbatches, GPipe; F=1 and B=2, on rank 1 2 and 4: the makespan, and how many cells are idle."""
-    turn = "take rank 1's bars in turn and ask of each when what it needs is there: its own slowness isn't all"
+    turn = "on a right chart rank 1's forwards end at 5 and rank 2's first backward at 8: go on from there"
     makespan = dict.fromkeys(range(61), turn) | {
         12: "that would be three equal ranks",
         15: "that is 1 + 12 + 2, with rank 1 never waiting: its first backward has to wait for rank 2's",
         17: "look at rank 1 at its turn: its first backward has to wait for rank 2's",
         24: "that would be three ranks as slow as rank 1",
     }
-    count = "count all three ranks: of 3 times the makespan, what isn't busy is idle, and each rank's work is known"
+    count = "count all three ranks: take from 3 lines of 18 cells what two slices keep busy, on rank 1 twice as much"
     idle = dict.fromkeys(range(61), count) | {
         24: "those are the busy cells",
         54: "those are all cells",
@@ -86,6 +96,7 @@ def tokens_per_second(*answer: object) -> Verdict:
     return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
 
 
+@_one_or_several
 @checker()
 def chart_at_the_floor(answer: object) -> Verdict:
     """3 ranks, 3 microbatches: rows that end at the floor, and only rank 0 may run all its forwards first."""
@@ -114,6 +125,7 @@ def _needless_wait(timeline: Timeline, floor: float) -> str:
     return str(max(waits, key=lambda idle: idle.end - max(idle.start, late)))
 
 
+@_one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
     """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as text or rows."""
@@ -164,13 +176,10 @@ def _counted_action(text: object) -> Action:
     return action
 
 
-def too_early(*answer: object) -> Verdict:
-    """An action that COUNTED lets start before what it needs has ended, and the action that it should wait for."""
-    return _too_early(joined(answer))
-
-
+@_one_or_several
 @checker()
-def _too_early(answer: object) -> Verdict:
+def too_early(answer: object) -> Verdict:
+    """An action that COUNTED lets start before what it needs has ended, and the action that it should wait for."""
     pair = [answer] if isinstance(answer, Action) or not isinstance(answer, Sequence) else actions_of(answer)
     action, *others = map(_counted_action, pair)
     start = _counted_start(action)
@@ -178,7 +187,9 @@ def _too_early(answer: object) -> Verdict:
         return wrong(f"name two actions: one that starts too early, and the one it should wait for; got {len(pair)}")
     needed, end = others[0], _counted_start(others[0]) + 1
     if not any(needed == Action(n.stage, k, n.microbatch) for n in needs(action, COUNTED_RANKS) for k in n.kinds):
-        return wrong(f"{action} starts at {start}, and it doesn't need {needed}: which of the three rules says so?")
+        return wrong(
+            f"{action} starts at {start}, and it doesn't need {needed} directly: which of the three rules says so?"
+        )
     if end <= start:
         return wrong(f"{action} needs {needed} and starts at {start}, when {needed} has ended: here the count is right")
     ends = f"{needed}, whose gradient it needs, ends at {end}"
@@ -189,6 +200,7 @@ def _counted_start(action: Action) -> int:
     return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
 
 
+@_one_or_several
 @checker()
 def chain_of_78(answer: object) -> Verdict:
     """Actions of GPipe (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
@@ -208,6 +220,7 @@ def chain_of_78(answer: object) -> Verdict:
     return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
 
 
+@_one_or_several
 @checker()
 def six_hours(answer: object) -> Verdict:
     """The case in six hours, 64 sequences in a step: the layers of each rank, for as few dollars as possible."""
