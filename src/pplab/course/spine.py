@@ -287,7 +287,9 @@ def _check_gradients(ran: Ran) -> None:
 
 def _thrown_away(path: Path) -> str:
     """What is said of a `receive` that fills one tensor and returns another one."""
-    nodes = [*ast.walk(_function(path.read_text(), "receive"))]
+    tree = ast.parse(path.read_text())
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "receive"]
+    nodes = [node for function in found for node in ast.walk(function)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
     filled = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "dist.recv"}
     returned = [ast.unparse(node.value) for node in nodes if isinstance(node, ast.Return) and node.value]
