@@ -302,7 +302,7 @@ def test_a_message_rides_its_wire():
     ("draw", "says"),
     [
         (lambda: pictures.cut_model([16, 16], [64], 80, 1), "2 stages, 1 amounts"),
-        (lambda: pictures.handshake(["loss.backward()"]), "4 lines of code, got 1"),
+        (lambda: pictures.handshake(["loss.backward()"]), "5 lines of code, got 1"),
         (lambda: pictures.what_is_held([1, 1], [1, 1], {"GPipe": [8]}, 80), "GPipe: expected one number per rank, 2"),
         (lambda: pictures.more_slices(1, 1, 8, (1, 3), (1,), 8), "divide 8 sequences, got 3"),
         (lambda: pictures.knobs(pp.build("GPipe", num_ranks=2, num_microbatches=2), cut=[1]), "per stage, 2, got 1"),

@@ -22,7 +22,7 @@ CAUSES = (
     "the ranks read different batches",
     "a rank waits for the gradient before it sends its output",
     "ones are sent up in place of the input's gradient",
-    "gradients are not cleared between steps",
+    "the line with `zero_grad` was deleted",
     "rank 0's last layer is rank 1's first layer, too",
     "the gradient is received, and not used",
 )
@@ -92,7 +92,7 @@ def middle_rank(answer: Callable[[nn.Module, Tensor, Callable], Tensor] | object
     _loss(last, middle(sent), sent, y).backward()
     expected = [[p.grad.clone() for p in stage.parameters()] for stage in stages]
     stages.zero_grad(set_to_none=True)
-    calls = []
+    calls, arrived_here = [], first(x).detach()
 
     def down(output: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
         for name, given, shape in (("output", output, (4, 6)), ("skip", skip, (4, 8))):
@@ -104,8 +104,12 @@ def middle_rank(answer: Callable[[nn.Module, Tensor, Callable], Tensor] | object
         return arrived[0].grad, arrived[1].grad
 
     sent = first(x)
-    with readers_code():
-        returned = answer(middle, sent.detach().clone(), down)
+    try:
+        with readers_code():
+            returned = answer(middle, arrived_here, down)
+    except Wrong as error:
+        asked = arrived_here.requires_grad or "NoneType" not in str(error)
+        raise Wrong(f"{error}{'' if asked else ': a tensor that nobody asked for a gradient has None'}") from None
     if len(calls) != 1:
         return wrong(f"down was called {len(calls)} times: the last rank gets its input once in a step")
     if not isinstance(returned, torch.Tensor) or returned.shape != sent.shape:
@@ -170,7 +174,8 @@ def diagnose(answer: object) -> Verdict:
             return wrong(f"{letter}: expected the number of a cause, 1 to {len(CAUSES)}, got {cause!r}")
     found = sum(answer[letter] == cause for letter, cause in _CAUSE_OF.items())
     if found < len(_CAUSE_OF):
-        return wrong(f"{found} of {len(_CAUSE_OF)} are right: make a mistake yourself, and look what happens")
+        which = "which ones isn't said on purpose, since each can be tried"
+        return wrong(f"{found} of {len(_CAUSE_OF)} are right; {which}: make a mistake yourself, and look what happens")
     return right("each mistake has its own way to show")
 
 
@@ -187,7 +192,7 @@ def cheapest(answer: object) -> Verdict:
         found = (f"rank {rank} would hold {held[rank]:.1f} GB and has {room[rank]}" for rank in full)
         return wrong(f"it doesn't fit: {', '.join(found)}")
     if (more := dollars - CHEAPEST_DOLLARS) > 0.5:
-        return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} more than the best that we know")
+        return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} dearer than the best that we know")
     if more > 0.05:
         return right(f"it fits, and costs ${dollars:.1f}; the best that we know costs ${CHEAPEST_DOLLARS:.1f}")
     known = "less than the best that we knew" if more < -0.05 else "and we know nothing cheaper"

@@ -95,12 +95,12 @@ def readers_code(said: str = "your function raised") -> Iterator[None]:
 
 
 @contextmanager
-def told(where: str = "", *errors: type[Exception]) -> Iterator[None]:
-    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, behind where that is."""
+def told(where: str = "", *errors: type[Exception], after: str = "") -> Iterator[None]:
+    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, between where and what `after`."""
     try:
         yield
     except (Wrong, *errors) as error:
-        raise Wrong(f"{where}{error}") from None
+        raise Wrong(f"{where}{error}{after}") from None
 
 
 @checker()

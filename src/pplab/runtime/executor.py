@@ -20,7 +20,7 @@ Tensors = tuple[Tensor, ...]  # what crosses a boundary between stages; each (sa
 
 @dataclass
 class Executor:
-    """Runs one rank's lowered row on its stages. `around(event, what)` tells whoever looks on: see `listener`."""
+    """Runs one rank's lowered row. `around(event, what)` tells a `listener`."""
 
     rank: int
     row: Sequence[Action | Overlap]
@@ -29,12 +29,12 @@ class Executor:
     home: Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
     comm: Comm
     around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
-    overlap: Callable | None = None  # runs the halves of an overlap, given as functions; returns what each made
+    overlap: Callable | None = None  # of an overlap's halves, functions: what each made
 
     def run(self, microbatches: Sequence[Batch]) -> None:
         """Run the row once."""
         self.microbatches = microbatches
-        self.local: dict[Action, Tensors] = {}  # for another stage on this rank, by its receive
+        self.local: dict[Action, Tensors] = {}  # stays on this rank, by its receive
         self.outbox: dict[Action, Tensors] = {}  # for the sends that come next
         for item in self.row:
             if isinstance(item, Overlap) or item.kind in COMPUTE:
@@ -54,7 +54,10 @@ class Executor:
         for action, tensors in zip(parts(item), made, strict=True):
             if message := outgoing(action, self.num_stages):
                 stays = self.home[message.receive.stage, action.microbatch] == self.rank
-                (self.local if stays else self.outbox)[message.receive if stays else message.send] = tensors
+                if stays:
+                    self.local[message.receive] = tensors
+                else:
+                    self.outbox[message.send] = tensors
 
     def fetch(self, action: Action) -> Tensors:
         """What an action needs of another stage: from this rank, or received."""
