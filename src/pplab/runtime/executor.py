@@ -29,7 +29,7 @@ class Executor:
     home: Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
     comm: Comm
     around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
-    overlap: Callable | None = None  # of an overlap's halves, functions: what each made
+    overlap: Callable | None = None  # runs an overlap's halves, returns their results
 
     def run(self, microbatches: Sequence[Batch]) -> None:
         """Run the row once."""
