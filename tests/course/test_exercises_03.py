@@ -45,12 +45,18 @@ PLAN = ([16], [7, 7, 7, 4], [8, 9, 9, 6])
 WRONG = [
     (exercise.one_rank_recomputes, (28, 28), "rank 1 alone: that is with all three"),
     (exercise.one_rank_recomputes, (24, 28), "rank 0 still has a backward to do"),
+    (
+        exercise.one_rank_recomputes,
+        (27, 28),
+        "rank 1 alone: rank 0's last backward takes 2 units: it doesn't recompute",
+    ),
     (exercise.one_rank_recomputes, (26, 36), "all three: ranks recompute at the same time"),
     (exercise.one_rank_recomputes, (26, 27), "all three: 27 isn't it"),
     (exercise.one_rank_recomputes, 26, "expected 2 numbers"),
     (exercise.one_rank_recomputes, (float("nan"), 28), "nan isn't it"),
     (exercise.one_rank_recomputes, "2628", "expected 2 numbers"),
     (exercise.larger_cards, (15, 2.71), "slices: rank 0 has state, too"),
+    (exercise.larger_cards, (8, 2.71), "slices: 8 and the state take 109.3 GB: there is room for more"),
     (exercise.larger_cards, (12, 2.71), "slices: 12 slices and the state take 145.8 GB"),
     (exercise.larger_cards, (11, 1.477), "dollars: the other way round"),
     (exercise.larger_cards, (11, 3.525), "dollars: gigabytes aren't what you pay for"),
@@ -63,7 +69,11 @@ WRONG = [
     ),
     (exercise.overhead_from_a_sweep, (1, 40), "work: that is the overhead: give the work first"),
     (exercise.overhead_from_a_sweep, (40, 40), "overhead: that is the work"),
-    (exercise.overhead_from_a_sweep, (40, 2), "overhead: 2 isn't it; the number is smaller"),
+    (
+        exercise.overhead_from_a_sweep,
+        (40, 2),
+        "overhead: with 40 and 2, two slices would take 5 (40 / 2 + 2) = 110 ms, not 105",
+    ),
     (exercise.overhead_from_a_sweep, 40, "expected 2 numbers"),
     (exercise.overhead_from_a_sweep, (40,), "expected 2 numbers (work, overhead), got 1"),
     (exercise.flushing_builder, one_by_one, "it takes 24 units (F = 1, B = 2), and GPipe with 2 flushes takes 18"),
@@ -84,8 +94,8 @@ WRONG = [
     (exercise.sixteen_sequences, ([16], [7, 5, 6, 7]), "it doesn't fit: rank 1 would hold"),
     (exercise.sixteen_sequences, ([16], [0, 0, 0, 0]), "it doesn't fit: rank 0 would hold 182.4 of 80 GB"),
     (exercise.sixteen_sequences, ([8, 4], [4, 3, 3, 4]), "the flushes have 12 slices, and the step has 16 sequences"),
-    (exercise.sixteen_sequences, ([16], [7, 6, 6]), "recompute must be True, or say how many of each stage's"),
-    (exercise.sixteen_sequences, ([16], [9, 6, 6, 7]), "recompute must be True, or say how many of each stage's"),
+    (exercise.sixteen_sequences, ([16], [7, 6, 6]), "recompute and cut: expected a number for each of 4 ranks"),
+    (exercise.sixteen_sequences, ([16], [9, 6, 6, 7]), "rank 0 can't recompute in 9 layers: it has 8"),
     (
         exercise.sixteen_sequences,
         ([16], [7, 6, 6, 5], [8, 9, 8, 6]),
@@ -190,8 +200,14 @@ def test_the_file_to_repair_is_right_with_one_slice_only(tmp_path, monkeypatch):
     assert verdict.right is False and re.search(
         r"on 2 ranks with 4 microbatches: gradients of ranks 0 and 1 differ from one process's", verdict.says
     ), verdict
+    assert "On rank 1 the input of slice 1 lies where slice 0's is held" in verdict.says
     (tmp_path / "my_repair.py").write_text(text.replace("= stage(x)", "= stage(x.clone())"))
-    assert spine.run("my_repair.py", 2, M=4, PACE=0).reports[1].gradients.error < 1e-5
+    assert exercise.repaired_file("my_repair.py")
+    (tmp_path / "my_gpipe.py").write_text(text)
+    for other in ("pipe_gpipe.py", "pipe_naive.py", "my_gpipe.py"):
+        assert_explained(exercise.repaired_file, other, "isn't the file that begin_repair() wrote, with a repair")
+    assert_explained(exercise.repaired_file, "none.py", "there is no file none.py")
+    assert_explained(exercise.repaired_file, 3, "expected the name of the file")
 
 
 @pytest.mark.slow

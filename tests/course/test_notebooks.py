@@ -162,12 +162,13 @@ def last_outputs(path: Path, start: str, end: str) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_its_solutions_are_right(path):
+def test_its_solutions_are_right(path, tmp_path, monkeypatch):
     import torch
 
     import pplab as pp
     from pplab import lab
 
+    monkeypatch.chdir(tmp_path)  # a solution may write a file
     for code in solutions(path):
         exercise = importlib.import_module(f"pplab.course.{EXERCISES[path.stem]}")
         *statements, last = ast.parse(code).body

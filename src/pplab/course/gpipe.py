@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from difflib import ndiff
 from pathlib import Path
 
 from ..builders import build
@@ -23,8 +24,12 @@ def one_rank_recomputes(*answer: object) -> Verdict:
         22: "rank 1 recomputes every slice, not only one",
         24: "so long rank 1 works, and rank 0 still has a backward to do",
         25: "rank 0's last backward takes 2 units",
+        27: "rank 0's last backward takes 2 units: it doesn't recompute",
     }
-    every = {26: "that is with rank 1 alone", 36: "ranks recompute at the same time, not one after the other"}
+    every = {
+        26: "that is with rank 1 alone",
+        36: "ranks recompute at the same time, not one after the other",
+    }
     names, why = ("rank 1 alone", "all three"), "the slowest rank sets the pace, and others hide behind it"
     return numbers(joined(answer), (26, 28), why, names, traps=(alone, every))
 
@@ -34,7 +39,11 @@ def larger_cards(*answer: object) -> Verdict:
     GPU and hour up to which that is cheaper than four slices on the case's GPUs. A pair of numbers."""
     case = Case()
     price = case.dollars_per_hour * case.row("GPipe", 4).dollars / case.row("GPipe", 11).dollars
-    most = {12: "12 slices and the state take 145.8 GB", 15: "rank 0 has state, too"}
+    most = {
+        8: "8 and the state take 109.3 GB: there is room for more",
+        12: "12 slices and the state take 145.8 GB",
+        15: "rank 0 has state, too",
+    }
     dollars = {case.dollars_per_hour / price * 2: "the other way round: a step with more slices is worth more"}
     dollars |= {2 * 141 / 80: "gigabytes aren't what you pay for: compare the bills"}
     dollars |= {2.75: "that is the chart's count: the bill knows messages and the head, too (case.row)"}
@@ -48,7 +57,10 @@ def overhead_from_a_sweep(*answer: object) -> Verdict:
     numbers."""
     work, overhead = SWEEP
     names, why = ("work", "overhead"), "(M + 3)(work / M + overhead) gives all four times"
-    traps = {overhead: "that is the overhead: give the work first"}, {work: "that is the work"}
+    traps = (
+        {overhead: "that is the overhead: give the work first"},
+        {work: "that is the work", 2: "with 40 and 2, two slices would take 5 (40 / 2 + 2) = 110 ms, not 105"},
+    )
     return numbers(joined(answer), SWEEP, why, names, traps=traps)
 
 
@@ -100,16 +112,39 @@ def begin_repair(to: str = "my_repair.py") -> str:
     """Write the file that the exercise `repaired_file` is about. A copy that is there stays."""
     if Path(to).exists():
         return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
-    text = located("pipe_gpipe.py").read_text()
-    for old, new in SPEEDUP:
-        text = text.replace(old, new)
-    Path(to).write_text(text)
+    Path(to).write_text(_with_fault())
     return f"{to} is a GPipe that allocates its buffers once: open it beside this page, and repair it"
 
 
-def repaired_file(answer: object) -> Verdict:
+@checker('the name of the file, such as "my_repair.py"', lambda answer: isinstance(answer, (str, Path)))
+def repaired_file(answer: str | Path) -> Verdict:
     """Repair the file of `begin_repair`, whose gradients are right with one slice and wrong with several: its name."""
-    return spine.gpipe_file(answer)
+    path = located(answer)
+    if path.is_file():
+        lines = path.read_text().splitlines()
+        changed = sum(line[:2] in ("- ", "+ ") for line in ndiff(_with_fault().splitlines(), lines))
+        if path.name in ("pipe_gpipe.py", "my_gpipe.py") or changed > MOST_CHANGED:
+            raise Wrong(
+                f"{path.name} isn't the file that begin_repair() wrote, with a repair: change as little as you can"
+            )
+    verdict = spine.gpipe_file(answer)
+    if verdict.right is False and "gradients of" in verdict.says:
+        for rank, report in enumerate(spine.run(path, 2, M=4, PACE=0).reports):
+            for first, second in report.shared[:1]:
+                return wrong(
+                    f"{verdict.says}. On rank {rank} the input of slice {second} lies where slice {first}'s is held"
+                )
+    return verdict
+
+
+MOST_CHANGED = 16  # lines that go or come
+
+
+def _with_fault() -> str:
+    text = located("pipe_gpipe.py").read_text()
+    for old, new in SPEEDUP:
+        text = text.replace(old, new)
+    return text
 
 
 @checker("a function of (num_ranks, num_microbatches, most)")
@@ -168,6 +203,11 @@ def _sixteen_sequences(answer: Sequence[object]) -> Verdict:
     )
     if sum(flushes) != 16:
         raise Wrong(f"the flushes have {sum(flushes)} slices, and the step has 16 sequences")
+    if len(cut) != 4 or len(recompute) != 4:
+        raise Wrong(f"recompute and cut: expected a number for each of 4 ranks, got {recompute} and {cut}")
+    for rank, (again, layers) in enumerate(zip(recompute, cut, strict=True)):
+        if again > layers:
+            raise Wrong(f"rank {rank} can't recompute in {again} layers: it has {layers}")
     with told("", ValueError):
         plan, best = planned(flushes, recompute, cut), planned(*BEST_PLAN)
     if not plan.fits:

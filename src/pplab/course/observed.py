@@ -63,6 +63,7 @@ class Report:
     gradients: Gradients | None = None
     slices: Slices | None = None
     lacks: tuple[str, ...] = ()  # of NAMES
+    shared: tuple[tuple[int, int], ...] = ()  # forwards whose input lies where that of another one is still held
     error: str = ""  # the exception that ended it
     failed_at: float = 0.0
     place: str = ""  # where that was, or where the rank stood when its time was up
@@ -223,9 +224,10 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
     torch.set_num_threads(1)
     sys.argv = [path]
     actions: list[tuple[str, int, float, float]] = []
+    shared: list[tuple[int, int]] = []
     report = Report(ended=True)
     try:
-        with _watched(actions):
+        with _watched(actions, shared):
             names = runpy.run_path(path, run_name="__main__")
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
@@ -236,19 +238,20 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         said = f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"
         report = replace(report, error=said, place=_place(frames), failed_at=time.monotonic())
-    (folder / f"{rank}.report").write_bytes(pickle.dumps(replace(report, actions=tuple(actions))))
+    (folder / f"{rank}.report").write_bytes(pickle.dumps(replace(report, actions=tuple(actions), shared=tuple(shared))))
     sys.stdout.flush()
     os._exit(bool(report.error))
 
 
 @contextmanager
-def _watched(actions: list[tuple[str, int, float, float]]) -> Iterator[None]:
+def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[int, int]]) -> Iterator[None]:
     """Note the forwards of what the file names `stage`, and the backwards through what they return."""
     import torch
     from torch import nn
 
     call, backward = nn.Module.__call__, torch.autograd.backward
     reached: list[int] = []
+    lies: dict[int, int] = {}  # where the input of a forward is whose backward is to come
 
     def noted_call(module: nn.Module, *inputs: object, **options: object) -> object:
         if module is not vars(sys.modules["__main__"]).get("stage"):
@@ -257,6 +260,8 @@ def _watched(actions: list[tuple[str, int, float, float]]) -> Iterator[None]:
         output = call(module, *inputs, **options)
         number = sum(kind == "F" for kind, *_ in actions)
         actions.append(("F", number, start, time.perf_counter()))
+        shared.extend((other, number) for other, place in lies.items() if place == inputs[0].data_ptr())
+        lies[number] = inputs[0].data_ptr()
         if output.requires_grad:
             output.register_hook(lambda gradient: reached.append(number))
         return output
@@ -266,7 +271,9 @@ def _watched(actions: list[tuple[str, int, float, float]]) -> Iterator[None]:
         start = time.perf_counter()
         backward(*tensors, **options)
         end = time.perf_counter()
-        actions.extend(("B", number, start, end) for number in reached)
+        for number in reached:
+            lies.pop(number, None)
+            actions.append(("B", number, start, end))
 
     nn.Module.__call__, torch.autograd.backward = noted_call, noted_backward
     try:

@@ -115,7 +115,7 @@ def more_slices(
         say(ax, x + pitch / 2, _BASE - 11, str(name))
     _limit(ax, budget, scale, unit)
     say(ax, _LEFT + pitch / 2, _BASE + state * scale / 2, "state", rotation=90)
-    say(ax, _LEFT + len(cuts) * pitch / 2, 9, f"slices of {sequences} sequences")
+    say(ax, _LEFT + len(cuts) * pitch / 2, 9, f"{sequences} sequences, in so many slices")
     say(ax, WIDTH - len(counts) * pitch / 2, 9, "slices of one sequence each")
     return ax
 
