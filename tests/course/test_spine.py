@@ -196,6 +196,13 @@ def test_a_last_message_that_never_leaves_is_hinted_at(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_outputs_that_wait_for_the_first_gradient_are_found(tmp_path):
+    inside = ("source))\n    exchange()\n    return", "source))\n        exchange()\n    return")
+    verdict = spine.one_f_one_b_file(broken(tmp_path, "pipe_1f1b.py", inside))
+    assert verdict.right is False and "rank 1 begins only after all of rank 0's first forwards" in verdict.says, verdict
+
+
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

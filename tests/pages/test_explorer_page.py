@@ -468,7 +468,7 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     assert root.get_attribute("data-found") == "true" and says.inner_text().startswith(
         "You built 1F1B. Your order takes 21"
     )
-    assert says.inner_text().endswith("You took 1 hint.") and "28.6\N{NO-BREAK SPACE}%" in root.inner_text()
+    assert says.inner_text().endswith("You took 1 hint in this try.") and "28.6\N{NO-BREAK SPACE}%" in root.inner_text()
     tab.check(".pplab-reference")
     assert root.locator(".pplab-title").count() == 2
     with tab.expect_download() as download:

@@ -81,7 +81,7 @@ def test_a_levels_reference_is_legal_and_meets_par(evaluate: Evaluate, level: di
     score = evaluate("pplab.play.score(state)")
     assert score["isComplete"] and score["isSolved"] and score["isFound"], score
     held = "(, and its ranks hold .+ forwards at most)?"
-    says = rf"You built [^.]+\. Your order takes {t.makespan:g}{held}\. .+ You took no hints\."
+    says = rf"You built [^.]+\. Your order takes {t.makespan:g}{held}\. .+ You took no hints in this try\."
     assert re.fullmatch(says, score["text"]), score["text"]
     assert level["end"] in score["text"]
     assert lab.read_csv(evaluate("pplab.play.toCSV(state)")) == level["reference"]
@@ -97,7 +97,7 @@ def test_a_level_by_hints_alone_is_solved_and_not_found(evaluate: Evaluate, leve
     )
     moves = json.dumps(evaluate("state.moves"))
     again = evaluate(f"pplab.play.score(pplab.play.replay(level, {moves}, state.hints.slice(0, {count // 2})))")
-    assert again["isFound"] and again["text"].endswith(f"You took {count // 2} hints.")
+    assert again["isFound"] and again["text"].endswith(f"You took {count // 2} hints in this try.")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -296,7 +296,7 @@ pplab.play = (() => {
       : `; your ranks hold ${listed(peakInFlight.map(String))} forwards at most, and those of ${reference} ${listed(par.peakInFlight.map(String))}`;
     const time = `Your order takes ${short(makespan)}${isSame ? "" : `, as ${reference} does`}${level.cap ? memory : ""}.`;
     const count = hints.length === 1 ? "1 hint" : `${hints.length || "no"} hints`;
-    const help = isFound ? `You took ${count}.`
+    const help = isFound ? `You took ${count} in this try.`
       : `Hints named ${hints.length} of the ${level.numActions} actions, so this doesn't count as found: start again.`;
     return `${who} ${time} ${level.end} ${help}`;
   }

@@ -162,8 +162,8 @@ def too_early(answer: str) -> Verdict:
     lambda answer: isinstance(answer, Mapping) and set(answer) <= set(BEST_LONGER),
 )
 def longer_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Sequences of 16,384 tokens, M=16: a cut, caps and recomputation that fit and cost little. What is left out is
-    1F1B's own: an even cut, P-s in flight, nothing recomputed."""
+    """Sequences of 16,384 tokens, M=16: a cut, in_flight and recomputation that fit and cost little. What is left out
+    is 1F1B's own: an even cut, P-s in flight, nothing recomputed."""
     asked = {name: value if isinstance(value, bool) else _whole(name, value) for name, value in answer.items()}
     with told("", TypeError, ValueError):  # in_flight=True, or a cut of 33 layers
         row = LONGER.row("1F1B", num_microbatches=16, **asked)

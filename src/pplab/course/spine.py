@@ -194,11 +194,27 @@ def judge(
     times = f"{pace}, the fastest step took {took:.0f} ms, its forwards and backwards alone {alone:.0f} ms"
     if took > TOLERANCE * alone:
         raise Wrong(f"gradients and order are right, but {times}: do ranks wait needlessly, or is the machine busy?")
+    if lag == 0 and _starts_late(ran):
+        raise Wrong(
+            f"gradients and order are right, but {times}: rank 1 begins only after all of rank 0's first forwards. "
+            "Does what rank 0 sends wait there until it receives something?"
+        )
     if took < 0.99 * alone:
         raise Wrong(f"gradients and order are right, but {times}: put the lines with `pace` back")
     held = ", ".join(map(str, ran.timeline().peak_in_flight))
     holding = f" the ranks hold {held} of {M} forwards at most;" if M > 1 else ""
     return right(f"gradients as in one process;{holding} {times}")
+
+
+def _starts_late(ran: Ran) -> bool:
+    """Whether in every step rank 1 begins after the last forward before rank 0's first backward, if they are many."""
+    upper, lower = (report.actions for report in ran.reports[:2])
+    late = []
+    for first in range(0, len(upper), 2 * ran.num_microbatches):
+        kinds = [kind for kind, *_ in upper[first : first + 2 * ran.num_microbatches]]
+        ahead = kinds.index("B")
+        late.append(ahead > 2 and lower[first][2] >= upper[first + ahead - 1][3])
+    return all(late)
 
 
 def to_write(path: Path) -> list[str]:
