@@ -32,6 +32,7 @@ def gigabits_needed(answer: object) -> Verdict:
         bits / 8 / (head_ms / 2): "that is in gigabytes a second: a byte has eight bits",
         bits / (case.head_ms / 2): "it may take longer: each of four beats has the head's forward and backward in it",
         head_ms / 2: "that is how many milliseconds a message may take: at how many gigabits per second does it?",
+        bits / (2 * head_ms / 3): "the head is missing in the round trip: every ticket passes rank 3, too",
         bits / head_ms: "a boundary is crossed twice, on the way down and on the way up",
     }
     why = "a message may take half of the head's 64.5 ms; then a ticket is back just when rank 3 can use it"
@@ -40,25 +41,35 @@ def gigabits_needed(answer: object) -> Verdict:
 
 @checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
 def least_tickets(answer: object, *rest: object) -> Verdict:
-    """P=4, a message takes 1: the `in_flight` with the smallest sum whose beat is 4 or less."""
+    """P=4, a message takes 2: the `in_flight` with the smallest sum whose beat is 3."""
     with told("", TypeError, ValueError):
         caps = tuple(index(cap) for cap in ((answer, *rest) if rest else answer))
         beat = _beat(caps)
-    if beat > 4 + 1e-9:
-        raise Wrong(f"{caps} has a beat of {beat:.2f}, and 4 is possible")
-    if sum(caps) > 12:
+    if beat > 3 + 1e-9:
+        r, s, trip, goes = _slowest_loop(caps)
+        loop = f": in the loop from rank {r} to rank {s}, which takes {trip}, {goes} go round" if goes else ""
+        raise Wrong(f"{caps} has a beat of {beat:.2f}, and 3 is possible{loop}")
+    if sum(caps) > 22:
         raise Wrong(f"{caps} has a beat of {beat:g} and holds {sum(caps)} in all; less is enough")
-    return right("a beat of 4; eager 1F1B holds four more for its 3")
+    return right("a beat of 3: three tickets more than the next rank, where eager 1F1B has two more")
+
+
+def _slowest_loop(caps: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """From which rank to which, what it takes, and how many go round; 0 where a rank has fewer than the next."""
+    if list(caps) != sorted(caps, reverse=True):
+        return 0, 0, 0, 0
+    every = [(r, s, 3 * (s - r + 1) + 4 * (s - r), caps[r] - caps[s] + 1) for r in range(4) for s in range(r, 4)]
+    return max(every, key=lambda loop: loop[2] / loop[3])
 
 
 def _beat(caps: tuple[int, ...]) -> float:
     """The time that a microbatch adds to a long step."""
     ends = (
-        simulate(build("1F1B", num_ranks=4, num_microbatches=M, in_flight=caps), Costs(latency=1)).makespan
-        for M in (48, 96)
+        simulate(build("1F1B", num_ranks=4, num_microbatches=M, in_flight=caps), Costs(latency=2)).makespan
+        for M in (120, 240)
     )
     first, second = ends
-    return (second - first) / 48
+    return (second - first) / 120
 
 
 def overwritten(to: str | Path = "my_buffer.py") -> str:
@@ -94,7 +105,11 @@ def early_file(answer: object) -> Verdict:
         except Wrong as error:
             waits = ". Does send wait until the message has left?" if "hasn't ended" in str(error) else ""
             raise Wrong(f"with EARLY=0, {error}{waits}") from None
-    return judge(answer, "eager-1F1B", ((3, 5), (4, 2)), (4, 12), lag=1.5)
+    try:
+        return judge(answer, "eager-1F1B", ((3, 5), (4, 2)), (4, 12), lag=1.5)
+    except Wrong as error:
+        early = "does `receive` sleep until the moment from which the message counts as there, `lag` after it came?"
+        raise Wrong(str(error).replace("put the lines with `pace` back", early)) from None
 
 
 def _check_asking(path: Path) -> None:
