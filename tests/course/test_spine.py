@@ -173,7 +173,7 @@ def test_a_broken_file_is_told_by_its_symptom(tmp_path, file, changes, says):
 
 @pytest.mark.slow
 def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path, monkeypatch):
-    monkeypatch.setattr(spine, "LIMIT_S", 16.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 8.0)
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
     verdict = spine.one_f_one_b_file(file)
     stands = r"stands in {}, line \d+: send\({}, rank . 1\) > in send, line \d+: dist.send\(tensor, to\)"
