@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from numbers import Integral
 
 from ..actions import Action, B, F
@@ -17,7 +17,7 @@ from ..simulator import simulate
 from ..text import parse
 from ..timeline import Timeline, idle_intervals
 from .answers import actions_of, schedule_of
-from .verdict import Verdict, Wrong, checker, joined, numbers, right, told, wrong
+from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -35,16 +35,6 @@ COUNTED = "\n".join(
 DEADLINE_H, SEQUENCES = 6, 64
 CHEAPEST = (5, 5, 5, 5, 5, 5, 2)  # of all cuts that are in time
 NEAR = 1.005  # times the cheapest: as good
-
-
-def _one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]:
-    """Decorate a checker of one answer: several arguments are a row of them."""
-
-    @wraps(check)
-    def checked(*answer: object) -> Verdict:
-        return check(joined(answer))
-
-    return checked
 
 
 def slow_middle(*answer: object) -> Verdict:
@@ -96,7 +86,7 @@ def tokens_per_second(*answer: object) -> Verdict:
     return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
 
 
-@_one_or_several
+@one_or_several
 @checker()
 def chart_at_the_floor(answer: object) -> Verdict:
     """3 ranks, 3 microbatches: rows that end at the floor, and only rank 0 may run all its forwards first."""
@@ -125,7 +115,7 @@ def _needless_wait(timeline: Timeline, floor: float) -> str:
     return str(max(waits, key=lambda idle: idle.end - max(idle.start, late)))
 
 
-@_one_or_several
+@one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
     """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as text or rows."""
@@ -176,7 +166,7 @@ def _counted_action(text: object) -> Action:
     return action
 
 
-@_one_or_several
+@one_or_several
 @checker()
 def too_early(answer: object) -> Verdict:
     """An action that COUNTED lets start before what it needs has ended, and the action that it should wait for."""
@@ -200,7 +190,7 @@ def _counted_start(action: Action) -> int:
     return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
 
 
-@_one_or_several
+@one_or_several
 @checker()
 def chain_of_78(answer: object) -> Verdict:
     """Actions of GPipe (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
@@ -220,7 +210,7 @@ def chain_of_78(answer: object) -> Verdict:
     return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
 
 
-@_one_or_several
+@one_or_several
 @checker()
 def six_hours(answer: object) -> Verdict:
     """The case in six hours, 64 sequences in a step: the layers of each rank, for as few dollars as possible."""

@@ -13,7 +13,7 @@ from ..simulator import simulate
 from . import spine
 from .answers import drawn, is_module, schedule_from, shape_of, sizes_of, trained
 from .observed import located
-from .verdict import Verdict, Wrong, checker, joined, numbers, readers_code, right, told, wrong
+from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, readers_code, right, told, wrong
 
 
 def one_rank_recomputes(*answer: object) -> Verdict:
@@ -110,10 +110,8 @@ SPEEDUP = (  # of a GPipe that was right
 
 def begin_repair(to: str = "my_repair.py") -> str:
     """Write the file that the exercise `repaired_file` is about. A copy that is there stays."""
-    if Path(to).exists():
-        return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
-    Path(to).write_text(_with_fault())
-    return f"{to} is a GPipe that allocates its buffers once: open it beside this page, and repair it"
+    says = f"{to} is a GPipe that allocates its buffers once: open it beside this page, and repair it"
+    return spine.written(to, _with_fault(), says)
 
 
 @checker('the name of the file, such as "my_repair.py"', lambda answer: isinstance(answer, (str, Path)))
@@ -141,10 +139,7 @@ MOST_CHANGED = 16  # lines that go or come
 
 
 def _with_fault() -> str:
-    text = located("pipe_gpipe.py").read_text()
-    for old, new in SPEEDUP:
-        text = text.replace(old, new)
-    return text
+    return spine.with_faults("pipe_gpipe.py", SPEEDUP)
 
 
 @checker("a function of (num_ranks, num_microbatches, most)")
@@ -185,17 +180,14 @@ BEST_PLAN = ([16], [7, 7, 7, 4], [8, 9, 9, 6])  # of all cuts, each with the lea
 NEAR = 1.005  # of the best plan's dollars
 
 
-def sixteen_sequences(*answer: object) -> Verdict:
-    """The case, 16 sequences in a step under GPipe: how many slices each flush has, in how many of its layers each rank
-    recomputes, and how many layers each rank has, if not eight. The cheapest plan that fits."""
-    return _sixteen_sequences(joined(answer))
-
-
 _EXAMPLE = "([4, 4, 4, 4], [0, 0, 0, 0], [8, 8, 8, 8])"
 
 
+@one_or_several
 @checker(f"three lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list)))
-def _sixteen_sequences(answer: Sequence[object]) -> Verdict:
+def sixteen_sequences(answer: Sequence[object]) -> Verdict:
+    """The case, 16 sequences in a step under GPipe: how many slices each flush has, in how many of its layers each rank
+    recomputes, and how many layers each rank has, if not eight. The cheapest plan that fits."""
     if len(answer) not in (2, 3):
         raise Wrong(f"expected three lists, such as {_EXAMPLE}, got {len(answer)} values")
     flushes, recompute, cut = (

@@ -11,8 +11,8 @@ from ..costs import Costs
 from ..lab.case import Case
 from ..simulator import simulate
 from .observed import located
-from .spine import file_checker, judge, run_as, to_write
-from .verdict import Verdict, Wrong, checker, checker_of_each, number, right, told
+from .spine import file_checker, judge, run_as, to_write, with_faults, written
+from .verdict import Verdict, Wrong, checker, checker_of_each, number, one_or_several, right, told
 
 __all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", "overwritten", "repaired"]
 
@@ -20,6 +20,16 @@ OFFER = Case(gigabits=10, dollars_per_hour=1.8)
 # Of all cuts into stages of 3 to 13 layers, with up to 12, 9, 7 and 4 tickets and the least recomputation that fits
 BEST_KNOWN = {"cut": (8, 9, 9, 6), "in_flight": (7, 5, 3, 1), "recompute": (3, 1, 0, 0)}
 NEAR = 1.0  # dollars above the best known
+ONE_BUFFER = (  # for all that goes out in a direction
+    (
+        "\n\n\ndef send",
+        "\nbuffers = {way: torch.empty_like(inputs) for way in ways}  # what goes out is here\n\n\ndef send",
+    ),
+    (
+        "        sent.append(",
+        "        tensor = buffers[to - rank][: len(tensor)].copy_(tensor)\n        sent.append(",
+    ),
+)
 CLUSTERS = {"A": "rank 0", "B": "one short", "C": "network", "D": "rank 2"}
 CAUSES = ("network", "one short", "rank 0", "rank 1", "rank 2", "rank 3")
 
@@ -39,11 +49,12 @@ def gigabits_needed(answer: object) -> Verdict:
     return number(answer, bits / (head_ms / 2), why, traps=traps, tolerance=5e-3)
 
 
+@one_or_several
 @checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
-def least_tickets(answer: object, *rest: object) -> Verdict:
+def least_tickets(answer: object) -> Verdict:
     """P=4, a message takes 2: the `in_flight` with the smallest sum whose beat is 3."""
     with told("", TypeError, ValueError):
-        caps = tuple(index(cap) for cap in ((answer, *rest) if rest else answer))
+        caps = tuple(index(cap) for cap in answer)
         beat = _beat(caps)
     if beat > 3 + 1e-9:
         r, s, trip, goes = _slowest_loop(caps)
@@ -74,23 +85,8 @@ def _beat(caps: tuple[int, ...]) -> float:
 
 def overwritten(to: str | Path = "my_buffer.py") -> str:
     """Write pipe_early.py with a fault, one buffer per direction for what goes out. A file that is there stays."""
-    if Path(to).exists():
-        return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
-    text = located("pipe_early.py").read_text()
-    for old, new in (
-        (
-            "\n\n\ndef send",
-            "\nbuffers = {way: torch.empty_like(inputs) for way in ways}  # what goes out is here\n\n\ndef send",
-        ),
-        (
-            "        sent.append(",
-            "        tensor = buffers[to - rank][: len(tensor)].copy_(tensor)\n        sent.append(",
-        ),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    Path(to).write_text(text)
-    return f"{to} is pipe_early.py with a fault in it: open it beside this page"
+    says = f"{to} is pipe_early.py with a fault in it: open it beside this page"
+    return written(to, with_faults("pipe_early.py", ONE_BUFFER), says)
 
 
 @file_checker

@@ -12,7 +12,7 @@ from ..lab.case import Case
 from ..lowering import lower
 from ..simulator import simulate
 from .answers import drawn
-from .verdict import Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
+from .verdict import UNASKED, Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,7 +109,7 @@ def middle_rank(answer: Callable[[nn.Module, Tensor, Callable], Tensor] | object
             returned = answer(middle, arrived_here, down)
     except Wrong as error:
         asked = arrived_here.requires_grad or "NoneType" not in str(error)
-        raise Wrong(f"{error}{'' if asked else ': a tensor that nobody asked for a gradient has None'}") from None
+        raise Wrong(f"{error}{'' if asked else UNASKED}") from None
     if len(calls) != 1:
         return wrong(f"down was called {len(calls)} times: the last rank gets its input once in a step")
     if not isinstance(returned, torch.Tensor) or returned.shape != sent.shape:

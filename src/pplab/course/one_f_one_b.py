@@ -16,7 +16,7 @@ from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import actions_of, schedule_of
 from .spine import one_f_one_b_file as your_pipeline
-from .verdict import Verdict, Wrong, checker, numbers, readers_code, right, told, wrong
+from .verdict import Verdict, Wrong, checker, joined, numbers, readers_code, right, told, wrong
 
 __all__ = ["by_hand", "longer_sequences", "order", "too_early", "traced", "twice_the_ranks", "unstick", "your_pipeline"]
 
@@ -108,8 +108,7 @@ def twice_the_ranks(*answer: object) -> Verdict:
         {state[-1]: "rank 7 has one microbatch in flight"},
     )
     why = "eight in flight of half a piece are as much as four of a whole one: only the state of rank 0 gets smaller"
-    given = answer[0] if len(answer) == 1 else answer
-    return numbers(given, (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
+    return numbers(joined(answer), (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
 
 
 @checker()

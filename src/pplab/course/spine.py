@@ -24,7 +24,7 @@ from ..simulator import simulate
 from .notebook import Source
 from .observed import Ran, located, run
 from .slices import check
-from .verdict import Verdict, Wrong, checker, right, told
+from .verdict import UNASKED, Verdict, Wrong, checker, right, told
 
 __all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
 
@@ -42,11 +42,25 @@ def shown(file: str | Path, *functions: str) -> Source:
 
 def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
     """Copy the file without the bodies of these functions, which the reader writes. A copy that is there stays."""
+    without = f" without the body of {', '.join(functions)}" if functions else ""
+    return written(to, _without(located(file).read_text(), functions), f"{to} is a copy of {file}{without}")
+
+
+def with_faults(file: str | Path, faults: tuple[tuple[str, str], ...]) -> str:
+    """The file's text with each of these pieces, which it has once, replaced."""
+    text = located(file).read_text()
+    for right_one, wrong_one in faults:
+        assert text.count(right_one) == 1, right_one
+        text = text.replace(right_one, wrong_one)
+    return text
+
+
+def written(to: str | Path, text: str, says: str) -> str:
+    """Write a file for the reader, and return what it says of it; one that is there is theirs."""
     if Path(to).exists():
         return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
-    Path(to).write_text(_without(located(file).read_text(), functions))
-    without = f" without the body of {', '.join(functions)}" if functions else ""
-    return f"{to} is a copy of {file}{without}"
+    Path(to).write_text(text)
+    return says
 
 
 def joined(file: str | Path, *functions: str, of: str | Path, to: str) -> str:
@@ -235,12 +249,11 @@ def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: flo
         f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: ", ValueError
     ):  # or no order can be made of it
         if ran.failure:
-            unasked = ": a tensor that nobody asked for a gradient has None" if "NoneType" in ran.failure else ""
-            raise Wrong(ran.failure + unasked)
+            raise Wrong(ran.failure + (UNASKED if "NoneType" in ran.failure else ""))
         if lacks := ran.reports[0].lacks:
             raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
         _check_counts(ran)
-        check([report.slices for report in ran.reports])
+        check([r.slices for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
         with told(after=_thrown_away(path)):
             _check_gradients(ran)
         _check_order(ran, wanted)

@@ -13,6 +13,8 @@ from functools import wraps
 from math import isfinite
 from numbers import Real
 
+UNASKED = ": a tensor that nobody asked for a gradient has None"  # behind an error that speaks of NoneType
+
 
 class Verdict:
     """Right, wrong (with what is wrong) or not answered. True only when right."""
@@ -44,6 +46,16 @@ def wrong(says: str) -> Verdict:
 def joined(answers: tuple[object, ...]) -> object:
     """What a checker was given: several arguments are a row of them, and one is itself."""
     return answers[0] if len(answers) == 1 else answers
+
+
+def one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]:
+    """Decorate a checker of one answer: several arguments are a row of them."""
+
+    @wraps(check)
+    def checked(*answer: object) -> Verdict:
+        return check(joined(answer))
+
+    return checked
 
 
 def checker(expected: str | None = None, fits: Callable[[object], bool] = callable) -> Callable[[Callable], Callable]:

@@ -52,7 +52,8 @@ def memory_chart(
     if ax is None:
         ax = new_axes(len(curves))
     until = until or timeline.makespan
-    peaks = timeline.schedule.peak_held(of or Memory())
+    memory = of or Memory()
+    peaks = timeline.schedule.peak_held(memory)
     scale = 0.85 / max(*peaks, limit or 0)
     for rank, (times, amounts) in enumerate(curves):
         base = rank + 0.45
@@ -61,7 +62,7 @@ def memory_chart(
             [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
         )
         if limit is not None:
-            state = (of or Memory()).constant(timeline.schedule.stages_of(rank))
+            state = memory.constant(timeline.schedule.stages_of(rank))
             ax.fill_between([0, until], base, base - scale * state, color=palette.IDLE, lw=0)
             ax.hlines(base - scale * limit, 0, until, color=LIMIT, lw=1.5)
         ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=LABEL_SIZE)
