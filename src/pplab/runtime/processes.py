@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
@@ -169,22 +170,32 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
     line, far = socket.socketpair()
     lent.enter_context(line)
     command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), folder, temporary]
-    nothing = subprocess.DEVNULL
-    with far:
-        process = subprocess.Popen(
-            command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
-        )
-    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, whatever interrupts the end
-    lent.callback(_dismiss, line, process)
+    nothing, made = subprocess.DEVNULL, Future()
+
+    def keep() -> None:
+        try:
+            with far:
+                process = subprocess.Popen(
+                    command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
+                )
+            made.set_result(process)
+            process.wait()  # no zombie, whatever interrupts the end
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=keep, daemon=True).start()  # which no interrupt stops between the start and the wait
+    made.result()
+    lent.callback(_dismiss, line, made)
     return line
 
 
-def _dismiss(line: socket.socket, process: subprocess.Popen) -> None:
+def _dismiss(line: socket.socket, made: Future) -> None:
     with suppress(OSError):
         line.sendall(guard.PID.pack(0))
         line.shutdown(socket.SHUT_WR)
         line.settimeout(guard.END_S)
         line.recv(1)  # comes to nothing when it has ended
+    process = made.result()
     process.kill()
     process.wait()
 
