@@ -64,8 +64,9 @@ def test_an_extra_that_refuses_does_so_before_anything_starts():
         assert pool.pids == ()
 
 
-def test_a_plain_run_loads_nothing_that_it_was_not_asked_for():
+def test_a_plain_run_loads_nothing_that_it_was_not_asked_for(pool):
     """What an extra is made of is imported where it is sent: this one's module knows nothing of `pplab.lab`."""
+    pool.close()  # a fork server ends once its processes have
     forkserver._forkserver._stop()  # another test's may have imported the course for its ranks
     with Pool(2, device="cpu") as pool:
         run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(["steps"])), steps=1)
