@@ -127,5 +127,5 @@ def _draw(bar, job: Job, places: Sequence[Place]) -> None:
         said.append(f"{units / seconds:,.0f} {'samples' if units == job.workload.batch_size else 'tokens'}/s")
     if not bar.n:
         bar.start_t = time.time() - steps * seconds  # the time that is left follows from the steps alone
-    bar.n = steps
+    bar.n, bar.last_print_t = steps, time.time()  # without which it would end without a new line
     bar.set_postfix_str(", ".join(said))
