@@ -50,7 +50,8 @@ class Save(Extra):
     the place.
 
     Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end on all ranks, writes
-    the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once.
+    the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once. A pool's
+    ranks don't outlive a SIGTERM of their own: where a job's every process gets one, start the ranks by torchrun.
     """
 
     path: str | os.PathLike
@@ -115,14 +116,15 @@ class Save(Extra):
 
     def finish(self, job: Job, reports: Sequence[_Report]) -> str:
         """Write the file; returns its path. NotSaved where that fails."""
-        if failed := reports[0].failed:
-            warnings.warn(f"not saved on the way: {'; '.join(failed)}", stacklevel=2)
         step = job.first_step + reports[0].steps
         arguments = [report.saved for report in reports], step, job.workload.name
         try:
-            return self.write(*arguments)
+            path = self.write(*arguments)
         except (OSError, ValueError) as error:  # a disk is full, or a folder has gone
             raise NotSaved(self.place(step), error, arguments) from error
+        if failed := reports[0].failed:
+            warnings.warn(f"not saved on the way: {'; '.join(failed)}", stacklevel=2)
+        return path
 
     def place(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
