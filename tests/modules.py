@@ -326,3 +326,17 @@ class _Writing(Listener):
     def report(self) -> tuple[list[str], set[str]]:
         """All of it, and the modules."""
         return self.written, {name for name in sys.modules if name.split(".")[0] == "pplab"}
+
+
+def seed(context, number: int) -> None:
+    """Give every rank's random numbers the same start."""
+    torch.manual_seed(number)
+
+
+def grouped_adamw(named) -> torch.optim.Optimizer:
+    """AdamW that lets norms and biases be as large as they like."""
+    groups: dict[bool, list] = {True: [], False: []}
+    for name, p in named:
+        groups["norm" not in name and not name.endswith("bias")].append(p)
+    decays = [{"params": groups[True], "weight_decay": 0.1}, {"params": groups[False], "weight_decay": 0.0}]
+    return torch.optim.AdamW(decays, lr=3e-3)

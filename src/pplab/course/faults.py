@@ -59,11 +59,11 @@ def adam(parameters: Sequence[nn.Parameter], fault: Fault | None = None) -> Opti
     return optimizer
 
 
-def clips_alone(parameters: Sequence[nn.Parameter], limit: float) -> Optimizer:
+def clips_alone(named: Sequence[tuple[str, nn.Parameter]], limit: float) -> Optimizer:
     """SGD that first clips what it has: on a rank of a pipeline, that rank's gradients by their own norm."""
     import torch
 
-    own = list(parameters)
+    own = [p for _, p in named]
     optimizer = torch.optim.SGD(own, lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(own, limit) and None)
     return optimizer

@@ -106,13 +106,13 @@ class _Bounded(Counting):
 def state_bytes(module: nn.Module, options: Options) -> int:
     """A stage's weights, buffers, gradients, and what the optimizer will keep for it after its first step."""
     found = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    for p in module.parameters():
+    for name, p in module.named_parameters():
         if p.requires_grad:
             found += p.nbytes
             if options.optimizer:  # which doesn't say: so it takes a step on a copy
                 copy = nn.Parameter(torch.zeros_like(p, device="cpu"))
                 copy.grad = torch.zeros_like(copy)
-                optimizer = options.optimizer([copy])
+                optimizer = options.optimizer([(name, copy)])
                 optimizer.step()
                 found += sum(x.nbytes for x in optimizer.state[copy].values() if isinstance(x, torch.Tensor))
     return found

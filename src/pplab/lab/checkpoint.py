@@ -1,8 +1,8 @@
 """Checkpoints by the names of layers: what one number of ranks saved, another number can go on with.
 
 A checkpoint is one safetensors file: every weight under the name that it has in the whole model, every tensor of the
-optimizer under the name of its weight. It says nothing of stages and ranks. It doesn't hold the state of random
-numbers, nor the optimizer's settings: those come from the function that makes it.
+optimizer under the name of its weight, and the learning rates of its next step. It says nothing of stages and ranks. It
+doesn't hold the state of random numbers, nor the optimizer's settings: those come from the function that makes it.
 
 Every tensor has a checksum, of its type, shape and bytes, and these and all else that the file says of itself are under
 one more, the seal. So a damaged file is refused, or loads exactly. Whoever means harm can seal a file of
@@ -17,17 +17,14 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..runtime import Batch, Extra, Listener, Workload
-from ..runtime.options import Job
-from ..runtime.training import Rank
-from .clip import own_stages
+from ..runtime import Workload
 
 _VERSION = 2
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -37,21 +34,6 @@ Parts = dict[str, Tensor]  # by key in the file
 
 class CheckpointError(ValueError):
     """A file that isn't a checkpoint, is damaged, or is one of another model or optimizer."""
-
-
-class NotSaved(OSError):
-    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere."""
-
-    def __init__(self, path: Path, why: OSError, arguments: tuple):
-        self.path, self._arguments = path, arguments
-        super().__init__(
-            f"can't save to {path} ({why.strerror or why}). The weights aren't lost: catch this error as `error`, make "
-            'room or choose another place, and call error.save("another/place.safetensors")'
-        )
-
-    def save(self, path: str | os.PathLike) -> str:
-        """Write the checkpoint to another place, or to this one once there is room; returns its path."""
-        return write(path, *self._arguments)
 
 
 @dataclass(frozen=True)
@@ -64,6 +46,7 @@ class Checkpoint:
     optimizer: str | None  # the class of the optimizer whose state is here
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  # of the weights, by name
     checksums: Mapping[str, str] = field(repr=False)  # by key in the file
+    rates: tuple[float, ...] = ()  # of learning, in the step that comes next; one for each group that differs
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> Checkpoint:
@@ -86,26 +69,34 @@ class Checkpoint:
                 f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): take an older one"
             ) from error
         shapes = {key.removeprefix(_MODEL): shape for key, shape in shapes.items() if key.startswith(_MODEL)}
-        return cls(path, about["step"], about["model"], about["optimizer"], shapes, about["checksums"])
+        step, model, optimizer = about["step"], about["model"], about["optimizer"]
+        return cls(path, step, model, optimizer, shapes, about["checksums"], tuple(about.get("rates", ())))
 
     def read(self, keys: Iterable[str]) -> Parts:
         """Tensors by their keys in the file. Raises CheckpointError when one isn't what was written."""
+        return dict(self._read(keys))
+
+    def check(self) -> None:
+        """Read all of the file, a tensor at a time. Raises CheckpointError unless everything is what was written."""
+        for _ in self._read(self.checksums):
+            pass
+
+    def _read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         from safetensors import SafetensorError, safe_open
 
-        found = {}
         try:
             with safe_open(self.path, "pt") as file:
                 for key in keys:
-                    found[key] = file.get_tensor(key)
-                    if _checksum(found[key]) != self.checksums[key]:
+                    tensor = file.get_tensor(key)
+                    if _checksum(tensor) != self.checksums[key]:
                         raise CheckpointError(
                             f"{self.path} is damaged: {key} isn't what was written: take an older checkpoint"
                         )
+                    yield key, tensor
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{self.path} can't be read any more ({error}): keep it until the run is up"
             ) from error
-        return found
 
     def check_fits(self, workload: Workload) -> None:
         """Raise CheckpointError unless the weights have the names and shapes of the workload's model."""
@@ -157,101 +148,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Resume(Extra):
-    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any number of ranks."""
-
-    path: str | os.PathLike
-    name = "resumed"
-    flag = {"name": "--resume", "metavar": "FILE", "help": "go on from a checkpoint, of any number of ranks"}
-
-    def check(self, job: Job) -> Job:
-        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from, ValueError where the
-        optimizer's state would be lost in what the run saves."""
-        checkpoint = Checkpoint.open(self.path)
-        checkpoint.check_fits(job.workload)
-        saves = [extra.path for extra in job.extras if isinstance(extra, Save)]
-        if saves and job.options.optimizer is None and checkpoint.optimizer is not None:
-            raise ValueError(
-                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost in {saves[0]}, "
-                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't save"
-            )
-        resumed = Resumed(job.workload, checkpoint)
-        return replace(job, workload=resumed, first_step=checkpoint.step)
-
-    def listen(self, rank: Rank) -> None:
-        """Give this rank's optimizer its state. The stages have their weights already."""
-        if rank.optimizer is not None:
-            rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
-
-
-@dataclass(frozen=True)
-class Save(Extra):
-    """Write weights and the optimizer's state after the last step. A file that is there is replaced as a whole, so it
-    may be the one that the run goes on from. On several hosts all must see it."""
-
-    path: str | os.PathLike
-    name = "saved"
-    flag = {"name": "--save", "metavar": "FILE", "help": "write a checkpoint after the last step"}
-
-    def check(self, job: Job) -> Job:
-        """ValueError for a place that can't be written to."""
-        check_place(self.path)
-        return job
-
-    def listen(self, rank: Rank) -> Listener:
-        """Collect at the end."""
-        return _Saving(rank)
-
-    def finish(self, job: Job, reports: Sequence[Saved]) -> str:
-        """Write the file; returns its path. NotSaved where that fails."""
-        arguments = list(reports), job.first_step + job.options.steps, job.workload.name
-        try:
-            return write(self.path, *arguments)
-        except OSError as error:
-            raise NotSaved(Path(self.path), error, arguments) from error
-
-
-class _Saving(Listener):
-    def __init__(self, rank: Rank):
-        self.rank = rank
-
-    def report(self) -> Saved:
-        """What this rank saves of the stages that it answers for."""
-        rank = self.rank
-        own = own_stages(rank.context.rank, rank.job.schedule)
-        return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
-
-
-class Resumed:
-    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
-
-    def __init__(self, workload: Workload, checkpoint: Checkpoint):
-        self.workload, self.checkpoint = workload, checkpoint
-
-    def __getattr__(self, name: str) -> object:
-        if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
-            raise AttributeError(name)
-        return getattr(self.workload, name)
-
-    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with its weights from the checkpoint."""
-        return self.checkpoint.load(self.workload.build_stage(stage, num_stages))
-
-    def build_whole(self) -> nn.Module:
-        """The whole model, with the weights of the checkpoint."""
-        return self.checkpoint.load(self.workload.build_whole())
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from the checkpoint's."""
-        return self.workload.batch(self.checkpoint.step + step)
-
-
-@dataclass(frozen=True)
 class Saved:
     """What a rank has to save."""
 
     parts: Parts
     optimizer: str | None  # its class
+    rates: tuple[float, ...] = ()  # of learning
 
 
 def collect(
@@ -274,7 +176,13 @@ def collect(
                 )
             parts[f"{_OPTIMIZER}{names[p]}/{what}"] = torch.as_tensor(value)
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in parts.items()}
-    return Saved(copies, type(optimizer).__name__ if optimizer is not None else None)
+    return Saved(copies, type(optimizer).__name__ if optimizer is not None else None, rates(optimizer))
+
+
+def rates(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
+    """The learning rates of an optimizer's groups, each once."""
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return tuple(sorted({float(group["lr"]) for group in groups if "lr" in group}))
 
 
 def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> str:
@@ -293,6 +201,7 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
         "step": step,
         "model": model,
         "optimizer": next((each.optimizer for each in saved if each.optimizer), None),
+        "rates": sorted({rate for each in saved for rate in each.rates}),
         "checksums": {key: _checksum(tensor) for key, tensor in parts.items()},
     }
     text = json.dumps(about)
@@ -359,6 +268,7 @@ def _unsealed(text: str, seal: str | None, keys: Collection[str]) -> dict:
     step, checksums = about["step"], about["checksums"]
     right = type(step) is int and step >= 0 and isinstance(about["model"], str)
     right = right and isinstance(about["optimizer"], str | None) and isinstance(checksums, dict)
+    right = right and all(type(rate) is float for rate in about.get("rates", ()))
     if not right or checksums.keys() != keys:
         raise ValueError(f"step {step!r} of {about['model']!r} with {len(keys)} tensors")
     return about

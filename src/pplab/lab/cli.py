@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
         print(f"pplab {given.name}: {said}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"pplab {given.name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
         return 130
 
 

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 # the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
 EXTRAS = [
     "pplab.lab.clip:Clip",
-    "pplab.lab.checkpoint:Save",
-    "pplab.lab.checkpoint:Resume",
+    "pplab.lab.learning_rate:LearningRate",
+    "pplab.lab.saving:Save",
+    "pplab.lab.resuming:Resume",
+    "pplab.lab.progress:Progress",
     "pplab.lab.profiling:Profile",
     "pplab.lab.torch_engine:TorchEngine",
     "pplab.lab.recompute:Recompute",

@@ -25,6 +25,7 @@ its own, and by gloo, through the host's memory, otherwise.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -82,28 +83,30 @@ def train_here(
         dist.all_gather_object(found, transport)
         if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
             transport = "gloo"
-        for extra in job.extras:
-            extra.check_devices(job, [str(place)], transport)
         ahead = partial(ahead_of_rank_0, rank, num_ranks) if several_hosts() else None
         context = RankContext(rank, num_ranks, place, transport, patience, store, ahead=ahead)
-        reports = None if rank else [None] * num_ranks
-        dist.gather_object(job.engine(context, job), reports)
-        whole = None
-        if job.options.check_gradients:
-            whole = train_whole(context, job.workload, job.options.autocast)
-        run = None
-        if rank == 0:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            run = make_run(
-                job,
-                reports,
-                whole and report_gradients(reports, whole, job.options.autocast),
-                device=str(place),
-                transport=transport,
-                notes=job.notes(devices, notes(devices, cores)),
-                several_hosts=ahead is not None,
-            )
-        dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there
-        return run
+        with ExitStack() as during:
+            for extra in job.extras:
+                extra.check_devices(job, [str(place)], transport)
+                during.enter_context(extra.during(job, lambda: [context.place]))
+            reports = None if rank else [None] * num_ranks
+            dist.gather_object(job.engine(context, job), reports)
+            whole = None
+            if job.options.check_gradients:
+                whole = train_whole(context, job.workload, job.options.autocast)
+            run = None
+            if rank == 0:
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                run = make_run(
+                    job,
+                    reports,
+                    whole and report_gradients(reports, whole, job.options.autocast),
+                    device=str(place),
+                    transport=transport,
+                    notes=job.notes(devices, notes(devices, cores)),
+                    several_hosts=ahead is not None,
+                )
+            dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there
+            return run
     finally:
         dist.destroy_process_group()

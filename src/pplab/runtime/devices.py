@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import socket
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from ..errors import unknown
 
 _PIPE_BYTES = 2**20
+_PHASE_BYTES = 128  # of the text that says what a rank is doing
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -65,10 +67,6 @@ def notes(devices: Sequence[str], cores: int) -> list[str]:
     return [f"{shared}: losses, gradients and memory are valid, the times and the bubble are not the schedule's"]
 
 
-def _unwatched(phase: str, waits: bool = False) -> None:
-    """Tell nobody."""
-
-
 class Pipes:
     """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both ends are open."""
 
@@ -101,6 +99,21 @@ class Pipes:
         return self.folder / f"{source}-{target}"
 
 
+class Place(ctypes.Structure):
+    """What a rank is doing, and what it and the caller's process tell each other about its measured steps."""
+
+    _fields_ = (
+        *(("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64)),
+        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("seconds", ctypes.c_double)),
+        *(("units", ctypes.c_int64), ("stop", ctypes.c_bool)),
+    )
+
+    def put(self, phase: str, waits: bool = False) -> None:
+        """The rank says what it is doing."""
+        self.phase, self.waits = phase.encode()[: _PHASE_BYTES - 1], waits
+        self.changes += 1
+
+
 @dataclass
 class RankContext:
     """Where a rank runs: its number, its device, its ways to the others."""
@@ -111,7 +124,7 @@ class RankContext:
     transport: str  # "shared", "gloo" or "nccl"
     timeout: timedelta  # of what ranks do together
     store: dist.Store | None = None
-    watch: Callable[..., None] = _unwatched  # told what the rank does, and whether it waits
+    place: Place = field(default_factory=Place)  # which the caller's process sees, too
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
@@ -137,9 +150,11 @@ class RankContext:
         """Where tensors must be to cross: the device, or the host's memory."""
         return self.device if self.transport == "nccl" else torch.device("cpu")
 
-    def join(
-        self, threads: int, port: int, folder: str, environment: Mapping[str, str], watch: Callable[..., None]
-    ) -> RankContext:
+    def watch(self, phase: str, waits: bool = False) -> None:
+        """Told what the rank does, and whether it waits for others."""
+        self.place.put(phase, waits)
+
+    def join(self, threads: int, port: int, folder: str, environment: Mapping[str, str], place: Place) -> RankContext:
         """In its own process: join the others of the pool, which hosts a store at `port`, and lends a `folder` for what
         its ranks share. `environment` is set before CUDA starts."""
         os.environ.update(environment)
@@ -153,8 +168,8 @@ class RankContext:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.empty(1, device=self.device)  # a GPU that can't be used fails now, not in the first run
-        self.store, self.watch = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=self.timeout), watch
-        watch("joining the others", True)
+        self.store, self.place = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=self.timeout), place
+        self.watch("joining the others", True)
         ends = {"store": dist.PrefixStore("pplab", self.store), "rank": self.rank, "world_size": self.num_ranks}
         dist.init_process_group("gloo", timeout=self.timeout, **ends)
         if self.transport == "shared":

@@ -2,6 +2,8 @@
 
 event        what                     around
 "steps"      None                     all measured steps
+"turn"       the losses so far        a measured step and what comes before its barrier; its end is between two steps,
+                                      untimed, and may set the rank's `last`: then no other step follows
 "step"       None                     one step, from the barrier at which it starts
 "row"        the batch                the rank's row
 "item"       an action or overlap     an item of the row, once what it needs is there
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..actions import Action, Overlap
 
 if TYPE_CHECKING:
+    from .devices import Place
     from .options import Job
     from .training import Rank
 
@@ -55,6 +58,10 @@ class Extra:
     def check(self, job: Job) -> Job:
         """Before anything starts, in the caller's process: the job as it shall be. Raises ValueError if it can't."""
         return job
+
+    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> AbstractContextManager:
+        """In the caller's process, until the Run is made: with the `places` of its ranks, once there are some."""
+        return nullcontext()
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
         """Raise ValueError where these devices, with tensors crossing this way, can't do it."""

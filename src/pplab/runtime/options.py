@@ -30,9 +30,9 @@ class Options:
     steps: int = option(3, "measured steps")
     warmup: int = option(1, "steps before them, which change no weight")
     check_gradients: bool = option(False, "compare the first step's gradients with those of one process")
-    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = option(
+    optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer] | None = option(
         None,
-        "makes an optimizer from a rank's parameters (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
+        "makes an optimizer of (name, weight) pairs (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
     )
     autocast: torch.dtype | None = option(None, "dtype of mixed precision, such as torch.bfloat16")
 

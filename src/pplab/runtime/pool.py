@@ -7,11 +7,12 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
-from .devices import choose_transport, notes
+from .devices import Place, choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import make_job
@@ -73,22 +74,24 @@ class Pool:
         `options` are the fields of `pplab.runtime.Options`, such as `steps=5`, `check_gradients=True` or
         `optimizer=...`. `extras` are what else the run does: `lab.Meter()`, `lab.Pace(costs)`, `lab.Recompute([0])`,
         `lab.Clip(1.0)`, `lab.Profile("folder")`, `lab.Save("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
+        Each call starts from the workload's own weights; `lab.Resume(run)` goes on from a run that saved.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
         job = make_job(schedule, workload, self.num_ranks, extras, **options)
-        for extra in job.extras:
-            extra.check_devices(job, self.devices, self.transport)
-        reports = self.run(job.engine, job)
-        gradients = None
-        if job.options.check_gradients:
-            from .reference import report_gradients, train_whole
+        with self._turn, ExitStack() as during:
+            for extra in job.extras:
+                extra.check_devices(job, self.devices, self.transport)
+                during.enter_context(extra.during(job, self.places))
+            reports, gradients = self.run(job.engine, job), None
+            if job.options.check_gradients:
+                from .reference import report_gradients, train_whole
 
-            autocast = job.options.autocast
-            whole = self.run(train_whole, job.workload, autocast)[0]
-            gradients = report_gradients(reports, whole, autocast)
-        device, said = ", ".join(dict.fromkeys(self.devices)), job.notes(self.devices, self.notes)
-        return make_run(job, reports, gradients, device=device, transport=self.transport, notes=said)
+                autocast = job.options.autocast
+                whole = self.run(train_whole, job.workload, autocast)[0]
+                gradients = report_gradients(reports, whole, autocast)
+            device, said = ", ".join(dict.fromkeys(self.devices)), job.notes(self.devices, self.notes)
+            return make_run(job, reports, gradients, device=device, transport=self.transport, notes=said)
 
     def run(self, function: Callable, *arguments: object) -> list:
         """Call `function(context, *arguments)` on every rank; returns their results in the order of ranks.
@@ -123,6 +126,10 @@ class Pool:
                 if self._ranks is ranks:
                     ranks.end(grace_s)
                     self._ranks = None
+
+    def places(self) -> Sequence[Place]:
+        """Where ranks say what they do, and are told to stop; none while the pool is down."""
+        return board.places if (board := getattr(self._ranks, "board", None)) else ()
 
     @property
     def pids(self) -> tuple[int, ...]:

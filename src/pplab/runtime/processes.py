@@ -96,14 +96,9 @@ class Ranks:
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
             place = RankContext(rank, pool.num_ranks, torch.device(device), pool.transport, patience)
-            process = context.Process(
-                target=rank_main,
-                args=(rank, partial(place.join, pool.threads, stores[0].port, str(folder), environment)),
-                kwargs={"jobs": far, "board": self.board, "log": log},
-                name=f"pplab rank {rank}",
-                daemon=True,
-            )
-            made.append(process)
+            join = partial(place.join, pool.threads, stores[0].port, str(folder), environment)
+            about = {"target": rank_main, "args": (rank, join, far, self.board, log), "daemon": True}
+            made.append(context.Process(name=f"pplab rank {rank}", **about))
         self._launch(made, theirs, line, pool.timeout_s)
 
     def _launch(
@@ -233,12 +228,5 @@ def local_store(patience: timedelta) -> dist.TCPStore:
             probe.connect(("127.0.0.1", port))
         except OSError as error:
             raise OSError(f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)") from None
-    return dist.TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=patience,
-        master_listen_fd=listener.detach(),
-        use_libuv=True,
-    )
+    options = {"is_master": True, "wait_for_workers": False, "use_libuv": True}
+    return dist.TCPStore("127.0.0.1", port, timeout=patience, master_listen_fd=listener.detach(), **options)

@@ -12,16 +12,14 @@ import signal
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from .devices import RankContext
+from .devices import Place, RankContext
 from .failures import Failure
 
-_PHASE_BYTES = 128  # of the text that says what a rank is doing
 _SIZE = struct.Struct("!Q")  # of a message, before it
 _PIECE_BYTES = 2**18  # of a message, at most at once
 
@@ -30,32 +28,22 @@ class Board:
     """Where every rank is, in a file that the ranks and the pool share."""
 
     def __init__(self, path: Path, num_ranks: int):
-        self.path, kind = path, _Place * num_ranks
+        self.path, kind = path, Place * num_ranks
         with open(path, "a+b") as file:
             os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(kind))  # no room is an error now, and no crash later
-            self._places = kind.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(kind)))
+            self.places = kind.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(kind)))
 
     def __reduce__(self) -> tuple:
-        return Board, (self.path, len(self._places))
-
-    def put(self, rank: int, phase: str, waits: bool = False) -> None:
-        """A rank says what it is doing."""
-        place = self._places[rank]
-        place.phase, place.waits = phase.encode()[: _PHASE_BYTES - 1], waits
-        place.changes += 1
+        return Board, (self.path, len(self.places))
 
     def place(self, rank: int) -> tuple[str, bool]:
         """What a rank is doing, and whether it waits for another one."""
-        place = self._places[rank]
+        place = self.places[rank]
         return place.phase.decode(errors="replace"), place.waits
 
     def counts(self) -> list[int]:
         """How often each rank has said what it is doing."""
-        return [place.changes for place in self._places]
-
-
-class _Place(ctypes.Structure):
-    _fields_ = (("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64))
+        return [place.changes for place in self.places]
 
 
 class Mail:
@@ -103,21 +91,15 @@ class Mail:
         return None
 
 
-def rank_main(
-    rank: int,
-    join: Callable[[Callable[..., None]], RankContext],
-    jobs: Connection,
-    board: Board,
-    log: Connection,
-) -> None:
+def rank_main(rank: int, join: Callable[[Place], RankContext], jobs: Connection, board: Board, log: Connection) -> None:
     """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank prints."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    watch, mail = partial(board.put, rank), Mail(jobs)
+    place, mail, watch = board.places[rank], Mail(jobs), board.places[rank].put
     watch("starting")
     try:
-        context = join(watch)
+        context = join(place)
     except Exception as error:
         mail.post(pack(Failure.of(error, rank, board)))
         return

@@ -45,7 +45,7 @@ class Rank:
         stages = schedule.stages_of(context.rank)
         self.modules = {index: build(index, schedule.num_stages).to(context.device) for index in stages}
         self.names = names_in_whole(job.workload, self.modules, schedule.num_stages)
-        parameters = [p for p in self.names if p.requires_grad]
+        parameters = [(name, p) for p, name in self.names.items() if p.requires_grad]
         self.optimizer = job.options.optimizer(parameters) if job.options.optimizer and parameters else None
         self.clock = Clock(context.ahead)
         if context.device.type == "cuda":
@@ -54,6 +54,7 @@ class Rank:
             self.clock = CudaClock(context.ahead)
         self.comm: Comm | None = None
         self.stages: dict[int, Stage] = {}  # none, where another engine runs
+        self.last = False  # no step follows: a listener has said so, on all ranks after the same step
         context.watch("setting up")
         self._buffers = [(b, b.clone()) for module in self.modules.values() for b in module.buffers()]
 
@@ -98,8 +99,12 @@ class Rank:
         for buffer, kept in self._buffers:  # running averages: those passes don't count
             buffer.copy_(kept)
         self.clock.traces.clear()
+        losses: list[float] = []
         with self.around("steps"):
-            losses = [self.step(run, step, update=True) for step in range(options.steps)]
+            while len(losses) < options.steps and not self.last:
+                with self.around("turn", losses):
+                    losses.append(self.step(run, len(losses), update=True))
+                    self.context.place.steps = len(losses)
         self.context.watch("reporting")
         report = RankReport(
             self.clock.traces,
@@ -170,7 +175,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         for s, module in rank.modules.items()
     }
     home, rows = schedule.home(), lower(schedule, ahead=1)
-    rank.comm = comm = _connect(context, rows, home)
+    rank.comm = comm = connect(context, rows, home)
     row = rows[context.rank]
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
     for stage in stages.values():
@@ -189,7 +194,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     return rank.train(run)
 
 
-def _connect(context: RankContext, rows: Sequence[LoweredRow], home: Mapping[tuple[int, int], int]) -> Comm:
+def connect(context: RankContext, rows: Sequence[LoweredRow], home: Mapping[tuple[int, int], int]) -> Comm:
     """This rank's ends of the channels that the rows need, each of which has carried something."""
     kind = SharedComm
     if context.pipes is None:
