@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, T5Config
 
 import modules
 import pplab as pp
@@ -66,6 +67,22 @@ def test_distilbert_equals_one_process(pools, distilbert, name):
     run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, METER, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
     assert run.held.peak_bytes == run.predicted_peak_bytes
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZB-H1"])
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_models_of_transformers_equal_one_process(pools, kind, name):
+    """With weights that stages share: a head that is the embedding, and in T5 position biases. The encoder's output
+    travels behind the decoder's hidden states."""
+    if kind == "llama":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=256, **sizes, tie_word_embeddings=True)
+    else:
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 3}
+        config = T5Config(vocab_size=256, **sizes)
+    workload = models.from_transformers(config, batch_size=8, length=24, source="sample")
+    run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), workload, steps=1, check_gradients=True)
+    assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])

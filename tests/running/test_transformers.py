@@ -1,4 +1,4 @@
-"""Models of transformers, stage by stage: the same numbers as transformers' own, and no more weights than a stage has."""
+"""Models of transformers, stage by stage: transformers' own numbers, and no more weights than a stage has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from transformers import (
     T5Config,
 )
 
-from pplab import lab
 from pplab.lab import data, models
 from pplab.runtime.stage import Stage
 from pplab.runtime.workload import names_in_whole
@@ -73,8 +72,10 @@ def chained(made, num_stages, microbatch=None):
     return stages[-1].losses[0], found, list(modules.values())
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [*((kind, "sdpa") for kind in CONFIGS), ("qwen3", "eager"), ("bert", "eager"), ("t5", "eager")],
+)
 def test_stages_compute_what_transformers_computes(kind, attention):
     """Loss and gradients, with the loss that transformers has; dropout falls on the same elements."""
     made = ragged(workload(kind, attention=attention, dropout=0.2))
@@ -83,7 +84,7 @@ def test_stages_compute_what_transformers_computes(kind, attention):
     loss = model(*batch.inputs, **batch.context, labels=batch.target).loss
     loss.backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    for num_stages in (2, 4):
+    for num_stages in (2, 4) if kind in ("llama", "t5") else (3,):
         torch.manual_seed(1)
         found, gradients, modules = chained(made, num_stages)
         torch.testing.assert_close(found, loss.detach(), rtol=0, atol=1e-6)
@@ -95,10 +96,12 @@ def test_stages_compute_what_transformers_computes(kind, attention):
     assert (model(*batch.inputs, **unmasked, labels=batch.target).loss - loss).abs() > 1e-5, "the mask is ignored"
 
 
-@pytest.mark.parametrize("cut", [(0, 1, 1, 1, 1, 1, 0), (2, 3), (3, 0), (4, 1)])
-def test_an_encoder_decoder_is_cut_anywhere(cut):
-    """Between layers, where the encoder ends, and with the encoder's end and the decoder's beginning in one stage."""
-    made = workload("t5", cut=cut if sum(cut) == 5 else (*cut[:1], 2))
+@pytest.mark.parametrize(
+    ("kind", "cut"), [("t5", (0, 1, 1, 1, 1, 1, 0)), ("t5", (3, 2)), ("t5", (4, 1)), ("gpt2", (0, 5, 0))]
+)
+def test_a_model_is_cut_anywhere(kind, cut):
+    """Ends alone, where an encoder ends, and with the encoder's end and the decoder's beginning in one stage."""
+    made = workload(kind, cut=cut)
     whole, batch = made.build_whole(), made.batch(0)
     made.loss(whole(*batch.inputs, **batch.context), batch.target).backward()
     _, gradients, modules = chained(made, len(made.cut))
@@ -164,10 +167,9 @@ def test_a_checkpoint_is_read_as_transformers_reads_it(kind, tmp_path):
     new = "drawn at random: classifier.weight, classifier.bias"
     assert made.notes[2:] == ((new,) if kind == "bert" else ())
     expected = {n: t for n, t in type(model).from_pretrained(tmp_path).state_dict().items() if n not in new}
-    for stage in range(3):
-        for name, t in made.build_stage(stage, 3).state_dict().items():
-            assert name in new or torch.equal(t, expected.pop(name)), name
-    assert not expected
+    found = {name: t for stage in range(3) for name, t in made.build_stage(stage, 3).state_dict().items()}
+    assert all(torch.equal(t, found[name]) for name, t in expected.items())
+    assert found.keys() == model.state_dict().keys()
 
 
 def test_layers_of_a_live_model_are_cut_too():
@@ -211,12 +213,6 @@ def test_packed_sequences_do_not_see_each_other():
             x = made.build_stage(stage, 3)(x, position_ids=positions)
         outputs.append(x)
     torch.testing.assert_close(outputs[0][:, 12:], outputs[1][:, 12:])
-
-
-def test_every_layer_is_measured():
-    measured = lab.measure_layers(workload("t5"), 2, steps=1, device="cpu")
-    assert measured.names == ("embedding", "encoder 0", "encoder 1", "encoder 2", "decoder 0", "decoder 1", "head")
-    assert min(measured.times_ms) > 0 and min(measured.parameters[1:6]) > 0
 
 
 @pytest.mark.parametrize(
@@ -289,7 +285,9 @@ IDS = torch.zeros(4, 24, dtype=torch.long)
             {"data": {"input_ids": IDS + 256}},
             "input_ids must be .* vocab_size, 256, .* up to 256: take the tok",
         ),
-        ("llama", {"data": {"input_ids": IDS[0]}}, r"input_ids has the shape \(24,\)"),
+        ("llama", {"data": {"input_ids": IDS[0]}}, r"input_ids has the shape \(4,\); input_ids \(B, T\)"),
+        ("llama", {"data": {"input_ids": IDS, "labels": IDS[:3]}}, "as many rows of each, got input_ids 4, labels 3"),
+        ("llama", {"data": [IDS]}, "data must be tensors by name, or a function .*, got a list"),
         (
             "llama",
             {"data": {"input_ids": IDS, "labels": IDS[:, 1:]}},

@@ -186,8 +186,8 @@ def part(
     is_first, is_last = stage == 0, stage == num_stages - 1
     begins, ends, start = [], [], 0
     for depth in deep:
-        begins.append(start in own or is_first and start == 0)
-        ends.append(start + depth - 1 in own or is_last and start + depth == sum(deep))
+        begins.append(start in own if start else is_first)
+        ends.append(start + depth - 1 in own if start + depth < sum(deep) else is_last)
         start += depth
     start = 0
     for stack, depth, has_first, has_last in zip(family.stacks, deep, begins, ends, strict=True):

@@ -111,7 +111,7 @@ class TransformersModel(LayeredModel):
         is."""
         if callable(self.data):
             return as_batch(self.data(step), self.family, self.config)
-        first, rows = step * self.batch_size, len(self.data["input_ids"])
+        first, rows = step * self.batch_size, len(next(iter(self.data.values())))
         taken = [i % rows for i in range(first, first + self.batch_size)]
         return as_batch({name: t[taken] for name, t in self.data.items()}, self.family, self.config)
 
@@ -193,6 +193,7 @@ def from_transformers(
         notes.append(f"reviews: {found.source}")
         if family.task == "classification":
             config.num_labels = 5  # stars
+    _check_data(data)
     outline, new, untied = skeleton(config, attention, dropout), [], ()
     if checkpoint:
         weights = Weights(checkpoint, outline)
@@ -204,6 +205,18 @@ def from_transformers(
     )
     (first,) = made.batch(0).inputs  # what is wrong with the data shows here, and not on the ranks
     return replace(made, batch_size=len(first), length=first.shape[1])
+
+
+def _check_data(data: object) -> None:
+    if callable(data):
+        return
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError(
+            f"data must be tensors by name, or a function that returns those of a step, got a {type(data).__name__}"
+        )
+    if len({len(rows) for rows in data.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
+        raise ValueError(f"data must have as many rows of each, got {sizes}")
 
 
 def _checked_config(config: object) -> PreTrainedConfig:
