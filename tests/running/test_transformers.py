@@ -163,7 +163,7 @@ def test_a_checkpoint_is_read_as_transformers_reads_it(kind, tmp_path):
         index.write_text(
             index.read_text().replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         )
-    made = models.from_transformers(tmp_path, batch_size=4, length=24, source="sample", tokenizer="bytes")
+    made = models.workload(str(tmp_path), batch_size=4, length=24, source="sample", tokenizer="bytes")
     new = "drawn at random: classifier.weight, classifier.bias"
     assert made.notes[2:] == ((new,) if kind == "bert" else ())
     expected = {n: t for n, t in type(model).from_pretrained(tmp_path).state_dict().items() if n not in new}

@@ -83,7 +83,8 @@ def measure_layers(
 ) -> MeasuredLayers:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
-    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
+    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it. What a
+    stage makes once for all its layers, such as a mask or rotary embeddings, counts with every layer here.
     """
     if not isinstance(workload, LayeredModel):
         raise ValueError(

@@ -8,9 +8,9 @@ keep the names of the original model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -170,51 +170,83 @@ def depths(model: PreTrainedModel, family: Family) -> tuple[int, ...]:
     return tuple(len(model.get_submodule(stack.layers)) for stack in family.stacks)
 
 
-def parts(model: PreTrainedModel, num_stages: int, layers: Sequence[int] | None = None) -> Iterator[Part]:
+class Share(NamedTuple):
+    """What a stage has of a stack: some of its layers, its beginning, its end."""
+
+    stack: Stack
+    depth: int
+    own: range
+    has_first: bool
+    has_last: bool
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it needs what the first layer has for all, and doesn't have that layer."""
+        return bool(self.stack.shared and self.own and 0 not in self.own)
+
+    def elsewhere(self) -> list[str]:
+        """The modules that other stages have."""
+        stack = self.stack
+        layers = [f"{stack.layers}.{number}" for number in range(self.depth) if number not in self.own]
+        return [*layers, *stack.before * (not self.has_first), *stack.after * (not self.has_last)]
+
+
+def shares(
+    family: Family, deep: Sequence[int], stage: int, num_stages: int, layers: Sequence[int] | None = None
+) -> list[Share]:
+    """What a stage has of every stack, for a model with stacks so `deep`."""
+    own = layer_ranges(sum(deep), num_stages, layers)[stage]
+    found, start = [], 0
+    for stack, depth in zip(family.stacks, deep, strict=True):
+        end = start + depth
+        has_first = start in own if start else stage == 0
+        has_last = end - 1 in own if end < sum(deep) else stage == num_stages - 1
+        here = range(max(own.start - start, 0), min(own.stop - start, depth))
+        found.append(Share(stack, depth, here, has_first, has_last))
+        start = end
+    return found
+
+
+def names_held(found: Sequence[Share], names: Iterable[str]) -> list[str]:
+    """Those of a model's names of tensors that a stage with these shares has."""
+    lost = tuple(f"{name}." for share in found for name in share.elsewhere())
+    borrowed = tuple(f"{share.stack.layers}.0.{share.stack.shared}." for share in found if share.borrows)
+    return [name for name in names if name.startswith(borrowed) or not name.startswith(lost)]
+
+
+def parts(model: PreTrainedModel, num_stages: int, layers: Sequence[int] | None = None) -> list[Part]:
     """The stages of a model, which share its parameters and leave it as it is."""
     family = family_of(model.config.model_type)
-    for stage in range(num_stages):
-        yield part(clone(model), family, stage, num_stages, layers)
-
-
-def part(
-    model: PreTrainedModel, family: Family, stage: int, num_stages: int, layers: Sequence[int] | None = None
-) -> Part:
-    """The model as one of its stages: other stages' modules are taken out of it."""
     deep = depths(model, family)
-    own = layer_ranges(sum(deep), num_stages, layers)[stage]
-    is_first, is_last = stage == 0, stage == num_stages - 1
-    begins, ends, start = [], [], 0
-    for depth in deep:
-        begins.append(start in own if start else is_first)
-        ends.append(start + depth - 1 in own if start + depth < sum(deep) else is_last)
-        start += depth
-    start = 0
-    for stack, depth, has_first, has_last in zip(family.stacks, deep, begins, ends, strict=True):
-        _take_out(model, stack, range(max(own.start - start, 0), min(own.stop - start, depth)), has_first, has_last)
-        start += depth
+    return [part(clone(model), shares(family, deep, stage, num_stages, layers)) for stage in range(num_stages)]
+
+
+def part(model: PreTrainedModel, found: Sequence[Share]) -> Part:
+    """The model as the stage that has these shares: other stages' modules are taken out of it."""
+    for share in found:
+        _take_out(model, share)
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.use_cache = False  # keys and values of earlier tokens are for generating text
-    if len(deep) == 1:
+    is_first, is_last = found[0].has_first, found[-1].has_last
+    if len(found) == 1:
         return Part(model, is_first, is_last)
-    return EncoderDecoderPart(
-        model, is_first, is_last, is_first or own.start < deep[0], begins[1], is_last or own.stop > deep[0]
-    )
+    encoder, decoder = found
+    encodes, decodes = is_first or bool(encoder.own), is_last or bool(decoder.own)
+    return EncoderDecoderPart(model, is_first, is_last, encodes, decoder.has_first, decodes)
 
 
-def _take_out(model: PreTrainedModel, stack: Stack, own: range, has_first: bool, has_last: bool) -> None:
-    """Leave of a stack only its `own` layers, and what goes with the first and the last where these are here."""
+def _take_out(model: PreTrainedModel, share: Share) -> None:
+    """Put `Elsewhere` in the place of what other stages have of a stack."""
+    stack = share.stack
     layers = model.get_submodule(stack.layers)
     if stack.dropout:
         _move_dropout(model, stack)
-    stands_in = Elsewhere(stack.outputs)
-    if stack.shared and own and 0 not in own:
-        stands_in = _lend(layers[0], layers[own.start], stack)
-    for number in set(range(len(layers))) - set(own):
-        layers[number] = stands_in if number == 0 else Elsewhere(stack.outputs)
-    for name in (*stack.before * (not has_first), *stack.after * (not has_last)):
-        model.set_submodule(name, Elsewhere())
+    first = _lend(layers[0], layers[share.own.start], stack) if share.borrows else None
+    for name in share.elsewhere():
+        model.set_submodule(name, Elsewhere(stack.outputs if name.startswith(f"{stack.layers}.") else 1))
+    if first is not None:
+        layers[0] = first
 
 
 def _lend(first: nn.Module, borrower: nn.Module, stack: Stack) -> Elsewhere:

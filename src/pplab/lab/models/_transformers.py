@@ -18,8 +18,8 @@ from ...runtime.workload import Batch
 from .. import data as reviews
 from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
 from ._cutting import LayeredModel
-from ._families import Family, clone, depths, family_of, part, parts
-from ._weights import Weights, find_checkpoint, materialise, skeleton
+from ._families import Family, Share, depths, family_of, names_held, part, shares
+from ._weights import Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -76,35 +76,38 @@ class TransformersModel(LayeredModel):
 
     def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
         """Bytes of every stage's weights, before anything is built."""
-        self.check(num_stages)
-        stages = parts(self.skeleton(), num_stages, self.cut)
-        return tuple(sum(p.numel() * p.element_size() for p in stage.parameters()) for stage in stages)
+        model = self.skeleton()
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        own = ({weights[name] for name in names_held(self._shares(n, num_stages), weights)} for n in range(num_stages))
+        return tuple(sum(p.nbytes for p in parameters) for parameters in own)
 
     def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
         """The weights that several stages keep, by name: their places as (stage, name there)."""
-        model = self.skeleton()
-        names = {id(p): name for name, p in model.named_parameters()}
-        places: dict[str, list[tuple[int, str]]] = {}
-        for number, stage in enumerate(parts(model, num_stages, self.cut)):
-            for name, p in stage.named_parameters():
-                places.setdefault(names[id(p)], []).append((number, name))
-        return {name: tuple(found) for name, found in places.items() if len(found) > 1}
+        weights = dict(self.skeleton().named_parameters(remove_duplicate=False))
+        names = names_of(weights.items())
+        places: dict[str, dict[int, str]] = {}
+        for stage in range(num_stages):
+            for name in names_held(self._shares(stage, num_stages), weights):
+                places.setdefault(names[id(weights[name])][0], {}).setdefault(stage, name)
+        return {name: tuple(found.items()) for name, found in places.items() if len(found) > 1}
+
+    def _shares(self, stage: int, num_stages: int) -> list[Share]:
+        return shares(self.family, self.stacks, stage, num_stages, self.cut)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with the weights that the whole model has there, and no others."""
-        model = self.skeleton()
-        where = self.family, stage, num_stages, self.cut
-        self._fill(model, part(clone(model), *where))
-        return part(model, *where)
+        model, found = self.skeleton(), self._shares(stage, num_stages)
+        self._fill(model, names_held(found, dict(tensors_of(model))))
+        return part(model, found)
 
     def build_whole(self) -> PreTrainedModel:
         """transformers' model in one piece; the same weights at every call, a new head's included."""
         model = self.skeleton()
-        self._fill(model, model)
+        self._fill(model, list(dict(tensors_of(model))))
         return model
 
-    def _fill(self, model: PreTrainedModel, kept: nn.Module) -> None:
-        materialise(model, kept, self.seed, Weights(self.checkpoint, model) if self.checkpoint else None)
+    def _fill(self, model: PreTrainedModel, held: Sequence[str]) -> None:
+        materialise(model, held, self.seed, Weights(self.checkpoint, model) if self.checkpoint else None)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and what else there

@@ -57,11 +57,11 @@ def skeleton(
     return model
 
 
-def materialise(model: PreTrainedModel, kept: nn.Module, seed: int, weights: Weights | None) -> None:
-    """Give `model`, a skeleton, real tensors where `kept` has a part of it: those in `weights`, or else random ones."""
-    own = {id(t) for t in (*kept.parameters(), *kept.buffers())}
-    every = names_of((*model.named_parameters(remove_duplicate=False), *model.named_buffers()))
-    names = {each: found for each, found in every.items() if each in own}
+def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights: Weights | None) -> None:
+    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or else random ones."""
+    tensors = dict(tensors_of(model))
+    own = {id(tensors[name]) for name in held}
+    names = {each: found for each, found in names_of(tensors.items()).items() if each in own}
     made: dict[int, Tensor] = {}
     with weights.open() if weights else ExitStack():
         for module in model.modules():
@@ -74,6 +74,12 @@ def materialise(model: PreTrainedModel, kept: nn.Module, seed: int, weights: Wei
     named = {made[each].untyped_storage().data_ptr(): found[0] for each, found in names.items()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _Seeded(named, seed):
         _initialise(model, model)
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """All parameters and buffers, under all their names."""
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return [*named[0], *named[1]]
 
 
 def names_of(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
