@@ -197,6 +197,39 @@ def test_what_counts_is_weighed():
     assert made.loss(model(labels.abs()), torch.full_like(labels, -100)) == 0, "not NaN, where nothing counts"
 
 
+@pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
+def test_reviews_are_read_by_a_tokenizer(kind, tmp_path):
+    tokenizer, reviews = data.small_tokenizer(), data.reviews(source="sample")
+    tokenizer.save_pretrained(tmp_path)
+    config = type(CONFIGS[kind]).from_dict({**CONFIGS[kind].to_dict(), "vocab_size": len(tokenizer)})
+    made = models.from_transformers(config, batch_size=4, length=24, source="sample", tokenizer=str(tmp_path))
+    batch, text = made.batch(0), tokenizer(reviews.texts[0], add_special_tokens=kind != "llama")["input_ids"]
+    (ids,) = batch.inputs
+    if kind == "t5":
+        half = min(len(text), 48) // 2
+        counted = batch.target[0][batch.target[0] != -100].tolist()
+        assert ids[0, :half].tolist() + counted[:-1] == text[: half + len(counted) - 1]
+        assert batch.context["decoder_input_ids"][0, 1:half].tolist() == counted[: half - 1]
+    else:
+        assert ids[0, :20].tolist() == text[:20]
+    if kind == "bert":
+        assert batch.target.tolist() == list(reviews.labels[:4])
+        assert (ids[:, 0] == tokenizer.cls_token_id).all()
+
+
+def batches(step):
+    """What a loader of transformers returns."""
+    ids = torch.arange(12).view(3, 4) + step
+    return {"input_ids": ids, "attention_mask": (ids != 3).long()}
+
+
+def test_batches_come_from_a_function():
+    made = workload("llama", data=batches)
+    assert (made.batch_size, made.length, made.name) == (3, 4, "LlamaForCausalLM with 5 layers, batch 3 x 4 tokens")
+    assert made.batch(2).inputs[0][0].tolist() == [2, 3, 4, 5]
+    assert made.batch(0).target[0].tolist() == [0, 1, 2, -100], "padding isn't learned"
+
+
 def test_packed_sequences_do_not_see_each_other():
     """Position ids that start again are a new text, wherever the model is cut."""
     made = workload("llama", dropout=0.0)
