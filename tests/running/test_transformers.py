@@ -316,8 +316,9 @@ IDS = torch.zeros(4, 24, dtype=torch.long)
         (
             "llama",
             {"data": {"input_ids": IDS + 256}},
-            "input_ids must be .* vocab_size, 256, .* up to 256: take the tok",
+            "input_ids must be .* vocab_size, 256, .* from 256 to 256: take the tok",
         ),
+        ("llama", {"data": {"input_ids": IDS - 1, "labels": IDS}}, "input_ids must be .* from -1 to -1"),
         ("llama", {"data": {"input_ids": IDS[0]}}, r"input_ids has the shape \(4,\); input_ids \(B, T\)"),
         ("llama", {"data": {"input_ids": IDS, "labels": IDS[:3]}}, "as many rows of each, got input_ids 4, labels 3"),
         ("llama", {"data": [IDS]}, "data must be tensors by name, or a function .*, got a list"),

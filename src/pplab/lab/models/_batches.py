@@ -67,13 +67,15 @@ def _check(ids: Tensor, labels: Tensor, rest: Mapping[str, Tensor], family: Fami
     ]:
         if tuple(tensor.shape) != wanted or name == "input_ids" and tensor.dim() != 2:
             raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; input_ids (B, T) have {tuple(ids.shape)}")
-        if most is None or not tensor.numel():
+        counted = tensor[tensor != IGNORED] if name == "labels" else tensor
+        if most is None or not counted.numel():
             continue
-        if tensor.is_floating_point() or not IGNORED <= int(tensor.min()) <= int(tensor.max()) < most:
-            sizes = "num_labels" if tensor is labels and family.task == "classification" else "vocab_size"
+        if tensor.is_floating_point() or not 0 <= int(counted.min()) <= int(counted.max()) < most:
+            sizes = "num_labels" if name == "labels" and family.task == "classification" else "vocab_size"
             raise ValueError(
-                f"{name} must be whole numbers below the config's {sizes}, {most}, got {tensor.dtype} up to "
-                f"{tensor.max():g}: take the tokenizer that belongs to the model, or a config with a larger {sizes}"
+                f"{name} must be whole numbers below the config's {sizes}, {most}, got {tensor.dtype} from "
+                f"{counted.min():g} to {counted.max():g}: take the tokenizer that belongs to the model, or a config "
+                f"with a larger {sizes}"
             )
     longest = getattr(config, "max_position_embeddings", None)
     if longest and ids.shape[1] > longest:

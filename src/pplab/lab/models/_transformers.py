@@ -185,6 +185,7 @@ def from_transformers(
     checkpoint = None
     if isinstance(model, (str, os.PathLike)):
         checkpoint, said = find_checkpoint(os.fspath(model), revision)
+        checkpoint = os.path.abspath(checkpoint)  # ranks may run elsewhere
         config = _config(checkpoint)
     else:
         said, config = "random weights", _checked_config(model)
