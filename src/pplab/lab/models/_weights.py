@@ -91,7 +91,8 @@ def names_of(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
 
 
 def _make(t: Tensor, read: Tensor | None) -> Tensor:
-    made = torch.empty_like(t, device="cpu") if read is None else read.to(t.dtype)
+    # A copy: what is read is the file, mapped, and a file that is written again would take the weights along.
+    made = torch.empty_like(t, device="cpu") if read is None else read.to(t.dtype, copy=True)
     if isinstance(t, nn.Parameter):
         made = nn.Parameter(made, t.requires_grad)
     made._is_hf_initialized = read is not None  # transformers draws nothing for a tensor that says so
