@@ -4,7 +4,6 @@ asked for."""
 from __future__ import annotations
 
 import functools
-from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -64,11 +63,9 @@ def test_an_extra_that_refuses_does_so_before_anything_starts():
         assert pool.pids == ()
 
 
-def test_a_plain_run_loads_nothing_that_it_was_not_asked_for(pool):
+def test_a_plain_run_loads_nothing_that_it_was_not_asked_for():
     """What an extra is made of is imported where it is sent: this one's module knows nothing of `pplab.lab`."""
-    pool.close()  # a fork server ends once its processes have
-    forkserver._forkserver._stop()  # another test's may have imported the course for its ranks
-    with Pool(2, device="cpu") as pool:
+    with Pool(2, device="cpu", start_method="spawn") as pool:  # a fork server may have imported more, for other tests
         run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(["steps"])), steps=1)
         assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
     for _, loaded in run.extras["diary"]:

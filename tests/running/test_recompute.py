@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig
 
 import modules
 import pplab as pp
@@ -136,12 +137,13 @@ def test_only_a_forward_that_draws_keeps_where_the_random_numbers_stood():
         assert bool(random) == draws
 
 
-@pytest.mark.parametrize("model", ["gpt", "distilbert"])
+@pytest.mark.parametrize("model", ["gpt", "bert"])
 def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
     workload, cuts = gpt, [((5, 5), ()), ((8, 2), (0,)), ((1, 9), (1,)), (None, (0, 1))]
-    if model == "distilbert":
+    if model == "bert":
         cuts = cuts[-1:]
-        workload = models.distilbert(batch_size=8, length=16, checkpoint="small", source="sample")
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
+        workload = models.from_transformers(BertConfig(**sizes), batch_size=8, length=16, source="sample")
     found = lab.measure_layers(workload, 4, steps=1, device="cpu")
     assert found.names[0] == "embedding" and found.names[-1] == "head" and len(found.names) == 10
     assert all(ms > 0 for ms in found.times_ms) and str(found).count("\n") == 10
@@ -158,7 +160,9 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
 
 
 def test_what_cannot_be_profiled_is_said(gpt):
-    with pytest.raises(ValueError, match="knows the layers of models.gpt and models.distilbert, got Modules"):
+    with pytest.raises(
+        ValueError, match="knows the layers of models.gpt, distilbert and from_transformers, got Modules"
+    ):
         lab.measure_layers(modules.workload(nn.Linear(6, 6)))
     found = lab.MeasuredLayers(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
     assert found.layers((2, 1)) == (1, 0) and found.layers((3,)) == (1,)

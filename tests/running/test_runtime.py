@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, T5Config
 
 import modules
 import pplab as pp
@@ -66,6 +67,45 @@ def test_distilbert_equals_one_process(pools, distilbert, name):
     run = pools(2).train(pp.build(name, num_ranks=2, num_microbatches=4), distilbert, METER, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
     assert run.held.peak_bytes == run.predicted_peak_bytes
+
+
+def of_transformers(kind):
+    if kind == "llama":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=256, **sizes, tie_word_embeddings=True)
+    else:
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 3}
+        config = T5Config(vocab_size=256, **sizes)
+    return models.from_transformers(config, batch_size=8, length=24, source="sample")
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZB-H1"])
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_models_of_transformers_equal_one_process(pools, kind, name):
+    """With weights that stages share: a head that is the embedding, and in T5 position biases. The encoder's output
+    travels behind the decoder's hidden states."""
+    s = pp.build(name, num_ranks=2, num_microbatches=4)
+    run = pools(2).train(s, of_transformers(kind), steps=1, check_gradients=True)
+    assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_transformers_reads_what_ranks_have_trained(pools, kind, tmp_path):
+    workload, saved = of_transformers(kind), tmp_path / "trained.safetensors"
+    s = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)
+    pools(2).train(s, workload, lab.Save(saved), steps=2, optimizer=SGD)
+    model = workload.build_whole()
+    optimizer = SGD(model.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        batch = workload.batch(step)
+        workload.loss(model(*batch.inputs, **batch.context), batch.target).backward()
+        optimizer.step()
+    workload.export(saved, tmp_path / "exported")
+    exported = type(model).from_pretrained(tmp_path / "exported").state_dict()
+    torch.testing.assert_close(exported, model.state_dict(), rtol=1e-4, atol=1e-6)
+    first = lab.Checkpoint.open(saved).load(workload.build_stage(0, 3)).state_dict()
+    assert all(torch.equal(t, exported[name]) for name, t in first.items())
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV"])

@@ -197,7 +197,11 @@ def _bench_flags() -> Iterator[Flag]:
 
 
 WORKLOAD: tuple[Flag, ...] = (
-    dict(name="--model", default="gpt", help="gpt or distilbert"),
+    dict(
+        name="--model",
+        default="gpt",
+        help="gpt, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
+    ),
     dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
     dict(name="--device", default="auto", help="auto, cpu or cuda"),
     dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),

@@ -83,15 +83,17 @@ def measure_layers(
 ) -> MeasuredLayers:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
-    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
+    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it. What a
+    stage makes once for all its layers, such as a mask or rotary embeddings, counts with every layer here.
     """
     if not isinstance(workload, LayeredModel):
         raise ValueError(
-            f"measure_layers knows the layers of models.gpt and models.distilbert, got {type(workload).__name__}: "
-            "give modules of your own one stage per layer, and read run.costs and run.held.memory"
+            "measure_layers knows the layers of models.gpt, distilbert and from_transformers, got "
+            f"{type(workload).__name__}: give modules of your own one stage per layer, and read run.costs and "
+            "run.held.memory"
         )
     num_layers = workload.num_layers
-    names = ("embedding", *(f"layer {layer}" for layer in range(num_layers)), "head")
+    names = ("embedding", *workload.layer_names, "head")
     last = len(names) - 1
     row = []
     for m in range(positive_int("num_microbatches", num_microbatches)):

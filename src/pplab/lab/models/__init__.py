@@ -1,28 +1,34 @@
-"""The models of the course, as workloads for a pipeline: a small GPT, DistilBERT from transformers,
+"""The models of the course, as workloads for a pipeline: a small GPT, DistilBERT and other models of transformers,
 and whatever modules you bring."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from ...errors import unknown
 from ._cutting import LayeredModel, cut, layer_ranges
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt
 from ._modules import Chain, Modules
+from ._transformers import TransformersModel, from_transformers
 
 WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
 
 
 def workload(name: str, **options: object) -> LayeredModel:
-    """The workload of that name with its options; ValueError with the nearest names when there is none.
+    """The workload of that name with its options; ValueError with the nearest names when there is none. A folder, or a
+    name with a slash as the hub has them, is `from_transformers`'s.
 
     >>> workload("gpt", batch_size=8, source="sample", num_layers=2).name
     'GPT with 2 layers of width 128, batch 8 x 128 bytes'
     """
+    if "/" in name or Path(name).is_dir():
+        return from_transformers(name, **options)
     if name not in WORKLOADS:
         raise unknown("model", name, WORKLOADS)
     return WORKLOADS[name](**options)
 
 
-__all__ = ["GPT", "Chain", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "Modules"]
-__all__ += ["layer_ranges", "cut", "workload"]
+__all__ = ["GPT", "Chain", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "Modules", "TransformersModel"]
+__all__ += ["layer_ranges", "cut", "from_transformers", "workload"]
 __all__ += WORKLOADS

@@ -34,6 +34,11 @@ class LayeredModel:
         return cut(self.build_whole(), num_stages, self.cut)[stage]
 
     @property
+    def layer_names(self) -> tuple[str, ...]:
+        """What the layers are called, in order."""
+        return tuple(f"layer {layer}" for layer in range(self.num_layers))
+
+    @property
     def cut_in_words(self) -> str:
         """`cut` in words, where there is one."""
         return f" cut {'+'.join(map(str, self.cut))}" if self.cut else ""
@@ -89,7 +94,7 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
     `layers` says how many of its layers each stage gets; evenly, if left out.
 
     The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
-    model's output. Cuts pplab's GPT, transformers' DistilBertForSequenceClassification and nn.Sequential; raises
+    model's output. Cuts pplab's GPT, nn.Sequential and models of transformers (`from_transformers` lists them); raises
     ValueError for another model and for more stages than layers.
 
     >>> [len(stage) for stage in cut(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
@@ -103,14 +108,14 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
     if isinstance(model, nn.Sequential):
         children = list(model.named_children())
         return [_named(children[r.start : r.stop]) for r in layer_ranges(len(children), num_stages, layers)]
-    if type(model).__name__ == "DistilBertForSequenceClassification":
-        from ._distilbert import DistilBertStage
+    from ._families import FAMILIES, parts
 
-        ranges = layer_ranges(len(model.distilbert.transformer.layer), num_stages, layers)
-        return [DistilBertStage(model, r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
+    known = [family.model for family in FAMILIES.values()]
+    if type(model).__name__ in known:
+        return list(parts(model, num_stages, layers))
     raise ValueError(
-        f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, DistilBertForSequenceClassification and "
-        "nn.Sequential. For another model make the stages yourself and pass models.Modules([stage0, stage1, ...])"
+        f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, nn.Sequential and transformers' "
+        f"{', '.join(known)}. For another model make the stages yourself and pass models.Modules([stage0, stage1, ...])"
     )
 
 

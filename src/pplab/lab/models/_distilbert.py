@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
@@ -14,47 +13,11 @@ from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data
 from ._cutting import LayeredModel
+from ._weights import find_checkpoint
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
 REVISION = "12040accade4e8a0f71eabdb258fecc2e7e948be"  # of CHECKPOINT: what is fetched is always the same
 SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
-
-
-class DistilBertStage(nn.Module):
-    """A part of a DistilBertForSequenceClassification: some of its layers, with the embeddings if they are the first,
-    the classifier if the last. Parameters are shared with the model and keep its names."""
-
-    def __init__(self, model: nn.Module, layers: range, is_first: bool, is_last: bool):
-        super().__init__()
-        self.config = model.config
-        self.is_first, self.is_last = is_first, is_last
-        self.distilbert = nn.Module()
-        self.distilbert.transformer = nn.Module()
-        self.distilbert.transformer.layer = nn.ModuleDict(
-            {str(layer): model.distilbert.transformer.layer[layer] for layer in layers}
-        )
-        if self.is_first:
-            self.distilbert.embeddings = model.distilbert.embeddings
-        if self.is_last:
-            self.pre_classifier, self.classifier = model.pre_classifier, model.classifier
-            self.dropout = model.dropout
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        """Token ids (B, T) or hidden states (B, T, C) to hidden states, or logits (B, labels) on the last stage.
-
-        Every rank has the mask (B, T), 1 for tokens and 0 for padding, and makes from it what its layers want: a mask
-        passed under another name would be ignored without a word.
-        """
-        from transformers.masking_utils import create_bidirectional_mask
-
-        hidden = self.distilbert.embeddings(x) if self.is_first else x
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask)
-        for layer in self.distilbert.transformer.layer.values():
-            hidden = layer(hidden, mask)
-        if not self.is_last:
-            return hidden
-        pooled = functional.relu(self.pre_classifier(hidden[:, 0]))  # (B, C): the first token speaks for the review
-        return self.classifier(self.dropout(pooled))
 
 
 @dataclass(frozen=True)
@@ -151,24 +114,13 @@ def distilbert(
 
 def _find_checkpoint(checkpoint: str) -> tuple[str | None, str]:
     """A local folder with the checkpoint (None for the small model), and what it is in words."""
-    from huggingface_hub import snapshot_download
-
     small = "small DistilBERT with random weights"
     if checkpoint == "small":
         return None, small
     name = CHECKPOINT if checkpoint == "auto" else checkpoint
-    if Path(name).is_dir():
-        return name, f"checkpoint in {name}"
     try:
-        wanted = ["config.json", "model.safetensors", "*token*", "vocab.txt"]
-        revision = REVISION if name == CHECKPOINT else None
-        local = not data.hub_is_reachable()
-        folder = snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=local)
-        return folder, f"the hub's {name}"
+        return find_checkpoint(name, REVISION if name == CHECKPOINT else None)
     except OSError as error:
         if checkpoint == "auto":
             return None, f"{small} (the hub's {CHECKPOINT} can't be reached)"
-        raise OSError(
-            f"the hub's {name} can't be reached and isn't in its cache ({type(error).__name__}): "
-            'check the network and the name, or use checkpoint="small" or "auto"'
-        ) from error
+        raise OSError(f'{error}, or use checkpoint="small" or "auto"') from error

@@ -1,0 +1,244 @@
+"""Models of transformers as workloads: from a config or a checkpoint, built a stage at a time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from ...errors import positive_int, shown
+from ...runtime.workload import Batch
+from .. import data as reviews
+from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
+from ._cutting import LayeredModel
+from ._families import Family, Share, depths, family_of, names_held, part, shares
+from ._weights import Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Rows = Mapping[str, Tensor]  # by transformers' names; each (rows, ...)
+
+
+@dataclass(frozen=True)
+class TransformersModel(LayeredModel):
+    """A model of transformers that is cut by layers. `from_transformers` makes it, and says what it can be given.
+
+    No rank holds more than its stages: weights are made, or read from the checkpoint, a stage at a time. The whole
+    model is built only where it is asked for, as by `check_gradients`.
+    """
+
+    config: PreTrainedConfig = field(repr=False)
+    data: Rows | Callable[[int], Rows] = field(repr=False)
+    batch_size: int
+    length: int  # tokens of a sample, in the first batch
+    stacks: tuple[int, ...]  # layers of each: one stack, or the encoder's and the decoder's
+    checkpoint: str | None = None  # a folder; random weights when None
+    untied: tuple[str, ...] = ()  # what transformers ties, and the checkpoint doesn't
+    attention: str = "sdpa"
+    dropout: float | None = 0.0
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+    cut: tuple[int, ...] | None = None  # layers of each stage; evenly when None
+
+    @property
+    def family(self) -> Family:
+        """Where this kind of model can be cut."""
+        return family_of(self.config.model_type)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all stacks."""
+        return sum(self.stacks)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """What the layers are called, in order."""
+        names = ("layer",) if len(self.stacks) == 1 else ("encoder", "decoder")
+        return tuple(f"{name} {n}" for name, depth in zip(names, self.stacks, strict=True) for n in range(depth))
+
+    @property
+    def name(self) -> str:
+        """The model's size in words."""
+        size = f"{self.family.model} with {'+'.join(map(str, self.stacks))} layers{self.cut_in_words}"
+        return f"{size}, batch {self.batch_size} x {self.length} tokens"
+
+    def skeleton(self) -> PreTrainedModel:
+        """The whole model without a byte: names and shapes on the meta device."""
+        return skeleton(self.config, self.attention, self.dropout, self.untied)
+
+    def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
+        """Bytes of every stage's weights, before anything is built."""
+        model = self.skeleton()
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        own = ({weights[name] for name in names_held(self._shares(n, num_stages), weights)} for n in range(num_stages))
+        return tuple(sum(p.nbytes for p in parameters) for parameters in own)
+
+    def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
+        """The weights that several stages keep, by name: their places as (stage, name there)."""
+        weights = dict(self.skeleton().named_parameters(remove_duplicate=False))
+        names = names_of(weights.items())
+        places: dict[str, dict[int, str]] = {}
+        for stage in range(num_stages):
+            for name in names_held(self._shares(stage, num_stages), weights):
+                places.setdefault(names[id(weights[name])][0], {}).setdefault(stage, name)
+        return {name: tuple(found.items()) for name, found in places.items() if len(found) > 1}
+
+    def _shares(self, stage: int, num_stages: int) -> list[Share]:
+        return shares(self.family, self.stacks, stage, num_stages, self.cut)
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """One stage, with the weights that the whole model has there, and no others."""
+        model, found = self.skeleton(), self._shares(stage, num_stages)
+        self._fill(model, names_held(found, dict(tensors_of(model))))
+        return part(model, found)
+
+    def build_whole(self) -> PreTrainedModel:
+        """transformers' model in one piece; the same weights at every call, a new head's included."""
+        model = self.skeleton()
+        self._fill(model, list(dict(tensors_of(model))))
+        return model
+
+    def _fill(self, model: PreTrainedModel, held: Sequence[str]) -> None:
+        materialise(model, held, self.seed, Weights(self.checkpoint, model) if self.checkpoint else None)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and what else there
+        is."""
+        if callable(self.data):
+            return as_batch(self.data(step), self.family, self.config)
+        first, rows = step * self.batch_size, len(next(iter(self.data.values())))
+        taken = [i % rows for i in range(first, first + self.batch_size)]
+        return as_batch({name: t[taken] for name, t in self.data.items()}, self.family, self.config)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean cross entropy of the labels that count, those that aren't -100. `output` is scores, (B, T, vocabulary)
+        or (B, classes), or transformers' output that holds them. A decoder's scores are for the next token."""
+        scores, target = getattr(output, "logits", output), self._counted(target)
+        total = functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=IGNORED, reduction="sum")
+        return total / (target != IGNORED).sum().clamp(min=1)
+
+    def weight(self, batch: Batch) -> int:
+        """The number of labels that count: what a microbatch's mean loss weighs in the batch's."""
+        return int((self._counted(batch.target) != IGNORED).sum())
+
+    def _counted(self, labels: Tensor) -> Tensor:
+        """The label of every score: a decoder's is the next token, and after the last one there is none."""
+        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.family.task == "causal" else labels
+
+    def export(self, checkpoint: str | os.PathLike, folder: str | os.PathLike) -> None:
+        """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers' from_pretrained.
+
+        This process holds the whole model for it.
+        """
+        from ..checkpoint import Checkpoint
+
+        found = Checkpoint.open(checkpoint)
+        found.check_fits(self)
+        model = found.load(self.build_whole())
+        model.config = copy.deepcopy(self.config)  # with its rates of dropout
+        model.save_pretrained(folder)
+
+
+def from_transformers(
+    model: PreTrainedConfig | str | os.PathLike,
+    data: Rows | Callable[[int], Rows] | None = None,
+    *,
+    batch_size: int = 32,
+    length: int = 64,
+    tokenizer: str | PreTrainedTokenizerBase = "auto",
+    source: str = "auto",
+    revision: str | None = None,
+    attention: str = "sdpa",
+    dropout: float | None = 0.0,
+    seed: int = 0,
+    cut: Sequence[int] | None = None,
+) -> TransformersModel:
+    """A model of transformers as a workload: decoders (Llama, Mistral, Qwen2, Qwen3, GPT-2) predict the next token,
+    encoders (BERT, DistilBERT) classify, T5 continues.
+
+    `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in safetensors: a folder, or a
+    name on the hub and its `revision`. `data`: rows by transformers' names (input_ids, attention_mask, labels ...), of
+    which every step takes the next `batch_size`; or an importable function that returns those of a step; or None for
+    reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name or
+    folder, "bytes", or "auto": a checkpoint's own, and bytes for a config. `attention`: "sdpa" or "eager". `dropout`
+    replaces the config's rates, unless it is None. `cut`: how many layers each stage gets; evenly when left out.
+
+    Raises ValueError for a model that it can't cut, for data or weights of another model, and OSError where a folder,
+    the hub or a tokenizer isn't there.
+
+    >>> from transformers import LlamaConfig
+    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
+    >>> llama = from_transformers(LlamaConfig(vocab_size=256, **sizes), batch_size=8, length=16, source="sample")
+    >>> print(llama.name)
+    LlamaForCausalLM with 4 layers, batch 8 x 16 tokens
+    >>> llama.stage_bytes(2)
+    (115200, 115328)
+    """
+    checkpoint = None
+    if isinstance(model, (str, os.PathLike)):
+        checkpoint, said = find_checkpoint(os.fspath(model), revision)
+        checkpoint = os.path.abspath(checkpoint)  # ranks may run elsewhere
+        config = _config(checkpoint)
+    else:
+        said, config = "random weights", _checked_config(model)
+    family = family_of(config.model_type)
+    config, notes = copy.deepcopy(config), []
+    if data is None:
+        found = reviews.reviews(source=source, limit=512)
+        data = review_rows(found, family.task, positive_int("length", length), find_tokenizer(tokenizer, checkpoint))
+        notes.append(f"reviews: {found.source}")
+        if family.task == "classification":
+            config.num_labels = 5  # stars
+    _check_data(data)
+    outline, new, untied = skeleton(config, attention, dropout), [], ()
+    if checkpoint:
+        weights = Weights(checkpoint, outline)
+        new, untied = weights.check(outline), weights.untied(outline)
+    notes += [f"model: {said}", *[f"drawn at random: {', '.join(new)}"] * bool(new)]
+    made = TransformersModel(
+        *(config, data, positive_int("batch_size", batch_size), 0, depths(outline, family), checkpoint, untied),
+        *(attention, dropout, seed, tuple(notes), None if cut is None else tuple(cut)),
+    )
+    (first,) = made.batch(0).inputs  # what is wrong with the data shows here, and not on the ranks
+    return replace(made, batch_size=len(first), length=first.shape[1])
+
+
+def _check_data(data: object) -> None:
+    if callable(data):
+        return
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError(
+            f"data must be tensors by name, or a function that returns those of a step, got a {type(data).__name__}"
+        )
+    if len({len(rows) for rows in data.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
+        raise ValueError(f"data must have as many rows of each, got {sizes}")
+
+
+def _checked_config(config: object) -> PreTrainedConfig:
+    if hasattr(config, "model_type") and hasattr(config, "to_dict"):
+        return config
+    said = "give its .config, or save it with save_pretrained(folder) and give the folder"
+    raise ValueError(f"expected a config of transformers, a folder or a name on the hub, got {shown(config)}: {said}")
+
+
+def _config(folder: str) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
+    try:
+        model_type = json.loads(path.read_text()).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} isn't a config of transformers ({error}): fetch or save it again") from None
+    family_of(model_type)  # its error comes first: transformers has types that can't be cut here
+    return AutoConfig.from_pretrained(folder, local_files_only=True)

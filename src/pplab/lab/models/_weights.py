@@ -1,0 +1,230 @@
+"""Weights of transformers' models, a stage's at a time: read from safetensors, or drawn at random.
+
+A model is built on the meta device, where it has names and shapes and no bytes. Then the tensors of one stage are
+made, and no others. What a weight is drawn from depends on its name and the seed, so it is the same however the model
+is cut.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import data
+from ._families import family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Of a repository on the hub: not every copy of the weights in every format.
+WANTED = ["config.json", "model*.safetensors", "model.safetensors.index.json", "*token*", "vocab*", "merges.txt"]
+WANTED += ["*.model"]
+_NEW = ("lm_head.", "classifier.", "pre_classifier.", "bert.pooler.")  # a head, which a checkpoint may lack
+_AUTO = {
+    "causal": "AutoModelForCausalLM",
+    "classification": "AutoModelForSequenceClassification",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+
+
+def skeleton(
+    config: PreTrainedConfig, attention: str, dropout: float | None, untied: Sequence[str] = ()
+) -> PreTrainedModel:
+    """The model on the meta device, in float32. `dropout` replaces all of the config's rates, if it isn't None;
+    `untied` weights are their own, whatever transformers ties them to."""
+    import transformers
+
+    config = copy.deepcopy(config)
+    for name, value in config.to_dict().items():
+        if dropout is not None and ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+            setattr(config, name, dropout)
+    auto = getattr(transformers, _AUTO[family_of(config.model_type).task])
+    with torch.device("meta"):
+        model = auto.from_config(config, attn_implementation=attention, dtype=torch.float32).train()
+    for name in untied:
+        where, _, slot = name.rpartition(".")
+        shared = model.get_parameter(name)
+        setattr(model.get_submodule(where), slot, nn.Parameter(torch.empty_like(shared)))
+    return model
+
+
+def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights: Weights | None) -> None:
+    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or else random ones."""
+    tensors = dict(tensors_of(model))
+    own = {id(tensors[name]) for name in held}
+    names = {each: found for each, found in names_of(tensors.items()).items() if each in own}
+    made: dict[int, Tensor] = {}
+    with weights.open() if weights else ExitStack():
+        for module in model.modules():
+            for slots in (module._parameters, module._buffers):
+                for slot, t in slots.items():
+                    if id(t) in names:
+                        if id(t) not in made:
+                            made[id(t)] = _make(t, weights and weights.read(names[id(t)], t.shape))
+                        slots[slot] = made[id(t)]
+    named = {made[each].untyped_storage().data_ptr(): found[0] for each, found in names.items()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Seeded(named, seed):
+        _initialise(model, model)
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """All parameters and buffers, under all their names."""
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return [*named[0], *named[1]]
+
+
+def names_of(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
+    """All names of every tensor, by its id; the first is the one that a tied weight goes by."""
+    names: dict[int, list[str]] = {}
+    for name, t in named:
+        names.setdefault(id(t), []).append(name)
+    return names
+
+
+def _make(t: Tensor, read: Tensor | None) -> Tensor:
+    # A copy: what is read is the file, mapped, and a file that is written again would take the weights along.
+    made = torch.empty_like(t, device="cpu") if read is None else read.to(t.dtype, copy=True)
+    if isinstance(t, nn.Parameter):
+        made = nn.Parameter(made, t.requires_grad)
+    made._is_hf_initialized = read is not None  # transformers draws nothing for a tensor that says so
+    return made
+
+
+def _initialise(module: nn.Module, of: PreTrainedModel) -> None:
+    """Let every (sub)model of transformers initialise its modules, innermost first, as transformers does it."""
+    for child in module.children():
+        _initialise(child, child if hasattr(child, "_init_weights") else of)
+    of._init_weights(module)
+
+
+class _Seeded(TorchDispatchMode):
+    """Draws every tensor from a seed of its own, which its name makes."""
+
+    def __init__(self, names: Mapping[int, str], seed: int):
+        super().__init__()
+        self.names, self.seed = names, seed
+
+    def __torch_dispatch__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], Tensor):
+            if args[0].is_meta:
+                return args[0]  # nothing to fill, and making sure of it takes milliseconds
+            name = self.names.get(args[0].untyped_storage().data_ptr(), "")
+            digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+            torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
+        return func(*args, **kwargs or {})
+
+
+class Weights:
+    """The safetensors files of a folder: which has what, read a tensor at a time.
+
+    Raises FileNotFoundError for a folder without them.
+    """
+
+    def __init__(self, folder: str, model: PreTrainedModel):
+        self.folder, self._prefix = Path(folder), model.base_model_prefix + "."
+        index, single = self.folder / "model.safetensors.index.json", self.folder / "model.safetensors"
+        if index.is_file():
+            self.files = json.loads(index.read_text())["weight_map"]
+        elif single.is_file():
+            from safetensors import safe_open
+
+            with safe_open(single, "pt") as file:
+                self.files = dict.fromkeys(file.keys(), single.name)
+        else:
+            found = ", ".join(sorted(each.name for each in self.folder.iterdir())) or "nothing"
+            raise FileNotFoundError(
+                f"{folder} has no weights: expected model.safetensors, or model.safetensors.index.json and the files "
+                f"that it names, found {found}. Save the model there with model.save_pretrained(folder)"
+            )
+        self._opened: dict[str, object] = {}
+
+    def open(self) -> ExitStack:
+        """Files are opened at their first tensor, and closed with what this returns."""
+        self._stack = ExitStack()
+        self._stack.callback(self._opened.clear)
+        return self._stack
+
+    def key(self, names: list[str]) -> str | None:
+        """The name in the files of a weight that the model has under these names. Files of a model without its head
+        leave out the prefix, and old ones call a norm's weights gamma and beta."""
+        for name in (*names, *(name.removeprefix(self._prefix) for name in names)):
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            for each in (name, old):
+                if each in self.files:
+                    return each
+        return None
+
+    def _file(self, key: str) -> object:
+        from safetensors import safe_open
+
+        name = self.files[key]
+        if name not in self._opened:
+            if not (self.folder / name).is_file():
+                raise FileNotFoundError(f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again")
+            self._opened[name] = self._stack.enter_context(safe_open(self.folder / name, "pt"))
+        return self._opened[name]
+
+    def read(self, names: list[str], shape: torch.Size) -> Tensor | None:
+        """A weight, or None where the files don't have it; its shape was checked when the workload was made."""
+        key = self.key(names)
+        return None if key is None else self._file(key).get_tensor(key)
+
+    def untied(self, model: PreTrainedModel) -> tuple[str, ...]:
+        """The names of weights that the model ties to others, where the files have different values: then
+        transformers takes them for weights of their own (a T5 of version 1.1 has such a head)."""
+        found = []
+        with self.open():
+            for first, *others in names_of(model.named_parameters(remove_duplicate=False)).values():
+                for name in others:
+                    keys = self.key([first]), self.key([name])
+                    if None not in keys and not torch.equal(*(self._file(key).get_tensor(key) for key in keys)):
+                        found.append(name)
+        return tuple(found)
+
+    def check(self, model: PreTrainedModel) -> list[str]:
+        """The weights of a new head, which the files don't have. ValueError when they are another model's."""
+        names = names_of(model.named_parameters(remove_duplicate=False))
+        new, missing, other = [], [], []
+        with self.open():
+            for p in model.parameters():
+                found, key = names[id(p)], self.key(names[id(p)])
+                if key is None:
+                    (new if found[0].startswith(_NEW) else missing).append(found[0])
+                elif (shape := tuple(self._file(key).get_slice(key).get_shape())) != tuple(p.shape):
+                    other.append(f"{found[0]} {shape} where the config makes {tuple(p.shape)}")
+        if missing or other:
+            said = [f"without {', '.join(missing[:3])}"] * bool(missing) + other[:3]
+            raise ValueError(
+                f"{self.folder} has the weights of another model than a {type(model).__name__} of its config: "
+                f"{'; '.join(said)}. Give the folder with the config that these weights were saved with"
+            )
+        return new
+
+
+def find_checkpoint(name: str, revision: str | None = None) -> tuple[str, str]:
+    """The folder with a checkpoint, a folder's or the hub's name given, and what it is in words. OSError without."""
+    if Path(name).is_dir():
+        return name, f"checkpoint in {name}"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no folder {name}: give a folder with config.json and safetensors")
+    from huggingface_hub import snapshot_download
+
+    try:
+        local = not data.hub_is_reachable()
+        return snapshot_download(name, revision=revision, allow_patterns=WANTED, local_files_only=local), (
+            f"the hub's {name}"
+        )
+    except (OSError, ValueError) as error:  # ValueError: no name that the hub could have
+        raise OSError(
+            f"the hub's {name} can't be reached and isn't in its cache ({type(error).__name__}): "
+            "check the network and the name, or give a folder"
+        ) from error
