@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .plot import ROW, WIDTH, chart, legend
+from .plot import ROW, WIDTH, chart, check_timeline, legend
 from .timeline import Span, Timeline
 
 
@@ -16,6 +16,8 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
     import matplotlib.pyplot as plt
 
+    for each in timelines:
+        check_timeline(each)
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     figure, axes = plt.subplots(
         len(timelines),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
+from .errors import shown
 from .timeline import Span, Timeline, idle_intervals
 
 if TYPE_CHECKING:
@@ -32,11 +33,19 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
     Labels drop out where they don't fit.
     """
+    check_timeline(timeline)
     if ax is None:
         ax = new_axes(timeline.schedule.num_ranks)
     chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
     legend(ax, [timeline])
     return ax
+
+
+def check_timeline(given: object) -> None:
+    """Raise ValueError for what can't be drawn since it has no times."""
+    if not isinstance(given, Timeline):
+        remedy = "pplab.simulate(schedule) makes one, and a run has run.timeline"
+        raise ValueError(f"a Gantt chart shows a pplab.Timeline, got {shown(given)}: {remedy}")
 
 
 def picture(timeline: Timeline) -> bytes:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..errors import positive_int, unknown
+from ..errors import positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
-from .workload import Workload, check_divides, loss_scale
+from .workload import Workload, check_divides, check_workload, loss_scale
 
 if TYPE_CHECKING:
     from .listener import Extra
@@ -42,6 +42,11 @@ class Options:
                 vars(self)[name] = positive_int(name, value, least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise ValueError(
+                f"optimizer must be a function that makes one on each rank, got a {type(self.optimizer).__name__}: "
+                "give functools.partial(torch.optim.SGD, lr=0.1), or a function of a module that takes parameters"
+            )
 
     @classmethod
     def of(cls, **options: object) -> Options:
@@ -85,6 +90,12 @@ def make_job(
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
     from .training import train
 
+    if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
+        raise ValueError(
+            f"a run takes a pplab.Schedule, then a workload, got {shown(schedule)} and {type(workload).__name__}: "
+            'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
+        )
+    check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
         raise ValueError(
