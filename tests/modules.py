@@ -326,3 +326,82 @@ class _Writing(Listener):
     def report(self) -> tuple[list[str], set[str]]:
         """All of it, and the modules."""
         return self.written, {name for name in sys.modules if name.split(".")[0] == "pplab"}
+
+
+class Unseeded(Modules):
+    """Makes its stages' weights anew wherever they are built."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The stage with other weights than the whole model's."""
+        module = super().build_stage(stage, num_stages)
+        for p in module.parameters():
+            nn.init.normal_(p)
+        return module
+
+
+class Otherwise(Modules):
+    """Its second stage computes something else than the whole model does there."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The stage, or one that doubles."""
+        module = super().build_stage(stage, num_stages)
+        if stage == 1:
+            module.register_forward_hook(lambda module, given, output: 2 * output)
+        return module
+
+
+class Root(nn.Module):
+    """A square root, whose gradient isn't finite at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return (x * (x > 0)).sqrt()
+
+
+class Reciprocal(nn.Module):
+    """1 / 0 for what is negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return 1 / x.relu()
+
+
+class Counting(nn.Module):
+    """Multiplies by how often it was called."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        self.calls += 1
+        return x * self.calls
+
+
+class OnRank1(nn.Module):
+    """Multiplies, but in rank 1 only."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return x * (self.factor if torch.distributed.get_rank() == 1 else 1)
+
+
+def another_batch(step: int) -> Batch:
+    """Random numbers, others at every call."""
+    torch.seed()
+    return Batch((torch.randn(8, 6),), torch.randn(8, 6))
+
+
+def ragged(step: int) -> Batch:
+    """Labels of which the first microbatches ignore more than the last ones."""
+    labels = torch.arange(8) % 6
+    labels[:3] = -100
+    return Batch(batch().inputs, labels)
+
+
+def counted(batch: Batch) -> int:
+    """How many labels count."""
+    return int((batch.target >= 0).sum())

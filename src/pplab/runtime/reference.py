@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..errors import EXPLAINERS
 from ..schedule import plural
 from .stage import autocast
-from .workload import Workload
+from .workload import Batch, Workload
 
 if TYPE_CHECKING:
     from .devices import RankContext
+    from .options import Job
     from .training import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
+Prints = dict[str, int]  # of weights, by their names in the whole model, and of the batch, under ""
 
 
 def train_whole(
@@ -48,16 +54,28 @@ def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     return found
 
 
+def prints_of(weights: Mapping[str, Tensor], batch: Batch) -> Prints:
+    """Checksums of weights and of a batch, by which two processes see that they don't have the same."""
+    context = (batch.context[name] for name in sorted(batch.context))
+    tensors = {name: (weight,) for name, weight in weights.items()} | {"": (*batch.inputs, batch.target, *context)}
+    return {name: reduce(_checksum, each, 0) for name, each in tensors.items()}
+
+
+def _checksum(before: int, x: Tensor) -> int:
+    return zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), before)
+
+
 @dataclass(frozen=True)
 class GradientReport:
     """Gradients of a run against those of one process, which ran the whole batch through the whole model."""
 
-    difference: float  # the largest |run - one process| over all elements of all parameters
+    difference: float  # the largest |run - one process| over all elements of all parameters; inf where one is no number
     scale: float  # the largest |one process|
     tolerance: float  # on difference / scale, for the dtype
     worst: str  # the parameter that differs most
     parameters: dict[str, float] = field(repr=False)  # name -> largest difference
     loss_difference: float
+    causes: tuple[str, ...] = ()  # of a difference: what was measured that makes one
 
     @property
     def relative(self) -> float:
@@ -70,39 +88,46 @@ class GradientReport:
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        verdict = "equal" if self.equal else "NOT equal"
-        count = plural(len(self.parameters), "parameter")
-        return f"{verdict} to one process ({count}, largest difference {self.difference:.1e})"
+        count = f"{plural(len(self.parameters), 'parameter')}, largest difference {self.difference:.1e}"
+        if self.equal:
+            return f"equal to one process ({count})"
+        return "\n  cause: ".join([f"NOT equal to one process ({count}, in {self.worst})", *self.causes])
 
 
-def compare_gradients(
-    run: Gradients, one_process: Gradients, loss_difference: float, dtype: torch.dtype = torch.float32
-) -> GradientReport:
-    """Compare per parameter; ValueError when the two don't have the same parameters."""
-    if run.keys() != one_process.keys():
-        missing, extra = sorted(one_process.keys() - run.keys()), sorted(run.keys() - one_process.keys())
-        raise ValueError(
-            "the stages don't have the parameters of the whole model: "
-            f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
-        )
-    differences = {name: _apart(run[name], one_process[name]) for name in sorted(run)}
-    worst = max(differences, key=differences.__getitem__)
-    scale = max(float(np.abs(g).max()) for g in one_process.values())
-    return GradientReport(differences[worst], scale, TOLERANCE[dtype], worst, differences, loss_difference)
+def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
+    """Compare what all ranks collected with one process. `run(function, *arguments)` calls on ranks, and returns what
+    rank 0 does."""
+    report = report_gradients(reports, run(train_whole, job.workload, job.options.autocast), job.options.autocast)
+    if report.equal:
+        return report
+    if "gradients" not in EXPLAINERS:
+        return replace(report, causes=("not looked for: import pplab.lab does",))
+    prints = [report.prints for report in reports]
+    return replace(report, causes=run(resolve_name(EXPLAINERS["gradients"]), job, prints, report))
 
 
 def report_gradients(
     reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None
 ) -> GradientReport:
-    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
+    """Compare per parameter; of copies of one, that which differs most counts. ValueError when the ranks don't have the
+    parameters of the whole model."""
     loss, one = whole
-    merged: Gradients = {}
+    found: dict[str, float] = {}
     for name, gradient in (item for report in reports for item in report.gradients.items()):
-        if name not in merged or (name in one and _apart(gradient, one[name]) > _apart(merged[name], one[name])):
-            merged[name] = gradient
-    first_loss = sum(report.first_loss for report in reports)
-    return compare_gradients(merged, one, abs(first_loss - loss), dtype or torch.float32)
+        found[name] = max(found.get(name, 0.0), _apart(gradient, one[name]) if name in one else 0.0)
+    if found.keys() != one.keys():
+        missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
+        raise ValueError(
+            "the stages don't have the parameters of the whole model: "
+            f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        )
+    found = dict(sorted(found.items()))
+    worst = max(found, key=found.__getitem__)
+    scale = max(float(np.abs(g).max()) for g in one.values())
+    apart = abs(sum(report.first_loss for report in reports) - loss)
+    return GradientReport(found[worst], scale, TOLERANCE[dtype or torch.float32], worst, found, apart)
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
+    with np.errstate(invalid="ignore"):
+        return float(np.nan_to_num(np.abs(a - b).max(), nan=np.inf, posinf=np.inf))

@@ -62,7 +62,7 @@ class Workload(ABC):
     )
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when the model can't be cut into `num_stages` stages: by default, when it has fewer layers."""
+        """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer layers."""
         if self.num_layers is not None and num_stages > self.num_layers:
             raise ValueError(f"{self.num_layers} layers make at most {self.num_layers} stages, not {num_stages}")
 
@@ -83,7 +83,7 @@ class Workload(ABC):
         """The mean loss over the samples of `output`; their sum where `reduction` is "sum"."""
 
     def tied(self, num_stages: int) -> Mapping[str, Places]:
-        """Weights that several of `num_stages` stages keep, by their names in the whole: (stage, name there) of each."""
+        """Weights that several of `num_stages` stages keep: (stage, name there), by the name in the whole."""
         return {}
 
     def weight(self, batch: Batch) -> float:
