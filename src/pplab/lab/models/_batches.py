@@ -29,9 +29,10 @@ class Batches:
         if not isinstance(given, Batch) and not callable(given):
             if not hasattr(given, "__iter__") or isinstance(given, (Tensor, str, dict)):
                 raise ValueError(
-                    f"batches must be a Batch, a function of the step or a list of them, got {shown(given)}"
+                    "batches must be a Batch, a function of the step, a list of batches or a DataLoader, got "
+                    f"{shown(given)}"
                 )
-            if iter(given) is given:
+            if isinstance(given, Iterator):
                 raise ValueError(
                     "batches is an iterator, which gives every batch once, and each rank asks for all of them: give a "
                     f"list or a DataLoader, or {A_FUNCTION}"
