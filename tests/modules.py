@@ -405,3 +405,29 @@ def ragged(step: int) -> Batch:
 def counted(batch: Batch) -> int:
     """How many labels count."""
     return int((batch.target >= 0).sum())
+
+
+class Masked(nn.Module):
+    """Multiplies with what every stage is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(B, C), (B, 1) to (B, C)."""
+        return self.linear(x) * mask
+
+
+class Misplaced(Modules):
+    """Says that a weight is kept where there is none."""
+
+    def tied(self, num_stages: int) -> dict:
+        """A place of the second stage that it doesn't have."""
+        return {"0.weight": [(0, "0.weight"), (1, "head.weight")]}
+
+
+def batch_of(step: int) -> Batch:
+    """Another batch for every step."""
+    numbers = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(step))
+    return Batch((numbers[0],), numbers[1])

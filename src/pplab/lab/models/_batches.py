@@ -25,7 +25,7 @@ class Batches:
         self.given = given
         generator = _generator(given)
         self._seeded = generator and (generator, generator.get_state())
-        self._start()
+        self.restart()
         if not isinstance(given, Batch) and not callable(given):
             if not hasattr(given, "__iter__") or isinstance(given, (Tensor, str, dict)):
                 raise ValueError(
@@ -42,8 +42,7 @@ class Batches:
                     "this DataLoader shuffles in another order on every rank: pass it "
                     "generator=torch.Generator().manual_seed(0), or shuffle=False"
                 )
-        self.size: int | None = None
-        self.size = len(self(0).target)
+        self.size: int | None = None  # samples of every batch, once one was there
 
     def __call__(self, step: int) -> Batch:
         """The batch of a step. ValueError where there is none, or one of another size than the first."""
@@ -51,7 +50,8 @@ class Batches:
             return self.given
         found = self.given(step) if callable(self.given) else self._listed(step)
         batch = as_batch(found, step)
-        if self.size not in (None, len(batch.target)):
+        self.size = self.size or len(batch.target)
+        if self.size != len(batch.target):
             raise ValueError(
                 f"the batch of step {step} has {len(batch.target)} samples, and that of step 0 has {self.size}: all "
                 "batches of a run are of one size (a DataLoader's drop_last=True leaves the last one out)"
@@ -65,7 +65,7 @@ class Batches:
                 raise self._no_more(step, len(self.given))
             return self.given[step]
         if step < self._at:
-            self._start()
+            self.restart()
         while self._at < step or self._iterator is None:
             self._iterator = self._iterator or iter(self.given)
             try:
@@ -97,7 +97,8 @@ class Batches:
 
     _first: list[Tensor] | None = None
 
-    def _start(self) -> None:
+    def restart(self) -> None:
+        """Go back to the start: who else goes through the same loader finds it as it was."""
         self._iterator: Iterator | None = None
         self._at, self._last = -1, None
         if self._seeded is not None:  # or the second time through would be in another order
@@ -105,7 +106,7 @@ class Batches:
             generator.set_state(state)
 
     def __getstate__(self) -> dict:
-        self._start()  # an iterator can't travel, and there each begins anew
+        self.restart()  # an iterator can't travel, and there each begins anew
         return vars(self)
 
 

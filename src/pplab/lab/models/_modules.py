@@ -85,6 +85,7 @@ class Modules(Workload):
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
         self.reduction, self.overlap, self.name = reduction, overlap, name
         self.batch_size = len(self.batch(0).target)
+        self.batches.restart()
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError unless there is one module per stage, or the model can be cut into so many stages."""
