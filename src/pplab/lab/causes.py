@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,27 +19,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..runtime import Batch, GradientReport, Workload
 from ..runtime.devices import RankContext
 from ..runtime.options import Job
-from ..runtime.reference import TOLERANCE, Prints, prints_of
+from ..runtime.reference import TOLERANCE
 from ..runtime.stage import autocast
-from ..runtime.workload import as_tuple
+from ..runtime.workload import as_tuple, names_in_whole
 
 _FAR = 10 * TOLERANCE[torch.float32]  # relative: more than another order of sums explains
 NOTHING = "none found: one process shows none of those that pplab.lab.causes looks for"
 _LOW = (torch.bfloat16, torch.float16)
 
 
-def find_causes(context: RankContext, job: Job, prints: Sequence[Prints], report: GradientReport) -> tuple[str, ...]:
-    """On rank 0, what makes gradients differ; () on the others. `prints` are those of all ranks."""
+def find_causes(context: RankContext, job: Job, report: GradientReport) -> tuple[str, ...]:
+    """On rank 0, what makes gradients differ; () on the others."""
     if context.rank != 0:
         return ()
     context.watch("looking why gradients differ")
     workload, num_stages = job.workload, job.schedule.num_stages
     model, batch = workload.build_whole().to(context.device), workload.batch(0).to(context.device)
-    anew = list(_made_anew(prints, prints_of(dict(model.named_parameters()), batch)))
+    anew = [*_another_batch(workload, batch), *_other_weights(workload, model, num_stages)]
     whole = _Whole(workload, model, batch.microbatches(job.schedule.num_microbatches), batch, job.options.autocast)
-    if nowhere := whole.not_finite():
-        return *anew, nowhere
     if strange := [name for name, difference in report.parameters.items() if math.isinf(difference)]:
+        if first := whole.not_finite():
+            return *anew, first
         anew.append(
             f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process all are finite"
         )
@@ -50,14 +50,28 @@ def find_causes(context: RankContext, job: Job, prints: Sequence[Prints], report
     return tuple(cause for cause in found if cause) or (NOTHING,)
 
 
-def _made_anew(prints: Sequence[Prints], own: Prints) -> Iterator[str]:
-    """What a process that makes it for itself has otherwise than the ranks had it."""
-    if ranks := [str(rank) for rank, each in enumerate(prints) if each[""] != own[""]]:
-        where = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
-        yield f"batch(0) was another one on {where} than in one process: make it from the step's number alone"
-    names = own.keys() - {""}
-    if other := sorted({name for each in prints for name in names & each.keys() if each[name] != own[name]}):
-        what = f"{len(other)} of {len(names)} weights, such as {other[0]}, start from other values in the stages"
+def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
+    """Whether the batch is another one when it is made again."""
+    again = workload.batch(0).to(batch.target.device)
+    pairs = list(zip(_tensors(batch), _tensors(again), strict=False))
+    if len(_tensors(batch)) != len(_tensors(again)) or not all(torch.equal(a, b) for a, b in pairs):
+        yield "batch(0) isn't the same when it is made again: make it from the step's number alone, with a seed"
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [*batch.inputs, batch.target, *(batch.context[name] for name in sorted(batch.context))]
+
+
+def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Iterator[str]:
+    """Whether stages that are built here begin with other weights than the model that was."""
+    own, other = dict(model.named_parameters()), []
+    for stage in range(num_stages):
+        built = {stage: workload.build_stage(stage, num_stages)}
+        for p, name in names_in_whole(workload, built, num_stages).items():
+            if name in own and not torch.equal(p.to(own[name].device), own[name]):
+                other.append(name)
+    if other:
+        what = f"{len(other)} of {len(own)} weights, such as {other[0]}, start from other values in the stages"
         yield f"{what} than in the whole model: seed build_stage and build_whole alike"
 
 
@@ -153,7 +167,9 @@ class _Whole:
             return ""
         losses, is_sum = [self.run(each)[1].item() for each in self.microbatches], self.workload.reduction == "sum"
         weights = [1.0 if is_sum else self.workload.weight(each) for each in self.microbatches]
-        joined = math.fsum(w * x for w, x in zip(weights, losses, strict=True)) / (1 if is_sum else math.fsum(weights))
+        joined = math.fsum(w * x for w, x in zip(weights, losses, strict=True) if w) / (
+            1 if is_sum else math.fsum(weights)
+        )
         loss = self.run(self.batch)[1].item()
         if abs(joined - loss) <= self._noise() * abs(loss):
             return ""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import EXPLAINERS
 from ..schedule import plural
 from .stage import autocast
-from .workload import Batch, Workload
+from .workload import Workload
 
 if TYPE_CHECKING:
     from .devices import RankContext
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
-Prints = dict[str, int]  # of weights, by their names in the whole model, and of the batch, under ""
 
 
 def train_whole(
@@ -52,17 +49,6 @@ def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
             gradient = parameter.grad.detach().cpu()
             found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
     return found
-
-
-def prints_of(weights: Mapping[str, Tensor], batch: Batch) -> Prints:
-    """Checksums of weights and of a batch, by which two processes see that they don't have the same."""
-    context = (batch.context[name] for name in sorted(batch.context))
-    tensors = {name: (weight,) for name, weight in weights.items()} | {"": (*batch.inputs, batch.target, *context)}
-    return {name: reduce(_checksum, each, 0) for name, each in tensors.items()}
-
-
-def _checksum(before: int, x: Tensor) -> int:
-    return zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), before)
 
 
 @dataclass(frozen=True)
@@ -95,15 +81,13 @@ class GradientReport:
 
 
 def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
-    """Compare what all ranks collected with one process. `run(function, *arguments)` calls on ranks, and returns what
-    rank 0 does."""
+    """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank 0, at least."""
     report = report_gradients(reports, run(train_whole, job.workload, job.options.autocast), job.options.autocast)
     if report.equal:
         return report
-    if "gradients" not in EXPLAINERS:
-        return replace(report, causes=("not looked for: import pplab.lab does",))
-    prints = [report.prints for report in reports]
-    return replace(report, causes=run(resolve_name(EXPLAINERS["gradients"]), job, prints, report))
+    explain = EXPLAINERS.get("gradients")
+    causes = run(resolve_name(explain), job, report) if explain else ("not looked for: import pplab.lab does",)
+    return replace(report, causes=causes)
 
 
 def report_gradients(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ class RankReport:
     gradients: dict[str, np.ndarray]
     unsplit: frozenset[str]  # kinds of layers whose weights' gradients a split backward can't put off
     extras: tuple[object, ...]  # what the extras' listeners report
-    prints: dict[str, int] = field(default_factory=dict)  # of weights and batch, where gradients are checked
 
 
 class Rank:
@@ -89,12 +88,11 @@ class Rank:
         """
         options = self.job.options
         first_loss = self.step(run, 0)
-        gradients, prints = {}, {}
+        gradients = {}
         if options.check_gradients:
-            from .reference import collect_gradients, prints_of
+            from .reference import collect_gradients
 
             gradients = collect_gradients((name, p) for p, name in self.names.items())
-            prints = prints_of({name: p for p, name in self.names.items()}, self.job.workload.batch(0))
         for _ in range(options.warmup):
             self.step(run, 0)
         for buffer, kept in self._buffers:  # running averages: those passes don't count
@@ -110,7 +108,6 @@ class Rank:
             gradients,
             frozenset(name for stage in self.stages.values() if stage.split for name in stage.deferred.unsplit),
             tuple(listener.report() for listener in self._extras),
-            prints,
         )
         self.around.clear()  # listeners know the rank: without them its tensors and slots go now, not at a collection
         self._extras.clear()

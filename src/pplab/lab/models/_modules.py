@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import shown
 from ...runtime import Batch, Workload
 from ...runtime.workload import Places, as_tuple
-from ._batches import Batches
+from ._by_step import Batches
 from ._cutting import check_layers, layer_ranges
 
 
