@@ -149,10 +149,8 @@ class Costs:
             check_length(name, getattr(self, name), num_stages)
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
-                raise ValueError(
-                    f"links names ({source}, {target}), and the schedule has ranks 0 to {num_ranks - 1}: "
-                    "name two different ones"
-                )
+                ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
+                raise ValueError(f"links names ({source}, {target}), and {ranks}: name two different ones")
 
 
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")

@@ -146,9 +146,8 @@ def with_field(**fields: object) -> Modules:
         (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
         (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of it"),
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
-        (with_field(name=3), "Modules needs a name, which is text"),
-        (with_field(reduction="max"), 'reduction must be "mean" or "sum"'),
-        (with_field(overlap=2), "overlap must be a function"),
+        (with_field(name=3), "Modules needs a name in words"),
+        (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
         (TWO, "a run takes a pplab.Schedule, then a workload, got .* and Schedule"),
     ],
 )

@@ -43,10 +43,8 @@ class Options:
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
         if self.optimizer is not None and not callable(self.optimizer):
-            raise ValueError(
-                f"optimizer must be a function that makes one on each rank, got a {type(self.optimizer).__name__}: "
-                "give functools.partial(torch.optim.SGD, lr=0.1), or a function of a module that takes parameters"
-            )
+            how = f"must be a function that makes one on each rank, got a {type(self.optimizer).__name__}"
+            raise ValueError(f"optimizer {how}: give functools.partial(torch.optim.SGD, lr=0.1), say")
 
     @classmethod
     def of(cls, **options: object) -> Options:
@@ -91,10 +89,9 @@ def make_job(
     from .training import train
 
     if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
-        raise ValueError(
-            f"a run takes a pplab.Schedule, then a workload, got {shown(schedule)} and {type(workload).__name__}: "
-            'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
-        )
+        how = 'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
+        got = f"{shown(schedule)} and {type(workload).__name__}"
+        raise ValueError(f"a run takes a pplab.Schedule, then a workload, got {got}: {how}")
     check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:

@@ -144,10 +144,8 @@ def rank_main(
 
 
 def pack(value: object) -> bytes:
-    """Pickle by value: tensors travel in the message, so nothing is shared that would have to be cleaned up.
-
-    Raises ValueError for what can't be pickled, such as a lambda.
-    """
+    """Pickle by value: tensors travel in the message, so nothing is shared that would have to be cleaned up. ValueError
+    for what can't be pickled, such as a lambda."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

@@ -57,9 +57,7 @@ class Workload(ABC):
     notes: tuple[str, ...] = ()  # what a reader of the results should know: where the data and the weights came from
     num_layers: int | None = None  # None where the model isn't made of layers that can be counted
     reduction: str = "mean"  # what the loss does with its samples, or "sum"
-    overlap: Callable | None = (
-        None  # runs the two halves of an overlap, functions without arguments; returns both results
-    )
+    overlap: Callable | None = None  # given an overlap's halves, functions without arguments: returns both results
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer layers."""
@@ -92,26 +90,17 @@ class Workload(ABC):
         return len(batch.target)
 
 
-METHODS = ("check", "build_stage", "build_whole", "batch", "loss", "tied", "weight")
-
-
 def check_workload(given: object) -> None:
     """Raise ValueError unless it is a Workload, and nothing else has the name of something that a run calls."""
-    kind = type(given)
+    kind = type(given).__name__
     if not isinstance(given, Workload):
         how = "pplab.lab.models.Modules makes one of it" if isinstance(given, nn.Module) else "inherit that class"
-        raise ValueError(
-            f"{kind.__name__} is not a pplab.runtime.Workload, which describes model, data and loss: {how}"
-        )
-    for name in METHODS:
-        if not callable(value := getattr(given, name)):
-            raise ValueError(f"{kind.__name__}.{name} is {shown(value)}, where a run calls a method: rename it")
-    if not isinstance(getattr(given, "name", None), str) or not hasattr(given, "batch_size"):
-        raise ValueError(f"{kind.__name__} needs a name, which is text, and a batch_size, the samples of a batch")
-    if given.reduction not in ("mean", "sum"):
-        raise ValueError(f'reduction must be "mean" or "sum", as the loss does it, got {shown(given.reduction)}')
-    if given.overlap is not None and not callable(given.overlap):
-        raise ValueError(f"overlap must be a function that runs two others, or None, got {shown(given.overlap)}")
+        raise ValueError(f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}")
+    for name, method in vars(Workload).items():
+        if callable(method) and not callable(value := getattr(given, name)):
+            raise ValueError(f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it")
+    if not isinstance(getattr(given, "name", None), str) or given.reduction not in ("mean", "sum"):
+        raise ValueError(f'{kind} needs a name in words, a batch_size, and a reduction that is "mean" or "sum"')
 
 
 def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
