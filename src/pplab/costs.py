@@ -66,10 +66,8 @@ class Costs:
         expect(str, unit=self.unit)
         works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
         if not any(any(each) if isinstance(each, tuple) else each for each in works):
-            raise ValueError(
-                "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare "
-                "idle time with: give one of them a duration above 0"
-            )
+            none = "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare"
+            raise ValueError(f"{none} idle time with: give one of them a duration above 0")
         if isinstance(self.overlap, Mapping):
             vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
         elif not isinstance(self.overlap, str):

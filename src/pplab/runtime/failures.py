@@ -53,11 +53,10 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, rank: int, board: Board) -> Failure:
         """The failure of a rank, in that rank."""
-        text = "".join(traceback.format_exception(error))
         lost = isinstance(error, (LostPeer, dist.DistError)) or "gloo/" in str(error)  # gloo names its file
         phase = board.place(rank)[0]
         said = f"{type(error).__name__}: {error}{remedy(str(error), whereabouts(phase)[0])}"
-        return cls(rank, said, text, lost, phase)
+        return cls(rank, said, "".join(traceback.format_exception(error)), lost, phase)
 
 
 def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankError:
@@ -124,8 +123,7 @@ def state(pid: int) -> str:
 def _printed(ranks: Ranks, rank: int) -> str:
     """The end of what a rank printed, where errors outside Python end up."""
     descriptor = ranks.logs[rank].fileno()
-    size = os.fstat(descriptor).st_size
-    text = os.pread(descriptor, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+    text = os.pread(descriptor, 2000, max(0, os.fstat(descriptor).st_size - 2000)).decode(errors="replace").strip()
     return f"\nIt printed:\n{text}" if text else ""
 
 

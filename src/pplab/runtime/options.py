@@ -38,8 +38,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            if type(value := getattr(self, name)) is not int or value < least:
-                vars(self)[name] = positive_int(name, value, least)
+            vars(self)[name] = positive_int(name, getattr(self, name), least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
         if self.optimizer is not None and not callable(self.optimizer):
@@ -95,10 +94,8 @@ def make_job(
     check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
-        raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
-            f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
-        )
+        remedy = f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+        raise ValueError(f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: {remedy}")
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))

@@ -43,12 +43,8 @@ def train_whole(
 
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     """Every parameter's gradient by name, in single precision or better, on the host."""
-    found = {}
-    for name, parameter in named:
-        if parameter.grad is not None:
-            gradient = parameter.grad.detach().cpu()
-            found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
-    return found
+    found = {name: p.grad.detach().cpu() for name, p in named if p.grad is not None}
+    return {name: (g if g.dtype == torch.float64 else g.float()).numpy() for name, g in found.items()}
 
 
 @dataclass(frozen=True)
@@ -101,10 +97,8 @@ def report_gradients(
         found[name] = max(found.get(name, 0.0), _apart(gradient, one[name]) if name in one else 0.0)
     if found.keys() != one.keys():
         missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
-        raise ValueError(
-            "the stages don't have the parameters of the whole model: "
-            f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
-        )
+        which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
     found = dict(sorted(found.items()))
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())

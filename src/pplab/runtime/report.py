@@ -219,9 +219,6 @@ def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Time
     """One step of all ranks, in milliseconds from the first rank's start."""
     zero = min(trace.start for trace in traces)
     starts, ends = ([(span[at] - zero) / 1e6 for trace in traces for span in trace.actions] for at in (1, 2))
-    others = tuple(
-        Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6)
-        for rank, trace in enumerate(traces)
-        for what, start, end in trace.others
-    )
-    return Timeline(schedule, starts, ends, "ms", how, others)
+    others = ((rank, *other) for rank, trace in enumerate(traces) for other in trace.others)
+    spans = tuple(Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6) for rank, what, start, end in others)
+    return Timeline(schedule, starts, ends, "ms", how, spans)
