@@ -51,6 +51,18 @@ def net(*between: nn.Module) -> nn.Sequential:
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], *between, layers[2], nn.BatchNorm1d(6).eval(), layers[3])
 
 
+def hooked() -> nn.Sequential:
+    model = net()
+    model.register_forward_hook(lambda module, given, output: 2 * output)
+    return model
+
+
+def test_a_hook_on_a_stage_stays():
+    first = modules.workload(hooked(), nn.Linear(6, 6))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(first.build_stage(0, 2)(x), 2 * net()(x))
+
+
 def test_the_pages_example_runs(pool):
     own = importlib.import_module("own_model")
     run = own.learn(pool)
@@ -192,6 +204,10 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         (lambda: Modules(net(), modules.batch(), mse_loss).check(7), "6 layers can't make 7 stages"),
         (lambda: Modules(gpt(source="sample", num_layers=2).build_whole(), 1, 2), "'GPT', .*only its author can cut"),
         (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "could be cut between the modules of layers"),
+        (
+            lambda: Modules(hooked(), modules.batch(), mse_loss),
+            "this Sequential .* has hooks, .* put hooks on its layers",
+        ),
         (lambda: pp.gantt(TWO), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
         (lambda: pp.compare([TWO]), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
     ],

@@ -166,6 +166,11 @@ def _listed(model: object) -> list[nn.Module]:
     what = f"Modules takes an nn.Sequential or a list of one module per stage, got {shown(type(model).__name__)}"
     if not isinstance(model, nn.Module):
         raise ValueError(what)
+    if isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a cut would lose: put "
+            "hooks on its layers, or give its parts in a list, one per stage"
+        )
     rows = [name for name, each in model.named_modules() if name and isinstance(each, (nn.ModuleList, nn.Sequential))]
     where = f"between the modules of {', '.join(rows)}" if rows else "nowhere that can be seen from outside"
     raise ValueError(
@@ -180,8 +185,11 @@ def _names(module: nn.Module) -> list[str]:
 
 
 def _is_plain(module: object) -> bool:
-    """Whether this is a Sequential that calls its children, and nothing else."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) > 0
+    """Whether this is a Sequential that calls its children, and nothing else: no hook would be lost with it."""
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        return False
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return len(module) > 0 and not any(hooks)
 
 
 def _flat(stages: Sequence[nn.Module]) -> tuple[dict[str, nn.Module], frozenset[str]]:
