@@ -377,6 +377,16 @@ class Counting(nn.Module):
         return x * self.calls
 
 
+class Evaluated(nn.Module):
+    """Random, and of no use but in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        if not self.training:
+            raise ArithmeticError("only in training")
+        return x * torch.rand_like(x)
+
+
 class OnRank1(nn.Module):
     """Multiplies, but in rank 1 only."""
 

@@ -62,6 +62,10 @@ CAUSES = {
         squares(nn.Identity(), modules.OnRank1(float("inf"))),
         ["the run's gradients of 0.bias, 0.weight, 3"],
     ),
+    "an error": (
+        squares(modules.Evaluated()),
+        ["the forward draws random numbers", "not known: looking for it ended in ArithmeticError: only in training"],
+    ),
     "several": (
         squares(nn.BatchNorm1d(6), nn.Dropout(0.5), kind=modules.Unseeded),
         ["6 of 6 weights", r"dropout is active \(in 2\)", r"batch normalisation \(in 1\)"],

@@ -33,21 +33,34 @@ def find_causes(context: RankContext, job: Job, report: GradientReport) -> tuple
     if context.rank != 0:
         return ()
     context.watch("looking why gradients differ")
+    found = []
+    try:
+        found += filter(None, _causes(context, job, report))
+    except Exception as error:  # the run is over, and what it measured is worth more than this
+        found.append(f"not known: looking for it ended in {type(error).__name__}: {error}")
+    return tuple(found) or (NOTHING,)
+
+
+def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[str]:
+    """One after the other; "" for what isn't one."""
     workload, num_stages = job.workload, job.schedule.num_stages
     model, batch = workload.build_whole().to(context.device), workload.batch(0).to(context.device)
     anew = [*_another_batch(workload, batch), *_other_weights(workload, model, num_stages)]
+    yield from anew
     whole = _Whole(workload, model, batch.microbatches(job.schedule.num_microbatches), batch, job.options.autocast)
     if strange := [name for name, difference in report.parameters.items() if math.isinf(difference)]:
         if first := whole.not_finite():
-            return *anew, first
-        anew.append(
-            f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process all are finite"
-        )
-    found = [*anew, whole.random()]
-    if whole.steady or whole.draws:
-        found += [whole.across_samples(), whole.uneven(), whole.rounded()]
-        found += [] if anew else [whole.otherwise(num_stages)]  # with other weights it would be for them
-    return tuple(cause for cause in found if cause) or (NOTHING,)
+            yield first
+            return
+        yield f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process all are finite"
+    yield whole.random()
+    if not whole.steady and not whole.draws:
+        return
+    yield whole.across_samples()
+    yield whole.uneven()
+    yield whole.rounded()
+    if not anew and not strange:  # else the output is another one for that
+        yield whole.otherwise(num_stages)
 
 
 def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:

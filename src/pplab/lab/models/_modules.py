@@ -84,7 +84,7 @@ class Modules(Workload):
             self.check(len(self.cut))
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
         self.reduction, self.overlap, self.name = reduction, overlap, name
-        self.batch_size = len(self.batch(0).target)
+        self.batch_size = len(Modules.batch(self, 0).target)  # a subclass may not be ready to make its own
         self.batches.restart()
 
     def check(self, num_stages: int) -> None:
@@ -171,7 +171,8 @@ def _listed(model: object) -> list[nn.Module]:
             f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a cut would lose: put "
             "hooks on its layers, or give its parts in a list, one per stage"
         )
-    rows = [name for name, each in model.named_modules() if name and isinstance(each, (nn.ModuleList, nn.Sequential))]
+    lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    rows = [name for name, each in model.named_modules() if name and isinstance(each, lists)]
     where = f"between the modules of {', '.join(rows)}" if rows else "nowhere that can be seen from outside"
     raise ValueError(
         f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of what comes before "
