@@ -140,8 +140,8 @@ class Checkpoint:
         ordered = _parameters(optimizer)
         keys = [key for p in ordered for key in state.get(names[p], {}).values()]
         parts = self.read(keys)
-        loaded = {
-            number: {what: parts[key] for what, key in state[names[p]].items()}
+        loaded = {  # each its own: a tied weight can have two places on a rank, whose momenta are kept apart
+            number: {what: parts[key].clone() for what, key in state[names[p]].items()}
             for number, p in enumerate(ordered)
             if names[p] in state
         }

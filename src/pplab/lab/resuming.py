@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..runtime import Batch, Extra, Listener, Run, Workload
 from ..runtime.options import Job
 from ..runtime.training import Rank
+from ..runtime.workload import Places
 from .checkpoint import Checkpoint, rates
 from .saving import Save, newest
 
@@ -88,16 +89,34 @@ class _Comparing(Listener):
         return self.said
 
 
-class Resumed:
+class Resumed(Workload):
     """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
 
     def __init__(self, workload: Workload, checkpoint: Checkpoint, passed: tuple[str, ...] = ()):
         self.workload, self.checkpoint, self.passed = workload, checkpoint, passed
+        for name in ("name", "batch_size", "notes", "num_layers", "reduction", "overlap"):
+            setattr(self, name, getattr(workload, name))
 
     def __getattr__(self, name: str) -> object:
         if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
             raise AttributeError(name)
         return getattr(self.workload, name)
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when the model can't be cut into `num_stages` stages."""
+        self.workload.check(num_stages)
+
+    def tied(self, num_stages: int) -> Mapping[str, Places]:
+        """The model's tied weights."""
+        return self.workload.tied(num_stages)
+
+    def weight(self, batch: Batch) -> float:
+        """What the loss of a microbatch counts for."""
+        return self.workload.weight(batch)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.workload.loss(output, target)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with its weights from the checkpoint."""

@@ -21,7 +21,6 @@ from ..runtime.devices import RankContext
 from ..runtime.options import Job
 from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
-from ..runtime.workload import tied_weights
 from ..schedule import Schedule
 from .csv_form import to_csv
 from .pace import Pace, paced, settle
@@ -66,7 +65,7 @@ class TorchEngine(Extra):
             if len(schedule.replicas) > 1:
                 raise ValueError(f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)")
             raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
-        if tied_weights(job.workload, schedule.num_stages):
+        if job.workload.tied(schedule.num_stages):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
         _check_order_of_losses(schedule)
         return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
