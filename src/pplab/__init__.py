@@ -10,6 +10,7 @@ from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
+from .explorer import explore
 from .footprint import Memory
 from .lowering import lower
 from .panels import compare, critical_path
@@ -27,7 +28,7 @@ __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "idle_intervals"),
-    *("compare", "gantt"),
+    *("compare", "explore", "gantt"),
     *_LATER,
 ]
 

@@ -96,7 +96,7 @@ def skip_unless_made(evaluate: Evaluate, name: str) -> None:
     """Skip a schedule of which the page has no more than the package's rows for some sizes."""
     if not evaluate(f"{json.dumps(name)} in pplab.builders"):
         wanted = f"builders[{json.dumps(name)}] = (P, M, options) => rows"
-        pytest.skip(f"the page has {name} for some sizes at most: for all, write {wanted} in explorer/core.js")
+        pytest.skip(f"the page has {name} for some sizes at most: for all, write {wanted} in core.js")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_searched(name)])
