@@ -5,9 +5,9 @@ var pplabSettings = (() => {
 
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
-    schedule: "1F1B", rows: "", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
+    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
     forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
-    per: "rank", until: 0, path: false, memory: true, zoom: 1,
+    per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
   };
   const OWN = "own"; // in place of a schedule's name: the rows that the reader brings
   const PER_STAGE = ["forward", "backward-input", "backward-weight"]; // one value for all stages, or a list
@@ -25,7 +25,7 @@ var pplabSettings = (() => {
   function decode(text, base = DEFAULTS) {
     const state = { ...base };
     for (const [name, value] of new URLSearchParams(text)) {
-      if (!Object.hasOwn(DEFAULTS, name)) continue;
+      if (!Object.keys(DEFAULTS).includes(name)) continue;
       state[name] = typeof DEFAULTS[name] === "boolean" ? value !== "false" : read(name, value);
     }
     for (const name of ["schedule", "compare"]) state[name] = pplab.find(state[name])?.name || state[name];
