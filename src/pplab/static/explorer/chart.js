@@ -177,8 +177,8 @@ var pplabChart = (() => {
       const held = strip ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + strip - 4}">peak ${peak}${most}</text>` : "";
       return `<text x="${LABELS - 6}" y="${middle + 4}">rank ${rank}</text>${held}`;
     });
-    const bubble = `makespan ${timed(timeline.makespan, timeline, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
-    const says = timeline.title || `${schedule.name}${timeline.how ? `, ${timeline.how}` : ""}: ${bubble}`;
+    const figures = () => `makespan ${timed(timeline.makespan, timeline, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
+    const says = timeline.title || `${schedule.name}${timeline.how ? `, ${timeline.how}` : ""}: ${figures()}`;
     return `<text class="pplab-title" x="2" y="${top - 8}">${escaped(says)}</text>${rows.join("")}`;
   }
 

@@ -29,8 +29,8 @@
     { name: "memory", label: "memory", kind: "check" },
   ];
 
-  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank"]; // the rest of the page's is folded on a phone
-  const SIZES = ["ranks", "microbatches", "stages-per-rank"]; // which own rows have themselves
+  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank"]; // on the page; the rest is folded away
+  const IF_ROOM = ["forward", "backward-input", "backward-weight", "latency", "path"]; // folded away on a phone
   const TIMES = ["forward", "backward-input", "backward-weight", "latency", "overlap", "pair", "per"];
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
 
@@ -140,11 +140,11 @@
   function skeleton(root, isPage) {
     const prefix = `pplab-explorer-${++made}`;
     const shown = (root.dataset.controls || "").split(" ").filter(Boolean);
-    const isFirst = ({ name }) => (shown.length ? shown : FIRST).includes(name);
+    const first = shown.length ? shown : innerWidth < 700 ? FIRST : [...FIRST, ...IF_ROOM];
+    const isFirst = ({ name }) => first.includes(name);
     const html = (wanted) => CONTROLS.filter(wanted).map((control) => controlHTML(control, `${prefix}-${control.name}`)).join("");
     const rest = html((control) => !isFirst(control));
-    const isRoomy = isPage && innerWidth >= 700;
-    const more = `<details class="pplab-more"${isRoomy ? " open" : ""}><summary>${isPage ? "Times and more" : "More"} settings</summary><div class="pplab-controls">${rest}</div></details>`;
+    const more = `<details class="pplab-more"><summary>More settings</summary><div class="pplab-controls">${rest}</div></details>`;
     const open = `<a class="pplab-open" href="${escaped(root.dataset.explorer)}">Open in the explorer</a>`;
     const live = document.createElement("div");
     live.className = "pplab-live";
@@ -285,16 +285,15 @@
           if (value > Number(input.max)) input.max = value;
           input.value = Number.isFinite(value) ? value : input.min;
         } else input.value = Number.isNaN(value) ? "" : String(value);
-        if (input.name === "stages-per-rank") input.disabled = !takesStages();
+        if (input.name === "rows") input.rows = Math.min(Math.max(value.split("\n").length, 3), 9);
       }
       const isFixed = state.schedule === OWN && !state.rows && given.length > 0; // measured, or several: shown as they are
-      for (const name of SIZES) find(`[data-control="${name}"]`).hidden = !named().length;
+      for (const name of ["ranks", "microbatches"]) find(`[data-control="${name}"]`).hidden = !named().length;
+      find('[data-control="stages-per-rank"]').hidden = !takesStages();
       own.hidden = state.schedule !== OWN;
       for (const part of own.querySelectorAll("label, textarea")) part.hidden = isFixed;
       const isMeasured = isFixed && !named().length && given.every(({ timeline }) => timeline);
       for (const name of TIMES) form.elements[name].closest(".pplab-control").hidden = isMeasured; // nothing takes them
-      const control = find('[data-control="stages-per-rank"]');
-      control.classList.toggle("pplab-off", !takesStages());
     }
 
     const names = () => [state.schedule, state.compare].filter(Boolean);
