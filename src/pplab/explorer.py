@@ -25,7 +25,7 @@ class Exploration:
     """An explorer with something in it, which a notebook shows: `page` is its HTML, `path` its file, if it has one."""
 
     page: str = field(repr=False)
-    path: Path | None
+    path: str | Path | None
     fragment: str = field(repr=False)  # what an address says to show the same; "" where none can
 
     def link(self, explorer: str) -> str:
@@ -51,23 +51,21 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
     things = [getattr(each, "timeline", each) for each in (thing if isinstance(thing, list | tuple) else [thing])]
     if not things or {*map(type, things)} - {Schedule, Timeline}:
         raise ValueError(f"explore takes a Schedule, a Timeline, a Run or a list of them, got {shown(thing)}")
-    fields = ""
-    for i, each in enumerate(things):
-        if isinstance(each, Schedule):
-            costs.check(each.num_stages, each.num_ranks)
-            fields = _fields(costs, each.num_stages)
-            things[i] = each if fields else simulate(each, costs)
+    schedules = [each for each in things if isinstance(each, Schedule)]
+    for schedule in schedules:
+        costs.check(schedule.num_stages, schedule.num_ranks)
+    fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
+    things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
     told = json.dumps([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
-    files = [(STATIC / name).read_text() for name in ("page.html", "explorer.css", *SCRIPTS)]
-    page = files[0].replace("/*style*/", files[1]).replace("/*state*/", escape(f"schedule=own{fields}"))
-    page = page.replace("/*scripts*/", "\n".join([f"var pplabSchedules = {told};", *files[2:]]))
-    given = json.dumps([record(each, costs.unit) for each in things])
-    page = page.replace("/*given*/", given.replace("</", r"<\/"))
+    page, style, *scripts = ((STATIC / name).read_text() for name in ("page.html", "explorer.css", *SCRIPTS))
+    page = page.replace("/*style*/", style).replace("/*state*/", escape(f"schedule=own{fields}"))
+    page = page.replace("/*scripts*/", "\n".join([f"var pplabSchedules = {told};", *scripts]))
+    page = page.replace("/*given*/", json.dumps([record(each, costs.unit) for each in things]).replace("</", r"<\/"))
     if path is not None:
-        path = Path(path)
-        path.write_text(page)
-    alone = isinstance(thing, Schedule) and fields
-    return Exploration(page, path, f"schedule=own{fields}&rows={_packed(thing)}" if alone else "")
+        Path(path).write_text(page)
+    rows = "~".join(".".join(map(str, row)) for row in schedules[0].rows) if schedules == [thing] and fields else ""
+    rows = rows.replace(";", "-").replace("OVERLAP_F_B", "")  # in characters that need no escape; rows.js reads them
+    return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
 
 
 def record(thing: Schedule | Timeline, unit: str = "") -> dict:
@@ -89,9 +87,3 @@ def _fields(costs: Costs, num_stages: int) -> str:
         return ""
     times |= {"latency": costs.latency, "overlap" if isinstance(costs.overlap, str) else "pair": costs.overlap}
     return "&per=stage" + "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
-
-
-def _packed(schedule: Schedule) -> str:
-    """Rows in characters that an address needs no escape for; rows.js reads them."""
-    rows = (".".join(map(str, row)) for row in schedule.rows)
-    return "~".join(rows).replace(";", "-").replace("OVERLAP_F_B", "")

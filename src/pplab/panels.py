@@ -17,14 +17,8 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     import matplotlib.pyplot as plt
 
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
-    figure, axes = plt.subplots(
-        len(timelines),
-        1,
-        figsize=(WIDTH, sum(heights) + 0.4),
-        height_ratios=heights,
-        squeeze=False,
-        layout="constrained",
-    )
+    shape = {"figsize": (WIDTH, sum(heights) + 0.4), "height_ratios": heights, "layout": "constrained"}
+    _, axes = plt.subplots(len(timelines), 1, squeeze=False, **shape)
     until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):

@@ -24,6 +24,8 @@ BAR = 0.84  # of a row
 _HATCH = {"fill": ("\\\\", "idle: filling"), "inner": ("---", "idle: inside"), "drain": ("//", "idle: draining")}
 IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
+_LABEL = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE, "clip_on": True}
+_LEGEND = {"frameon": False, "fontsize": LABEL_SIZE, "borderaxespad": 0, "handlelength": 1.2, "columnspacing": 1.2}
 
 
 def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
@@ -32,8 +34,7 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
     Labels drop out where they don't fit.
     """
-    if ax is None:
-        ax = new_axes(timeline.schedule.num_ranks)
+    ax = ax or new_axes(timeline.schedule.num_ranks)
     chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
     legend(ax, [timeline])
     return ax
@@ -72,8 +73,7 @@ def dress(ax: Axes, rows: Sequence[str], title: str, unit: str, until: float) ->
     ax.set_yticks(range(len(rows)), rows)
     ax.set_xlabel(f"time ({unit})" if unit else "time", parse_math=False)
     ax.tick_params(length=0, axis="y")
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
+    ax.spines[["top", "right", "left"]].set_visible(False)
 
 
 def rank_names(timeline: Timeline) -> list[str]:
@@ -117,16 +117,7 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
             bars[fill, bottom, height].append((span.start, drawn))
             label = str(action.microbatch)
             if drawn * pixels > len(label) * LABEL_SIZE * 0.62 and height * ROW * 72 > LABEL_SIZE:
-                ax.text(
-                    span.start + drawn / 2,
-                    bottom + height / 2,
-                    label,
-                    ha="center",
-                    va="center_baseline",
-                    fontsize=LABEL_SIZE,
-                    color=ink(fill),
-                    clip_on=True,
-                )
+                ax.text(span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL)
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
     for span in timeline.others:
@@ -165,19 +156,8 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     phases = {idle.phase for timeline in timelines for idle in idle_intervals(timeline)}
     handles |= {name: tuple(Patch(**s) for s in idle_styles(p)) for p, (_, name) in _HATCH.items() if p in phases}
     below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)  # under the axis' label, whatever the height
-    ax.legend(
-        handles.values(),
-        handles,
-        loc="upper left",
-        bbox_to_anchor=(0, 0),
-        bbox_transform=ax.transAxes + below,
-        ncols=min(len(handles), 5),
-        frameon=False,
-        fontsize=LABEL_SIZE,
-        borderaxespad=0,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + below}
+    ax.legend(handles.values(), handles, ncols=min(len(handles), 5), **place, **_LEGEND)
 
 
 def shade(colour: str, step: int, steps: int) -> str:
