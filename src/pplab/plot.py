@@ -108,10 +108,8 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     gap = 0.8 / pixels
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
-        halves, fills = parts(span.action), fill_of(timeline, span)
-        length = span.end - span.start
-        drawn = max(length - min(gap, length / 4), 0)
-        height = BAR / len(halves)
+        halves, fills, length = parts(span.action), fill_of(timeline, span), span.end - span.start
+        drawn, height = max(length - min(gap, length / 4), 0), BAR / len(halves)
         for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
             bottom = span.rank - BAR / 2 + k * height
             bars[fill, bottom, height].append((span.start, drawn))
