@@ -13,12 +13,11 @@ from .errors import ScheduleError
 from .explorer import explore
 from .footprint import Memory
 from .lowering import lower
-from .panels import compare, critical_path
-from .plot import gantt
+from .plot import compare, gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
 from .text import parse
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 __version__ = "0.1.0"
 

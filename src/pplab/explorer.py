@@ -44,7 +44,8 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
     """Open a schedule, a timeline, a run (its median step), or a list of these on one time axis, in the explorer.
 
     Schedules take `costs`, all ones when left out, and can be changed there; timelines stay as they are. With a `path`,
-    the page becomes that file. ValueError for what can't be shown, OSError for a path that can't be written.
+    the page becomes that file. What is returned shows itself in a notebook, and its `link(explorer)` is an address for
+    the book's page. ValueError for what can't be shown, OSError for a path that can't be written.
     """
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +40,26 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     return ax
 
 
+class AxesColumn(list):
+    """Axes of one figure, top to bottom."""
+
+
+def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
+    """Draw several timelines one above the other on one time axis."""
+    import matplotlib.pyplot as plt
+
+    heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
+    shape = {"figsize": (WIDTH, sum(heights) + 0.4), "height_ratios": heights, "layout": "constrained"}
+    _, axes = plt.subplots(len(timelines), 1, squeeze=False, **shape)
+    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
+    column = AxesColumn(axes[:, 0])
+    for timeline, ax in zip(timelines, column, strict=True):
+        chart(ax, timeline, until, path)
+        ax.label_outer()
+    legend(column[-1], timelines)
+    return column
+
+
 def picture(timeline: Timeline) -> bytes:
     """A Gantt chart as a PNG file."""
     from matplotlib import pyplot as plt
@@ -58,11 +78,8 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
-    if path:
-        from .panels import critical_path
-
-        for rank, _, start, end in critical_path(timeline):
-            _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
+    for rank, _, start, end in critical_path(timeline) if path else ():
+        _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))
 
 
@@ -82,8 +99,7 @@ def rank_names(timeline: Timeline) -> list[str]:
 
 def describe(timeline: Timeline) -> str:
     """A Gantt chart in one sentence, for readers who don't see it."""
-    schedule = timeline.schedule
-    unit = timeline.unit and " " + timeline.unit
+    schedule, unit = timeline.schedule, timeline.unit and " " + timeline.unit
     return (
         f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks with "
         f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{unit}, "
@@ -105,11 +121,10 @@ def fill_of(timeline: Timeline, span: Span) -> list[str]:
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     """One collection of bars per colour; an overlap shows its forward in the upper half, its backward in the lower."""
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
-    gap = 0.8 / pixels
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
         halves, fills, length = parts(span.action), fill_of(timeline, span), span.end - span.start
-        drawn, height = max(length - min(gap, length / 4), 0), BAR / len(halves)
+        drawn, height = max(length - min(0.8 / pixels, length / 4), 0), BAR / len(halves)
         for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
             bottom = span.rank - BAR / 2 + k * height
             bars[fill, bottom, height].append((span.start, drawn))

@@ -115,8 +115,7 @@ class Schedule:
 
     def peak_held(self, memory: Memory | Sequence[float]) -> tuple[float, ...]:
         """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a `pplab.Memory`."""
-        if not isinstance(memory, Memory):
-            memory = Memory(activation=memory)
+        memory = memory if isinstance(memory, Memory) else Memory(activation=memory)
         memory.check(self.num_stages)
         return tuple(max(during for during, _ in memory.levels(row)) for row in self.rows)
 

@@ -69,6 +69,5 @@ def grid(rows: Sequence[Sequence[Action | Overlap]]) -> list[str]:
     """A line per rank for people to read, with actions aligned by their place in the row."""
     cells = [[str(item) for item in row] for row in rows]
     widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))]
-    label = len(str(len(cells) - 1))
     lines = (" ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in cells)
-    return [f"rank {rank:>{label}}  {line}" for rank, line in enumerate(lines)]
+    return [f"rank {rank:>{len(str(len(cells) - 1))}}  {line}" for rank, line in enumerate(lines)]

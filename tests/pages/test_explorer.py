@@ -21,8 +21,7 @@ from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
 from pplab.lab import num_messages
-from pplab.panels import critical_path
-from pplab.timeline import idle_intervals
+from pplab.timeline import critical_path, idle_intervals
 
 NAMES = [b.name for b in ALL]
 

@@ -34,7 +34,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from matplotlib.figure import Figure
     from matplotlib_inline.config import InlineBackend
 
-    from ..panels import AxesColumn
+    from ..plot import AxesColumn
 
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
@@ -114,7 +114,7 @@ def explore(
 
     `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
     """
-    from ..panels import compare as compared
+    from ..plot import compare as compared
     from ..plot import gantt
 
     shown = explored(schedule, compare, **settings)
