@@ -17,7 +17,6 @@ STATIC = Path(__file__).parent / "static" / "explorer"  # the book's page loads 
 SCRIPTS = ("core.js", "rows.js", "chart.js", "settings.js", "explorer.js")
 TOLD = ("name", "aliases", "rules", "source", "options", "placement")  # what the page knows of a builder
 LONGEST = 8000  # characters of an address that are passed on everywhere
-FRAME = '<iframe title="Schedule explorer" style="width: 100%; height: 50em; border: 0" srcdoc="{}"></iframe>'
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Exploration:
         raise ValueError(f'no address shows this: {why}; send the file that pp.explore(..., "explorer.html") writes')
 
     def _repr_html_(self) -> str:
-        return FRAME.format(escape(self.page))
+        return (STATIC / "frame.html").read_text().replace("/*page*/", escape(self.page))
 
 
 def explore(thing: object, path: str | Path | None = None, *, costs: Costs | None = None) -> Exploration:

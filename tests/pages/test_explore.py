@@ -40,7 +40,7 @@ def visit(browser, tmp_path) -> Iterator:
         page = explore(thing, tmp_path / "explorer.html", costs=options.pop("costs", None))
         assert page.path.read_text() == page.page
         if html:
-            (tmp_path / "explorer.html").write_text(html.format(page._repr_html_()))
+            page.path.write_text(html)
         context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         tab = context.new_page()
@@ -227,12 +227,10 @@ def test_zoom_by_buttons_keys_wheel_and_fingers(visit):
 
 @pytest.mark.parametrize("where", ["jupyter", "sandbox"])
 def test_in_a_notebook(visit, where):
-    html = '<body data-jp-theme-light="false">{}</body>'
-    tab = visit(SCHEDULE, html=html)
+    frame = explore(SCHEDULE)._repr_html_()
     if where == "sandbox":
-        tab.evaluate(
-            "() => { const f = document.querySelector('iframe'); f.sandbox = 'allow-scripts'; f.srcdoc += ' ' }"
-        )
+        frame = frame.replace("<iframe", '<iframe sandbox="allow-scripts"')
+    tab = visit(SCHEDULE, html=f'<body data-jp-theme-light="false">{frame}</body>')
     frame = tab.frame_locator("iframe")
     root = frame.locator(".pplab-explorer[data-ready]")
     frame.locator("textarea").fill("0F0,0B0")
@@ -240,6 +238,7 @@ def test_in_a_notebook(visit, where):
     frame.locator("select[name=compare]").select_option("GPipe")
     frame.locator(".pplab-explorer[data-compare-makespan='33']").wait_for()
     assert root.get_attribute("data-error") is None
+    assert tab.get_by_text("or the notebook is trusted").count() == (where == "sandbox")
     if where == "jupyter":
         assert frame.locator("html").get_attribute("data-theme") == "dark"
         tab.wait_for_function(
