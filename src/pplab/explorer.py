@@ -36,7 +36,7 @@ class Exploration:
         raise ValueError(f'no address shows this: {why}; send the file that pp.explore(..., "explorer.html") writes')
 
     def _repr_html_(self) -> str:
-        return (STATIC / "frame.html").read_text().replace("/*page*/", escape(self.page))
+        return (STATIC / "frame.html").read_text("utf-8").replace("/*page*/", escape(self.page))
 
 
 def explore(thing: object, path: str | Path | None = None, *, costs: Costs | None = None) -> Exploration:
@@ -57,12 +57,12 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
     fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
     things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
     told = json.dumps([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
-    page, style, *scripts = ((STATIC / name).read_text() for name in ("page.html", "explorer.css", *SCRIPTS))
+    page, style, *scripts = ((STATIC / name).read_text("utf-8") for name in ("page.html", "explorer.css", *SCRIPTS))
     page = page.replace("/*style*/", style).replace("/*state*/", escape(f"schedule=own{fields}"))
     page = page.replace("/*scripts*/", "\n".join([f"var pplabSchedules = {told};", *scripts]))
     page = page.replace("/*given*/", json.dumps([record(each, costs.unit) for each in things]).replace("</", r"<\/"))
     if path is not None:
-        Path(path).write_text(page)
+        Path(path).write_text(page, "utf-8")
     rows = "~".join(".".join(map(str, row)) for row in schedules[0].rows) if schedules == [thing] and fields else ""
     rows = rows.replace(";", "-").replace("OVERLAP_F_B", "")  # in characters that need no escape; rows.js reads them
     return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
