@@ -2,6 +2,21 @@
 
 var level, state, found, kept; // of a game, and the page while a test has another; only var and function outlive a call in every engine
 
+if (typeof URLSearchParams === "undefined") { // quickjs has none; the page's addresses need no more
+  globalThis.URLSearchParams = class {
+    constructor(text) {
+      this.pairs = text.split("&").filter(Boolean).map((pair) => pair.split("=").map(decodeURIComponent));
+    }
+    [Symbol.iterator]() {
+      return this.pairs[Symbol.iterator]();
+    }
+  };
+}
+
+function textsOf({ rows }) {
+  return rows.map((row) => row.map(({ text }) => text));
+}
+
 function camelled(given) {
   const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
   return Object.fromEntries(Object.entries(given).map(([name, value]) => [camel(name), value]));

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import browser
+from pplab.explorer import STATIC
 
 BOOK = Path(__file__).parents[1] / "book"
-NAMES = ("core.js", "settings.js", "play.js")
-SCRIPTS = (*(BOOK / "_static/explorer" / name for name in NAMES), Path(__file__).with_name("explorer_report.js"))
+NAMES = ("core.js", "rows.js", "settings.js")
+PLAY = BOOK / "_static/play/play.js"
+SCRIPTS = (*(STATIC / name for name in NAMES), PLAY, Path(__file__).with_name("explorer_report.js"))
 
 HAS_QUICKJS = find_spec("quickjs") is not None  # it has no wheel for Python 3.13
 Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it

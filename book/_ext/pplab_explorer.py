@@ -31,11 +31,13 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
+from pplab import explorer
+
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
-    "explorer": ("explorer/core.js", "explorer/chart.js", "explorer/settings.js", "explorer/explorer.js"),
-    "play": ("explorer/core.js", "explorer/play.js", "explorer/chart.js", "explorer/play_view.js"),
+    "explorer": tuple(f"explorer/{name}" for name in explorer.SCRIPTS),
+    "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
 }
 STYLE = "explorer/explorer.css"
 
@@ -52,6 +54,11 @@ def _duration(text: str) -> float | int:
     return int(value) if value == int(value) else value
 
 
+def _durations(text: str) -> float | int | tuple[float | int, ...]:
+    """One value for all stages, or one for each: 3,4,2."""
+    return tuple(map(_duration, text.split(","))) if "," in text else _duration(text)
+
+
 def _per(text: str) -> str:
     return directives.choice(text, ("rank", "stage", "batch"))
 
@@ -61,14 +68,15 @@ def _overlap(text: str) -> str:
 
 
 SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and what it is when left out, as settings.js
-    "schedule": (directives.unchanged_required, "1F1B"),
+    "schedule": (directives.unchanged_required, "1F1B"),  # or "own": these rows
+    "rows": (directives.unchanged_required, ""),  # as an address has them: 0F0.0B0~1F0.1B0
     "compare": (directives.unchanged_required, ""),
     "ranks": (directives.positive_int, 4),
     "microbatches": (directives.positive_int, 8),
     "stages-per-rank": (directives.positive_int, 2),
-    "forward": (_duration, 1),
-    "backward-input": (_duration, 1),
-    "backward-weight": (_duration, 1),
+    "forward": (_durations, 1),
+    "backward-input": (_durations, 1),
+    "backward-weight": (_durations, 1),
     "latency": (_duration, 0),
     "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
     "pair": (_duration, 0),  # how long the two take; 0: as `overlap` says
@@ -161,6 +169,8 @@ def encode(state: dict[str, object]) -> str:
     """The state as the fragment of an address: what differs from the defaults."""
 
     def text(value: object) -> str:
+        if isinstance(value, tuple):
+            return ",".join(map(str, value))
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     said = {k: v for k, v in state.items() if k == "schedule" or v != SETTINGS[k][1]}
@@ -242,8 +252,14 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
         app.add_css_file(STYLE)
 
 
+def take_files(app, config) -> None:
+    """Take the explorer's files from the package: there is one copy of them, which `pp.explore` uses, too."""
+    config.html_static_path.append(str(explorer.STATIC.parent))
+
+
 def setup(app) -> None:
     """Register the directives and what they load."""
+    app.connect("config-inited", take_files)
     app.add_node(view, html=(visit_html, None), **{name: (skip, None) for name in ("latex", "text", "man", "texinfo")})
     app.add_node(state_link, html=(visit_link, depart_link))
     app.add_role("explore", explore)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 from itertools import product
-from pathlib import Path
 
 import pplab.lab  # noqa: F401 (its schedules are on the page, too)
 from pplab import validate
 from pplab.builders import ALL, Builder
+from pplab.explorer import STATIC, TOLD
 
-CORE = Path(__file__).parents[1] / "_static/explorer/core.js"
-TOLD = ("name", "aliases", "rules", "source", "options", "placement")
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
 
 
@@ -35,7 +33,7 @@ def schedules() -> list[dict]:
 
 def in_javascript() -> set[str]:
     """The schedules whose rows core.js makes."""
-    return set(re.findall(r'^  builders\["(.+?)"\] = ', CORE.read_text(), re.M))
+    return set(re.findall(r'^  builders\["(.+?)"\] = ', (STATIC / "core.js").read_text(), re.M))
 
 
 def package_rows(builder: Builder) -> dict[str, list[str] | str]:

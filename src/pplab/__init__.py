@@ -10,14 +10,14 @@ from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
+from .explorer import explore
 from .footprint import Memory
 from .lowering import lower
-from .panels import compare, critical_path
-from .plot import gantt
+from .plot import compare, gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
 from .text import parse
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "idle_intervals"),
-    *("compare", "gantt"),
+    *("compare", "explore", "gantt"),
     *_LATER,
 ]
 

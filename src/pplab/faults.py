@@ -85,25 +85,25 @@ def _check_actions(schedule: Schedule) -> None:
 
 def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None:
     rank = next(iter(kinds.values()), home)
+    actions = [Action(stage, kind, m) for kind in kinds]
+    halves = f"{Action(stage, I, m)} and {Action(stage, W, m)}"
     if len(set(kinds.values())) > 1:
-        names = ", ".join(f"{Action(stage, kind, m)} on rank {r}" for kind, r in kinds.items())
+        names = ", ".join(f"{action} on rank {kinds[action.kind]}" for action in actions)
         cause = f"stage {stage} works on microbatch {m} on several ranks: {names}"
         remedy = "put them on one rank: a backward needs what its forward kept there"
-        raise ScheduleError(cause, remedy, rank, Action(stage, next(iter(kinds)), m))
+        raise ScheduleError(cause, remedy, rank, actions[0])
     if B in kinds and (I in kinds or W in kinds):
-        whole, *halves = (Action(stage, kind, m) for kind in (B, I, W))
-        extra = halves[0 if I in kinds else 1]
-        cause = f"rank {rank} runs both {whole} and {extra}, and B already is I and W"
-        raise ScheduleError(cause, f"keep {whole}, or {halves[0]} and {halves[1]}", rank, extra)
+        full, extra = Action(stage, B, m), Action(stage, I if I in kinds else W, m)
+        cause = f"rank {rank} runs both {full} and {extra}, and B already is I and W"
+        raise ScheduleError(cause, f"keep {full}, or {halves}", rank, extra)
     for kind in (F, I, W) if I in kinds or W in kinds else (F, B):
         if kind not in kinds:
-            missing = Action(stage, kind, m)
-            has = ", ".join(str(Action(stage, k, m)) for k in kinds) or "nothing of it"
-            nowhere = rank is None  # of a stage that two ranks hold, neither runs any of this microbatch
-            row = f"a row with stage {stage}" if nowhere else f"rank {rank}'s row"
-            halves = f" (or {Action(stage, I, m)} and {Action(stage, W, m)})" if kind is B else ""
-            cause = f"{missing} is missing: {'no rank runs any of it' if nowhere else f'rank {rank} runs {has}'}"
-            raise ScheduleError(cause, f"add {missing} to {row}{halves}", rank, missing)
+            missing, has = Action(stage, kind, m), ", ".join(map(str, actions)) or "nothing of it"
+            runs, row = f"rank {rank} runs {has}", f"rank {rank}'s row"
+            if rank is None:  # of a stage that two ranks hold, neither runs any of this microbatch
+                runs, row = "no rank runs any of it", f"a row with stage {stage}"
+            remedy = f"add {missing} to {row}" + (f" (or {halves})" if kind is B else "")
+            raise ScheduleError(f"{missing} is missing: {runs}", remedy, rank, missing)
 
 
 def _check_order(schedule: Schedule) -> None:

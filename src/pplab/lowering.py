@@ -21,39 +21,29 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)
     """
-    num_stages = schedule.num_stages
+    num_stages, rows = schedule.num_stages, schedule.rows
+    places = [(r, i, action) for r, row in enumerate(rows) for i, item in enumerate(row) for action in parts(item)]
     users: dict[Action, tuple[int, int]] = {}  # a receive -> rank and position of what needs it
-    for rank, row in enumerate(schedule.rows):
-        for position, item in enumerate(row):
-            for action in parts(item):
-                if receive := incoming(action, num_stages):
-                    users[receive] = (rank, position)
+    for rank, position, action in places:
+        if receive := incoming(action, num_stages):
+            users[receive] = (rank, position)
 
     sends: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is sent after it
     channels: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (from, to) -> receives in order of sending
-    for rank, row in enumerate(schedule.rows):
-        for position, item in enumerate(row):
-            for action in parts(item):
-                message = outgoing(action, num_stages)
-                if message and users[message.receive][0] != rank:
-                    sends[rank, position].append(message.send)
-                    channels[rank, users[message.receive][0]].append(message.receive)
+    for rank, position, action in places:
+        message = outgoing(action, num_stages)
+        if message and users[message.receive][0] != rank:
+            sends[rank, position].append(message.send)
+            channels[rank, users[message.receive][0]].append(message.receive)
 
     receives: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is posted before it
-    for (_, to), order in channels.items():
-        latest = len(schedule.rows[to])
-        places = []
+    for (_, to), order in reversed(channels.items()):  # from back to front
+        latest = len(rows[to])
         for receive in reversed(order):
             latest = min(latest, max(users[receive][1] - ahead, 0))
-            places.append((latest, receive))
-        for place, receive in reversed(places):
-            receives[to, place].append(receive)
+            receives[to, latest].insert(0, receive)
 
     return tuple(
-        tuple(
-            step
-            for position, item in enumerate(row)
-            for step in (*receives[rank, position], item, *sends[rank, position])
-        )
-        for rank, row in enumerate(schedule.rows)
+        tuple(step for i, item in enumerate(row) for step in (*receives[rank, i], item, *sends[rank, i]))
+        for rank, row in enumerate(rows)
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import palette
 from .actions import parts
 from .errors import shown
-from .timeline import Span, Timeline, idle_intervals
+from .timeline import Span, Timeline, critical_path, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,8 @@ BAR = 0.84  # of a row
 _HATCH = {"fill": ("\\\\", "idle: filling"), "inner": ("---", "idle: inside"), "drain": ("//", "idle: draining")}
 IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
+_LABEL = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE, "clip_on": True}
+_LEGEND = {"frameon": False, "fontsize": LABEL_SIZE, "borderaxespad": 0, "handlelength": 1.2, "columnspacing": 1.2}
 
 
 def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
@@ -34,8 +36,7 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     Labels drop out where they don't fit.
     """
     until = until or end_of(timeline)
-    if ax is None:
-        ax = new_axes(timeline.schedule.num_ranks)
+    ax = ax or new_axes(timeline.schedule.num_ranks)
     chart(ax, timeline, until, path)
     legend(ax, [timeline])
     return ax
@@ -46,6 +47,26 @@ def end_of(timeline: Timeline) -> float:
     if not isinstance(timeline, Timeline):
         raise ValueError(f"a chart shows a pplab.Timeline, got {shown(timeline)}: pplab.simulate(schedule) makes one")
     return max([timeline.makespan, *(span.end for span in timeline.others)])
+
+
+class AxesColumn(list):
+    """Axes of one figure, top to bottom."""
+
+
+def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
+    """Draw several timelines one above the other on one time axis."""
+    import matplotlib.pyplot as plt
+
+    until = max(map(end_of, timelines))
+    heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
+    shape = {"figsize": (WIDTH, sum(heights) + 0.4), "height_ratios": heights, "layout": "constrained"}
+    _, axes = plt.subplots(len(timelines), 1, squeeze=False, **shape)
+    column = AxesColumn(axes[:, 0])
+    for timeline, ax in zip(timelines, column, strict=True):
+        chart(ax, timeline, until, path)
+        ax.label_outer()
+    legend(column[-1], timelines)
+    return column
 
 
 def picture(timeline: Timeline) -> bytes:
@@ -66,11 +87,8 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
-    if path:
-        from .panels import critical_path
-
-        for rank, _, start, end in critical_path(timeline):
-            _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
+    for rank, _, start, end in critical_path(timeline) if path else ():
+        _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))
 
 
@@ -81,8 +99,7 @@ def dress(ax: Axes, rows: Sequence[str], title: str, unit: str, until: float) ->
     ax.set_yticks(range(len(rows)), rows)
     ax.set_xlabel(f"time ({unit})" if unit else "time", parse_math=False)
     ax.tick_params(length=0, axis="y")
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
+    ax.spines[["top", "right", "left"]].set_visible(False)
 
 
 def rank_names(timeline: Timeline) -> list[str]:
@@ -91,8 +108,7 @@ def rank_names(timeline: Timeline) -> list[str]:
 
 def describe(timeline: Timeline) -> str:
     """A Gantt chart in one sentence, for readers who don't see it."""
-    schedule = timeline.schedule
-    unit = timeline.unit and " " + timeline.unit
+    schedule, unit = timeline.schedule, timeline.unit and " " + timeline.unit
     return (
         f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks with "
         f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{unit}, "
@@ -114,28 +130,16 @@ def fill_of(timeline: Timeline, span: Span) -> list[str]:
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     """One collection of bars per colour; an overlap shows its forward in the upper half, its backward in the lower."""
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
-    gap = 0.8 / pixels
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
-        halves, fills = parts(span.action), fill_of(timeline, span)
-        length = span.end - span.start
-        drawn = max(length - min(gap, length / 4), 0)
-        height = BAR / len(halves)
+        halves, fills, length = parts(span.action), fill_of(timeline, span), span.end - span.start
+        drawn, height = max(length - min(0.8 / pixels, length / 4), 0), BAR / len(halves)
         for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
             bottom = span.rank - BAR / 2 + k * height
             bars[fill, bottom, height].append((span.start, drawn))
             label = str(action.microbatch)
             if drawn * pixels > len(label) * LABEL_SIZE * 0.62 and height * ROW * 72 > LABEL_SIZE:
-                ax.text(
-                    span.start + drawn / 2,
-                    bottom + height / 2,
-                    label,
-                    ha="center",
-                    va="center_baseline",
-                    fontsize=LABEL_SIZE,
-                    color=ink(fill),
-                    clip_on=True,
-                )
+                ax.text(span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL)
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
     for span in timeline.others:
@@ -174,19 +178,8 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     phases = {idle.phase for timeline in timelines for idle in idle_intervals(timeline)}
     handles |= {name: tuple(Patch(**s) for s in idle_styles(p)) for p, (_, name) in _HATCH.items() if p in phases}
     below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)  # under the axis' label, whatever the height
-    ax.legend(
-        handles.values(),
-        handles,
-        loc="upper left",
-        bbox_to_anchor=(0, 0),
-        bbox_transform=ax.transAxes + below,
-        ncols=min(len(handles), 5),
-        frameon=False,
-        fontsize=LABEL_SIZE,
-        borderaxespad=0,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + below}
+    ax.legend(handles.values(), handles, ncols=min(len(handles), 5), **place, **_LEGEND)
 
 
 def shade(colour: str, step: int, steps: int) -> str:

@@ -263,7 +263,7 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     kinds, found = columns.kinds, set(columns.kinds)
     places = sum(map(len, columns.holders))
     if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
-        return B in found or all(all(map(gt, w, b)) for _, b, w in zip(*blocks, strict=True))
+        return B in found or all(all(map(gt, weights, inputs)) for _, inputs, weights in zip(*blocks, strict=True))
     ranks = columns.ranks
     for of_stage in zip(*blocks, strict=True):
         for f, b, w in zip(*of_stage, strict=True):

@@ -28,10 +28,8 @@ def parse(text: str) -> Action | Overlap:
         return Action(int(stage), Kind(kind), int(microbatch))
     if match := _OVERLAP.fullmatch(text):
         return overlap(*(parse(half) for half in match.groups()))
-    raise ValueError(
-        f"{shown(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, "
-        "or (0F7;7B3)OVERLAP_F_B"
-    )
+    forms = "stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or (0F7;7B3)OVERLAP_F_B"
+    raise ValueError(f"{shown(text)} is not an action: expected {forms}")
 
 
 def overlap(forward: Action | Overlap, backward: Action | Overlap) -> Overlap:
@@ -71,8 +69,5 @@ def grid(rows: Sequence[Sequence[Action | Overlap]]) -> list[str]:
     """A line per rank for people to read, with actions aligned by their place in the row."""
     cells = [[str(item) for item in row] for row in rows]
     widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))]
-    label = len(str(len(cells) - 1))
-    return [
-        f"rank {rank:>{label}}  " + " ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip()
-        for rank, row in enumerate(cells)
-    ]
+    lines = (" ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in cells)
+    return [f"rank {rank:>{len(str(len(cells) - 1))}}  {line}" for rank, line in enumerate(lines)]

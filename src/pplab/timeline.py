@@ -142,6 +142,20 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
     return tuple(found)
 
 
+def critical_path(timeline: Timeline) -> tuple[Span, ...]:
+    """One longest chain of actions, each of which starts late because of the one before it. First to last."""
+    graph, spans, ends = timeline.schedule.graph, timeline.spans, timeline.ends
+    firsts = set(graph.columns.bounds)
+    i = max(range(len(ends)), key=ends.__getitem__)
+    path = []
+    while i >= 0:
+        path.append(spans[i])
+        last = max((graph.id_of(maker) for _, maker in graph.awaited(i)), key=ends.__getitem__, default=-1)
+        before = -1 if i in firsts else i - 1
+        i = last if last >= 0 and (before < 0 or path[-1].start > ends[before]) else before
+    return tuple(reversed(path))
+
+
 def total(values: Iterable[float]) -> float:
     """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy doesn't."""
     return reduce(add, values, 0)

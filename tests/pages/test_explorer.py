@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
 from itertools import product
+from urllib.parse import parse_qs
 
 import pytest
 
 import pplab
 from conftest import random_schedule
 from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
-from pplab import Costs, Schedule, Timeline, lab, simulate
+from pplab import Costs, Schedule, Span, Timeline, explore, lab, simulate
 from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
 from pplab.deps import needs
 from pplab.lab import num_messages
-from pplab.panels import critical_path
-from pplab.timeline import idle_intervals
+from pplab.timeline import critical_path, idle_intervals
 
 NAMES = [b.name for b in ALL]
 
@@ -96,7 +98,7 @@ def skip_unless_made(evaluate: Evaluate, name: str) -> None:
     """Skip a schedule of which the page has no more than the package's rows for some sizes."""
     if not evaluate(f"{json.dumps(name)} in pplab.builders"):
         wanted = f"builders[{json.dumps(name)}] = (P, M, options) => rows"
-        pytest.skip(f"the page has {name} for some sizes at most: for all, write {wanted} in explorer/core.js")
+        pytest.skip(f"the page has {name} for some sizes at most: for all, write {wanted} in core.js")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_searched(name)])
@@ -223,12 +225,13 @@ def test_costs_that_are_refused(evaluate: Evaluate, name: str) -> None:
 def test_finer_costs(evaluate: Evaluate) -> None:
     rng = random.Random(0)
     for _ in range(50):
-        costs, by = random_costs(rng), rng.randint(1, 4)
+        costs, by = costs_per_stage(rng, 3), rng.randint(1, 4)
         said = evaluate(f"pplab.costs(camelled({json.dumps(costs)})).finer({by})")
         for page, python in [("backwardInput", "backward_input"), ("backwardWeight", "backward_weight")]:
             said[python] = said.pop(page)
-        del said["ofOverlap"]
-        assert said == {name: getattr(Costs(**costs).finer(by), name) for name in said}
+        finer = Costs(**costs).finer(by)
+        values = {name: getattr(finer, name) for name in said}
+        assert said == {name: list(value) if type(value) is tuple else value for name, value in values.items()}
 
 
 @pytest.mark.parametrize("per", ["rank", "stage", "batch"])
@@ -236,7 +239,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
     """A view's settings are what `explore` takes. Searches, which run beside the page, are compared in a browser."""
     rng = random.Random(per)
     made = set(evaluate("Object.keys(pplab.builders)"))
-    for name in [name for name in NAMES if name in made and not is_searched(name)]:
+    for name in ["own", *(name for name in NAMES if name in made and not is_searched(name))]:
         for _ in range(4):
             sizes = {
                 "ranks": rng.choice([2, 4]),
@@ -244,10 +247,18 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "stages-per-rank": rng.randint(1, 3),
             }
             durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
+            if rng.random() < 0.3:  # of as many stages as some schedules have
+                durations["backward-input"] = [number(rng) for _ in range(sizes["ranks"] * 2)]
             pair = {"overlap": rng.choice(["sum", "max"]), "pair": rng.choice([0, number(rng)])}
             state = {"forward": 1, **sizes, **durations, **pair, "per": per}
+            if name == "own":
+                state["rows"] = parse_qs(explore(Schedule(random_rows(rng))).fragment)["rows"][0]
             given = json.dumps(state), json.dumps(name)
             timeline = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
+            if name == "own":
+                timeline = (
+                    "pplabSettings.ownTimelines({ ...state, rows: pplabRows.unpack(state.rows) }, []).timelines[0]"
+                )
             code = (
                 f"((given, name) => {{ const state = {{ ...pplabSettings.DEFAULTS, ...given }}; let said; "
                 f"const error = refused(() => (said = reportOf({timeline}))); return said || {{ error }}; }})"
@@ -269,13 +280,229 @@ def random_rows(rng: random.Random) -> list[list[str]]:
     return rows_of(random_schedule(rng, overlap_share=rng.choice([0, 0.5]), bidirectional=rng.random() < 0.3))
 
 
+def costs_per_stage(rng: random.Random, num_stages: int) -> dict:
+    """Random costs, of which some are a list: one value for each stage."""
+    costs = random_costs(rng)
+    for name in ("forward", "backward_input", "backward_weight", "backward"):
+        if name in costs and rng.random() < 0.5:
+            costs[name] = [rng.choice([1, number(rng)]) for _ in range(num_stages)]
+    return costs | {"forward": [each or 0.5 for each in costs["forward"]]} if type(costs["forward"]) is list else costs
+
+
 def test_schedules_made_by_hand(evaluate: Evaluate) -> None:
     rng = random.Random(1)
-    made = [(random_rows(rng), random_costs(rng)) for _ in range(400)]
+    rows = [random_rows(rng) for _ in range(400)]
+    made = [(each, costs_per_stage(rng, Schedule(each).num_stages)) for each in rows]
     code = "pplab.schedule(rows, 'mine'), pplab.costs(camelled(costs))"
     said = evaluate(f"{json.dumps(made)}.map(([rows, costs]) => reportOf(pplab.simulate({code})))")
     for (rows, costs), each in zip(made, said, strict=True):
         assert each == expected_of(simulate(Schedule(rows), Costs(**costs))), rows
+
+
+def test_searches_take_times_per_stage(evaluate: Evaluate) -> None:
+    given = {"forward": [1, 3, 2], "backward_input": [2, 1, 1], "latency": 0.5}
+    agree(evaluate, [configuration(name, 3, 5, None, given) for name in ("ZB-1P", "ZB-2P")])
+    agree(evaluate, [configuration(name, 2, 3, None, given) for name in ("ZB-2P", "V-Min", "V-Half")])  # too many
+
+
+@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight"])
+def test_a_list_of_times_has_one_for_each_stage(evaluate: Evaluate, name: str) -> None:
+    for values in ([1, 2], [1, 2, 3], [1, -1, 1, 1], []):
+        some = configuration("1F1B", 4, 4, None, {name: values})
+        said, wanted = evaluate(f"report({json.dumps(some)})"), expected(**some)
+        assert said == wanted if -1 not in values else "error" in said and "error" in wanted
+
+
+def test_measured_timelines(evaluate: Evaluate) -> None:
+    """As they were: the package's times, whatever the schedule would take by itself."""
+    rng = random.Random(2)
+    for _ in range(60):
+        t = simulate(Schedule(random_rows(rng)), Costs(**random_costs(rng)))
+        late = 1 + rng.random()
+        starts, ends = ([late * x for x in times] for times in (t.starts, t.ends))
+        measured = Timeline(
+            t.schedule, starts, ends, "ms", "measured", (Span(0, "optimizer", max(ends), max(ends) + 1),)
+        )
+        record = json.dumps(lab.timeline_to_dict(measured))
+        said = evaluate(f"pplabRows.records({record}).map(({{ timeline }}) => reportOf(timeline))[0]")
+        assert said == expected_of(measured)
+        others = evaluate(f"pplabRows.records({record})[0].timeline.idle.filter(({{ part }}) => part === 'other')")
+        assert [(o["text"], o["start"], o["end"]) for o in others] == [("optimizer", max(ends), max(ends) + 1)]
+
+
+def harmed(rng: random.Random, rows: list[list[str]]) -> list[list[str]]:
+    """Rows with a fault or two, of the kinds that `validate` knows; some can run all the same."""
+    rows = [list(row) for row in rows]
+    for _ in range(rng.randint(1, 2)):
+        row = rng.choice([row for row in rows if row])
+        i, how = rng.randrange(len(row)), rng.choice(["late", "late", "drop", "twice", "move", "kind", "send", "stage"])
+        if how == "late":  # a circle of ranks, where no rank has its own actions out of order
+            later = [k for k in range(i, len(row)) if row[k].lstrip("0123456789")[:1] == "F"]
+            row.insert(rng.choice(later or [i]), row.pop(i))
+        elif how == "drop" and sum(map(len, rows)) > 1:
+            row.pop(i)
+        elif how == "twice":
+            rng.choice(rows).insert(0, row[i])
+        elif how == "move" and sum(map(len, rows)) > 1:
+            rng.choice(rows).append(row.pop(i))
+        elif how == "kind" and "(" not in row[i]:
+            row[i] = row[i].translate(str.maketrans("FBIW", rng.choice(["BFWI", "IBFW", "FIBW"])))
+        elif how == "send":
+            row.insert(i, "0SEND_F0")
+        elif how == "stage" and "(" not in row[i]:
+            row[i] = f"{rng.randint(0, 9)}{row[i].lstrip('0123456789')}"
+    return rows
+
+
+def why(call: Callable, *given: object) -> str | None:
+    try:
+        call(*given)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_rows_that_cannot_run_are_refused_in_the_packages_words(evaluate: Evaluate) -> None:
+    rng = random.Random(3)
+    made = [harmed(rng, random_rows(rng)) for _ in range(500)]
+    made += [[["0F0", "0B0"], []], [["0F0"], ["2F0"]], [["0F99999999", "99999999B0"]], [["0F0", "0B0"], ["0F1", "0B1"]]]
+    said = evaluate(f"{json.dumps(made)}.map((rows) => refused(() => pplabRows.validate(pplab.schedule(rows))))")
+    wanted = [why(lambda rows: pplab.validate(Schedule(rows)), rows) for rows in made]
+    assert list(zip(made, said, strict=True)) == list(zip(made, wanted, strict=True))
+    for words in ("deadlock", "missing", "twice", "before", "lives on", "communication"):
+        assert sum(words in (text or "") for text in wanted) > 5, words
+    assert 50 < wanted.count(None) < 250
+
+
+def test_how_far_rows_get(evaluate: Evaluate) -> None:
+    """Rows that can run get to the end, at the package's times; others to where each rank waits for what never runs."""
+    rng = random.Random(4)
+    for _ in range(40):
+        rows, latency = random_rows(rng), rng.choice([0, 0.5])
+        said = evaluate(
+            f"reportOf(pplabRows.reach(pplab.schedule({json.dumps(rows)}), pplab.costs({{latency: {latency}}})))"
+        )
+        t = simulate(Schedule(rows), Costs(latency=latency))
+        assert said["times"] == [[x for s in t.spans_of(r) for x in (s.start, s.end)] for r in range(len(rows))]
+    rows = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    said = evaluate(f"pplabRows.reach(pplab.schedule({json.dumps(rows)}, 'mine'), pplab.costs({{latency: 3}}))")
+    assert said["title"] == "mine: stuck after 2 of 8 actions"
+    assert [[span["item"]["text"], span["start"]] for span in said["spans"]] == [["0F0", 0], ["1F0", 4]]
+    stuck = [
+        (idle["rank"], idle["start"], idle["at"], idle["text"]) for idle in said["idle"] if idle["part"] == "stuck"
+    ]
+    assert stuck == [
+        (0, 1, "0B0", "it waits at 0B0 for 1B/I0, which never runs"),
+        (1, 5, "1F1", "it waits at 1F1 for 0F1, which never runs"),
+    ]
+
+
+CSV = [
+    "0F0,0B0\n1F0,1B0\n",
+    " 0F0 ,, 0B0,\r\n1F0,1B0\r\n,,\n\n",
+    '"0F0","0B0"\n1F0,1B0',
+    "0F0,0SEND_F0,0UNSHARD,0B0\n1RECV_F0,1F0,1B0",
+    "0F0,(0F1;0B0)OVERLAP_F_B,0B1",
+    "0F0,(0B1;0B0)OVERLAP_F_B,0B1",
+    "0F0,0X0\n",
+    "0F0,0B0\n1F0,hello",
+    "",
+    "\n \n,,",
+    "0F0,0B0\n\n1F0,1B0",
+]
+
+
+@pytest.mark.parametrize("text", CSV)
+def test_csv_is_read_as_the_package_reads_it(evaluate: Evaluate, text: str) -> None:
+    said = evaluate(f"refused(() => (found = pplabRows.read({json.dumps(text)}))) || textsOf(found)")
+    try:
+        wanted = rows_of(lab.read_csv(text + "\n"))
+    except ValueError as error:
+        wanted = str(error)
+    assert said == wanted
+
+
+def test_other_texts_of_rows(evaluate: Evaluate) -> None:
+    """What `print(schedule)` shows, blanks between actions, and an address; prose is refused."""
+    schedule = pplab.build("DualPipeV", num_ranks=2, num_microbatches=4)
+    spaced = "\n".join(" ".join(row) for row in rows_of(schedule))
+    address = json.dumps(explore(schedule).fragment)
+    file = "\ufeff" + lab.to_csv(schedule)  # as a spreadsheet writes it
+    for text in (*map(json.dumps, (str(schedule), spaced, file)), f"pplabSettings.decode({address}).rows"):
+        assert evaluate(f"textsOf(pplabRows.read({text}))") == rows_of(schedule)
+    assert evaluate(f"pplabSettings.encode(pplabSettings.decode({address}))").endswith(
+        explore(schedule).fragment.rpartition("&")[2]
+    )
+    assert "'To' is not an action" in evaluate("refused(() => pplabRows.read('To be, or not to be'.replace(',', '')))")
+
+
+def test_what_is_no_record_is_refused(evaluate: Evaluate) -> None:
+    good = lab.timeline_to_dict(simulate(pplab.build("GPipe", num_ranks=2, num_microbatches=2)))
+    spans = good["spans"]
+    wrong = [{}, [], None, 3, {"timelines": []}, {"rows": 3}, {"rows": [[1]]}, good | {"spans": spans[1:]}]
+    wrong += [good | {"spans": [[0, "0F0", 0, "late"], *spans[1:]]}, good | {"rows": [["0F0", "x"]]}]
+    for data in wrong:
+        assert evaluate(f"refused(() => pplabRows.records({json.dumps(data)}))"), data
+    assert evaluate(f"pplabRows.records({json.dumps({'timelines': [good, good]})}).length") == 2
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(),
+        Costs([1, 2, 3, 4], 0.5, (1, 1, 1, 2.25), 0.75, unit="ms"),
+        Costs(backward=2, overlap="max"),
+        Costs(overlap=2.5),
+        Costs(recompute=1),
+        Costs(backward=[2, 3, 2, 3]),
+        Costs(latency=1, bandwidth=0.5),
+        Costs(overlap={(0, 1): 1}),
+    ],
+)
+def test_a_page_of_a_schedule_simulates_it_under_its_costs(evaluate: Evaluate, costs: Costs) -> None:
+    """By the page's fields, and where these can't say the costs, as a timeline that stays as it is."""
+    schedule = pplab.build("DualPipeV", num_ranks=2, num_microbatches=4)
+    page = explore(schedule, costs=costs)
+    (state,) = re.findall(r'data-state="(.*?)"', page.page)
+    (given,) = re.findall(r'class="pplab-given">(.*?)</script>', page.page)
+    shown = (
+        f"pplabSettings.ownTimelines(pplabSettings.decode({json.dumps(unescape(state))}), pplabRows.records({given}))"
+    )
+    assert evaluate(f"reportOf({shown}.timelines[0])") == expected_of(simulate(schedule, costs))
+    assert evaluate(f"{shown}.timelines[0].unit || ''") == costs.unit
+    assert ("spans" in given) == (page.fragment == "")
+    if page.fragment:
+        state = f"pplabSettings.decode({json.dumps(page.link('explorer.html').partition('#')[2])})"
+        assert evaluate(f"reportOf(pplabSettings.ownTimelines({state}, []).timelines[0])") == expected_of(
+            simulate(schedule, costs)
+        )
+    else:
+        with pytest.raises(ValueError, match="no address shows this: one holds a single schedule, and costs that"):
+            page.link("explorer.html")
+
+
+def test_what_is_too_long_for_an_address_says_so() -> None:
+    page = explore(pplab.build("1F1B", num_ranks=16, num_microbatches=128))
+    with pytest.raises(ValueError, match=r"it takes \d{5} characters, and 8000 are .*; send the file that pp.explore"):
+        page.link("explorer.html")
+    several = explore([pplab.build("1F1B", num_ranks=2, num_microbatches=2)] * 2)
+    with pytest.raises(ValueError, match="one holds a single schedule"):
+        several.link("explorer.html")
+
+
+def test_what_cannot_be_explored(tmp_path) -> None:
+    schedule = pplab.build("1F1B", num_ranks=2, num_microbatches=2)
+    for thing in (3, "1F1B", [], [schedule, None], None):
+        with pytest.raises(ValueError, match="explore takes a Schedule, a Timeline, a Run or a list of them, got "):
+            explore(thing)
+    with pytest.raises(ValueError, match="forward has 3 values for 2 stages"):
+        explore(schedule, costs=Costs([1, 2, 3]))
+    with pytest.raises(ValueError, match="costs must be a Costs"):
+        explore(schedule, costs=3)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        explore(schedule, tmp_path / "nowhere" / "page.html")
+    named = explore(Schedule(schedule.rows, "</script><b>")).page
+    assert "</script><b>" not in named and r"<\/script><b>" in named
 
 
 def test_ranks_that_wait_for_each_other_have_no_timeline(evaluate: Evaluate) -> None:

@@ -399,10 +399,10 @@ def test_paper_and_readers_without_scripts_have_a_picture(visit):
 
 
 def test_pages_without_a_view_load_no_script_of_it(site):
-    loaded = {name: re.findall(r"explorer/(\w+)\.js", (site / name).read_text()) for name in
+    loaded = {name: re.findall(r"(?:explorer|play)/(\w+)\.js", (site / name).read_text()) for name in
               ("plain.html", "index.html", "levels.html", "book/explorer.html", "book/play.html")}  # fmt: skip
     assert loaded["plain.html"] == []
-    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "chart", "settings", "explorer"]
+    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "rows", "chart", "settings", "explorer"]
     assert loaded["book/play.html"] == loaded["levels.html"] == ["core", "play", "chart", "play_view"]
 
 

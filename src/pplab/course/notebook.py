@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import html
 import inspect
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import builders, lab  # noqa: F401 (with its schedules)
-from ..costs import Costs
+from ..costs import Costs, PerStage
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
@@ -32,7 +34,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from matplotlib.figure import Figure
     from matplotlib_inline.config import InlineBackend
 
-    from ..panels import AxesColumn
+    from ..plot import AxesColumn
 
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
@@ -112,7 +114,7 @@ def explore(
 
     `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
     """
-    from ..panels import compare as compared
+    from ..plot import compare as compared
     from ..plot import gantt
 
     shown = explored(schedule, compare, **settings)
@@ -125,12 +127,13 @@ def explored(
     schedule: str = "1F1B",
     compare: str = "",
     *,
+    rows: str = "",
     ranks: int = 4,
     microbatches: int = 8,
     stages_per_rank: int = 2,
-    forward: float = 1,
-    backward_input: float = 1,
-    backward_weight: float = 1,
+    forward: PerStage = 1,
+    backward_input: PerStage = 1,
+    backward_weight: PerStage = 1,
     latency: float = 0,
     overlap: str = "sum",
     pair: float = 0,
@@ -139,17 +142,32 @@ def explored(
     """The timelines of the schedules named, simulated.
 
     The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
-    `per` says; a forward and a backward at once take `pair`, or what `overlap` says. ValueError says what can't be.
+    `per` says; one value per stage is for the stages, whatever their ranks. A forward and a backward at once take
+    `pair`, or what `overlap` says. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what can't be.
     """
     slices = microbatches if per == "batch" else 1
-    durations = (duration / slices for duration in (forward, backward_input, backward_weight))
-    costs = Costs(*durations, latency=latency, overlap=pair / slices if pair else overlap)
+    overlapped = pair / slices if pair else overlap
+    costs = Costs(forward, backward_input, backward_weight, latency, overlap=overlapped)
+    names = ("forward", "backward_input", "backward_weight")
+    durations = {
+        name: tuple(x / slices for x in at) if isinstance(at := getattr(costs, name), tuple) else at / slices
+        for name in names
+    }
+    costs = replace(costs, **durations)
+    lists = {name: duration for name, duration in durations.items() if isinstance(duration, tuple)}
+
+    def of_stage(stages: float) -> Costs:
+        return costs if per == "stage" else replace(costs.finer(stages), **lists)
+
     found = []
     for name in filter(None, (schedule, compare)):
-        builder = builders.find(name)
-        per_stage = costs if per == "stage" else costs.finer(2 if builder.placement == "V" else 1)
-        options = {"stages_per_rank": stages_per_rank, "costs": per_stage}
-        built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
-        finer = 1 if per == "stage" else built.num_stages // built.num_ranks
-        found.append(simulate(built, costs.finer(finer)))
+        if name == "own":
+            built = lab.read_csv(
+                re.sub(r"\((\w+)-(\w+)\)", r"(\1;\2)OVERLAP_F_B", rows).replace(".", ",").replace("~", "\n")
+            )
+        else:
+            builder = builders.find(name)
+            options = {"stages_per_rank": stages_per_rank, "costs": of_stage(2 if builder.placement == "V" else 1)}
+            built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
+        found.append(simulate(built, of_stage(built.num_stages / built.num_ranks)))
     return found

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..errors import expect, number
+from ..explorer import record
 from ..schedule import Schedule
 from ..text import parse
 from ..timeline import Span, Timeline
@@ -22,16 +23,7 @@ _OF_GRADIENTS = ("equal", "difference", "relative", "tolerance", "worst", "loss_
 
 def timeline_to_dict(timeline: Timeline) -> dict:
     """Everything needed to redraw a timeline, as plain JSON values."""
-    schedule = timeline.schedule
-    return {
-        "schedule": schedule.name,
-        "rows": [[str(item) for item in row] for row in schedule.rows],
-        "placement": schedule.placement,
-        "unit": timeline.unit,
-        "how": timeline.how,
-        "spans": [[s.rank, str(s.action), s.start, s.end] for s in timeline.spans],
-        "others": [[s.rank, str(s.action), s.start, s.end] for s in timeline.others],
-    }
+    return {**record(timeline), "placement": timeline.schedule.placement}
 
 
 def timeline_from_dict(data: dict) -> Timeline:

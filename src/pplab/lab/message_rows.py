@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import COMPUTE, Action, Kind, parts
-from ..panels import AxesColumn
-from ..plot import LABEL_SIZE, ROW, WIDTH, describe, dress, fill_of, ink, rank_names
+from ..plot import LABEL_SIZE, ROW, WIDTH, AxesColumn, describe, dress, fill_of, ink, rank_names
 from ..timeline import Span, Timeline
 from .palette import MESSAGE
 

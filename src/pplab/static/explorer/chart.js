@@ -12,7 +12,8 @@ var pplabChart = (() => {
   const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0" };
   const NAME = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
   const IDLE_OPACITY = [0.2, 0.75]; // ground and hatching, in the page's colour of text
-  const PHASE = { fill: "filling", wait: "inside", drain: "draining" };
+  const OTHER = "#7f6e90"; // the optimizer, barriers: what isn't an action of the schedule
+  const PHASE = { fill: "idle: filling", wait: "idle: inside", drain: "idle: draining", stuck: "stuck" };
 
   const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 
@@ -43,23 +44,28 @@ var pplabChart = (() => {
   const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
   const long = ({ kind, microbatch, stage }) => `${NAME[kind]} of microbatch ${microbatch} on stage ${stage}`;
 
+  const timed = (x, { unit }, digits = 6) => short(x, digits) + (unit ? ` ${unit}` : "");
+
   /** A chart in one sentence, for readers who don't see it: pplab.plot.describe. */
-  function describe({ schedule, makespan, bubbleFraction }) {
+  function describe(timeline) {
+    const { schedule, makespan, bubbleFraction, how = "simulated" } = timeline;
     return (
-      `Simulated Gantt chart of ${schedule.name} on ${schedule.numRanks} ranks with ${schedule.numMicrobatches} ` +
-      `microbatches: makespan ${short(makespan)}, ${percent(bubbleFraction)} of all rank-time idle`
+      `${how[0].toUpperCase()}${how.slice(1)} Gantt chart of ${schedule.name} on ${schedule.numRanks} ranks with ${schedule.numMicrobatches} ` +
+      `microbatches: makespan ${timed(makespan, timeline)}, ${percent(bubbleFraction)} of all rank-time idle`
     );
   }
 
   /** What an action is, what it waits for and what waits for it. */
   function tellAction(timeline, span) {
+    const { costs } = timeline; // of a measured timeline, nobody knows when messages arrived
+    const took = costs ? "" : `: it takes ${timed(span.end - span.start, timeline, 4)}`;
     const says = [
       `${span.item.text}, the ${span.item.parts.map(long).join(" together with the ")}, runs on rank ${span.rank} ` +
-        `from ${short(span.start)} to ${short(span.end)}.`,
+        `from ${short(span.start)} to ${short(span.end)}${took}.`,
     ];
     const waits = pplab.waitsFor(timeline, span);
     const come = {
-      message: (s, t) => `the result of ${s.item.text}, which arrives from rank ${s.rank} at ${t}`,
+      message: (s, t) => `the result of ${s.item.text}, which ${costs ? "arrives from" : "ends on"} rank ${s.rank} at ${t}`,
       local: (s, t) => `the result of ${s.item.text}, which this rank has itself at ${t}`,
       kept: (s, t) => `what its stage kept of ${s.item.text}, which ends at ${t}`,
       order: (s, t) => `a free rank, which it has when ${s.item.text} ends at ${t}`,
@@ -78,7 +84,9 @@ var pplabChart = (() => {
   }
 
   /** Why a rank idles. */
-  function tellIdle({ rank, start, end, text }) {
+  function tellIdle({ rank, start, end, text, part }) {
+    if (part === "stuck") return `Rank ${rank} is stuck from ${short(start)} on: ${text}.`;
+    if (part === "other") return `Rank ${rank} is busy with something else from ${short(start)} to ${short(end)}: ${text}.`;
     return `Rank ${rank} is idle from ${short(start)} to ${short(end)}: ${text}.`;
   }
 
@@ -100,7 +108,8 @@ var pplabChart = (() => {
    * `caps`: per rank, how many forwards it has memory for, a line in its strip. A chart narrower than `least` scrolls.
    */
   function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null, least = SMALLEST }) {
-    const end = Math.max(until, ...timelines.map((t) => t.makespan));
+    const end = Math.max(until, ...timelines.map((t) => t.end || t.makespan));
+    const [unit = "", ...more] = new Set(timelines.map((t) => t.unit || ""));
     const id = `pplab-${++drawings}`;
     const inner = plotWidth(timelines, end, Math.max(width, least) - LABELS - RIGHT) * zoom;
     const scale = (inner - 1) / end;
@@ -121,7 +130,7 @@ var pplabChart = (() => {
     host.innerHTML =
       `<svg class="pplab-ranks" aria-hidden="true" width="${LABELS}" height="${height}">${charts.map((c) => labels(c, memory && strip, caps)).join("")}</svg>` +
       `<svg class="pplab-gantt" role="img" aria-label="${alt}" width="${Math.ceil(inner + RIGHT)}" height="${height}">` +
-      patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner) +
+      patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner, more.length ? "" : unit) +
       (par === null ? "" : `<path class="pplab-par" d="M${px(par * scale)} ${TITLE - 4}V${charts[0].bottom + 4}"/>`) +
       `<g class="pplab-marks"></g></svg>`;
     drawing.svg = host.lastElementChild;
@@ -168,11 +177,12 @@ var pplabChart = (() => {
       const held = strip ? `<text class="pplab-peak" x="${LABELS - 6}" y="${middle + ROW / 2 + strip - 4}">peak ${peak}${most}</text>` : "";
       return `<text x="${LABELS - 6}" y="${middle + 4}">rank ${rank}</text>${held}`;
     });
-    const says = timeline.title || `${schedule.name}: makespan ${short(timeline.makespan, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
+    const figures = () => `makespan ${timed(timeline.makespan, timeline, 5)}, bubble fraction ${timeline.bubbleFraction.toFixed(4)}`;
+    const says = timeline.title || `${schedule.name}${timeline.how ? `, ${timeline.how}` : ""}: ${figures()}`;
     return `<text class="pplab-title" x="2" y="${top - 8}">${escaped(says)}</text>${rows.join("")}`;
   }
 
-  function axis(y, end, scale, inner) {
+  function axis(y, end, scale, inner, unit) {
     const step = niceStep((end * 56) / (end * scale));
     const ticks = [];
     for (let i = 0; i * step <= end * (1 + 1e-9); i++) {
@@ -182,7 +192,7 @@ var pplabChart = (() => {
     }
     return (
       `<g class="pplab-axis"><path d="M0 ${y + 4}H${px(inner)}" stroke="currentColor"/>${ticks.join("")}` +
-      `<text x="${px(inner / 2)}" y="${y + 35}">time</text></g>`
+      `<text x="${px(inner / 2)}" y="${y + 35}">time${unit && ` (${escaped(unit)})`}</text></g>`
     );
   }
 
@@ -195,11 +205,16 @@ var pplabChart = (() => {
   const barTop = ({ top, row }, rank) => top + rank * row + (ROW - BAR) / 2;
 
   function drawIdle({ x, scale }, chart, id) {
-    const paths = { fill: "", wait: "", drain: "" };
-    for (const { rank, start, end, part } of chart.idle) paths[part] += box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
-    return Object.entries(paths)
-      .map(([part, d]) => d && `<path d="${d}" fill="url(#${id}-${part})"/>`)
-      .join("");
+    const paths = { fill: "", wait: "", drain: "", stuck: "", other: "" };
+    let at = "";
+    for (const { rank, start, end, part, at: item } of chart.idle) {
+      paths[part] += box(x(start), barTop(chart, rank), (end - start) * scale, BAR);
+      if (part === "stuck") at += `<text x="${px(x(start) + 4)}" y="${barTop(chart, rank) + BAR / 2 + 4}">${escaped(item)}?</text>`;
+    }
+    const { stuck, other, ...hatched } = paths;
+    const drawn = Object.entries(hatched).map(([part, d]) => d && `<path d="${d}" fill="url(#${id}-${part})"/>`);
+    if (stuck) drawn.push(`<g class="pplab-stuck"><path d="${stuck}"/>${at}</g>`);
+    return drawn.join("") + (other && `<path d="${other}" fill="${OTHER}"/>`);
   }
 
   /** One path per colour; an overlap shows its forward in the upper half, its backward in the lower. */
@@ -268,8 +283,8 @@ var pplabChart = (() => {
 
   /** The item that an arrow key leads to: along a rank, to the same time of another rank or chart, or to an end. */
   function step({ charts }, selected, key) {
-    const { chart, span, idle } = selected || { chart: charts[0], span: charts[0].timeline.byRank[0][0] };
-    if (!selected) return { chart, span };
+    if (!selected) return itemsOf(charts[0], 0)[0];
+    const { chart, span, idle } = selected;
     const now = span || idle, row = itemsOf(chart, now.rank);
     const place = row.findIndex((item) => (item.span || item.idle) === now);
     if (key === "Home") return row[0];
@@ -331,15 +346,18 @@ var pplabChart = (() => {
     const found = new Set(timelines.flatMap((t) => t.spans.flatMap(({ item }) => item.parts.map(({ kind }) => kind))));
     const kinds = [..."FBIW"].filter((kind) => found.has(kind));
     const parts = new Set(timelines.flatMap((t) => idleOf(t).map((idle) => idle.part)));
+    const labels = new Set(timelines.flatMap((t) => idleOf(t).filter(({ part }) => part === "other").map(({ text }) => text)));
     const swatch = (style, name) => `<li><i style="${style}"></i>${name}</li>`;
     const turn = { fill: "45deg", wait: "0deg", drain: "-45deg" };
     const [ground, line] = IDLE_OPACITY.map((opacity) => `color-mix(in srgb,currentColor ${100 * opacity}%,transparent)`);
     const hatch = (part) => `background:repeating-linear-gradient(${turn[part]},${line} 0 1.3px,${ground} 1.3px 5px)`;
     return (
       kinds.map((kind) => swatch(`background:${FILL[kind]}`, `${NAME[kind]} ${kind}`)).join("") +
-      Object.keys(PHASE).filter((part) => parts.has(part)).map((part) => swatch(hatch(part), `idle: ${PHASE[part]}`)).join("")
+      Object.keys(PHASE).filter((part) => parts.has(part)).map((part) =>
+        part === "stuck" ? '<li><i class="pplab-stuckbox"></i>stuck</li>' : swatch(hatch(part), PHASE[part])).join("") +
+      (parts.has("other") ? swatch(`background:${OTHER}`, escaped(listed([...labels]))) : "")
     );
   }
 
-  return { FILL, NAME, IDLE_OPACITY, shade, ink, short, percent, escaped, listed, fullStages, draw, legend };
+  return { LABELS, FILL, NAME, OTHER, IDLE_OPACITY, shade, ink, short, timed, percent, escaped, listed, fullStages, draw, legend };
 })();

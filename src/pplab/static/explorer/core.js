@@ -10,9 +10,12 @@ var pplab = (function make(schedules) {
 
   // ---- what is refused ----------------------------------------------------------------------------------------------
 
-  /** What can't be built or simulated, in words for the reader. */
+  /** What can't be built or simulated, in words for the reader: what is wrong, and what to change. */
   class ScheduleError extends Error {
     name = "ScheduleError";
+    constructor(cause, remedy = "") {
+      super(remedy ? `${cause}; ${remedy}` : cause);
+    }
   }
 
   /** A text or a number as Python prints it in its messages. */
@@ -41,7 +44,7 @@ var pplab = (function make(schedules) {
     return { text: textOf(made), parts: [made] };
   }
 
-  const ACTION = /^(\d+)([FBIW])(\d+)$/;
+  const ACTION = /^(\d{1,99})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,99})$/;
   const OVERLAP = /^\(([^;()]*);([^;()]*)\)OVERLAP_F_B$/;
 
   /** Read an item from its text form. Throws ScheduleError with what was expected. */
@@ -50,11 +53,24 @@ var pplab = (function make(schedules) {
     let match = ACTION.exec(text);
     if (match) return itemOf(action(Number(match[1]), match[2], Number(match[3])));
     match = OVERLAP.exec(text);
-    if (match) return itemOf(match.slice(1).flatMap((half) => parse(half).parts));
+    if (match) return overlap(parse(match[1]), parse(match[2]));
     throw new ScheduleError(
       `${repr(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, ` +
         "or (0F7;7B3)OVERLAP_F_B",
     );
+  }
+
+  /** Pair the items of a forward and of a full backward, checked. */
+  function overlap(first, second) {
+    const [forward] = first.parts, [backward] = second.parts;
+    const isSameWork = forward.stage === backward.stage && forward.microbatch === backward.microbatch;
+    if (first.parts.length + second.parts.length > 2 || forward.kind !== F || backward.kind !== B || isSameWork) {
+      throw new ScheduleError(
+        `(${first.text};${second.text})OVERLAP_F_B is not an overlap: expected a forward, and a full backward of ` +
+          "something else, as in (0F7;7B3)",
+      );
+    }
+    return itemOf([forward, backward]);
   }
 
   const range = (end) => Array.from({ length: end }, (_, i) => i);
@@ -130,10 +146,20 @@ var pplab = (function make(schedules) {
 
   // ---- schedule.py --------------------------------------------------------------------------------------------------
 
+  const FEW = 100000; // stages times microbatches that are looked through whatever the number of actions
+  const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+
   /** A schedule from rows of items, or of their texts. */
   function schedule(rows, name = "custom") {
     const items = rows.map((row) => row.map((item) => (typeof item === "string" ? parse(item) : item)));
     const columns = columnsOf(items);
+    const { numStages, numMicrobatches } = columns, numActions = columns.stages.length;
+    if (numStages * numMicrobatches > Math.max(FEW, numActions)) { // before anything of that size is made
+      throw new ScheduleError(
+        `${plural(numStages, "stage")} and ${plural(numMicrobatches, "microbatch")} need more than ${plural(numActions, "action")}`,
+        "number stages and microbatches from 0, without a gap",
+      );
+    }
     const holders = Array.from({ length: columns.numStages }, () => []);
     for (let rank = 0; rank < items.length; rank++) {
       for (const stage of stagesOf(columns, rank)) holders[stage].push(rank);
@@ -154,8 +180,8 @@ var pplab = (function make(schedules) {
 
   const stagesOf = (columns, rank) => new Set(columns.stages.slice(columns.bounds[rank], columns.bounds[rank + 1]));
 
-  /** Copies of the model's parameters: 2 when the schedule is bidirectional. */
-  const copies = ({ placement }) => (placement.every(Number.isInteger) ? 1 : 2);
+  /** Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is bidirectional. */
+  const copies = ({ placement }) => Math.max(...placement.map((place) => [place].flat().length));
 
   /** By how much a stage's holding of activations changes when an action starts, and when it ends. */
   const atStart = (kind) => (kind === F ? 1 : 0);
@@ -184,15 +210,18 @@ var pplab = (function make(schedules) {
 
   // ---- costs.py -----------------------------------------------------------------------------------------------------
 
+  const at = (value, stage) => (Array.isArray(value) ? value[stage] : value);
+
   function checkedNumber(name, value) {
-    if (typeof value !== "number" || !(value >= 0 && value <= 1e100)) {
+    if (Array.isArray(value)) value.forEach((each) => checkedNumber(name, each));
+    else if (typeof value !== "number" || !(value >= 0 && value <= 1e100)) {
       throw new ScheduleError(`${name} must be a number from 0 to 1e+100, got ${repr(value)}`);
     }
   }
 
   /**
-   * How long things take, the same on every stage. `backward` is a full backward's, the sum of its halves when left out;
-   * `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
+   * How long things take: a number for all stages, or a list with one for each. `backward` is a full backward's, the sum
+   * of its halves when left out; `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
    */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overlap = "sum" } = given;
@@ -205,8 +234,12 @@ var pplab = (function make(schedules) {
     }
     if (typeof overlap !== "string") checkedNumber("overlap", overlap);
     checkedNumber("latency", latency);
-    const durations = { F: forward, B: backward === null ? backwardInput + backwardWeight : backward, I: backwardInput, W: backwardWeight };
-    const together = overlap === "sum" ? durations.F + durations.B : Math.max(durations.F, durations.B);
+    const of = (kind, stage) => {
+      if (kind === F) return at(forward, stage);
+      if (kind === W) return at(backwardWeight, stage);
+      if (kind === I) return at(backwardInput, stage);
+      return backward === null ? at(backwardInput, stage) + at(backwardWeight, stage) : at(backward, stage);
+    };
     return {
       forward,
       backwardInput,
@@ -214,19 +247,26 @@ var pplab = (function make(schedules) {
       latency,
       backward,
       overlap,
-      of: (kind) => durations[kind],
-      ofOverlap: typeof overlap === "number" ? overlap : together,
+      of,
+      ofOverlap(forwardStage, backwardStage) {
+        if (typeof overlap === "number") return overlap;
+        const [f, b] = [of(F, forwardStage), of(B, backwardStage)];
+        return overlap === "sum" ? f + b : Math.max(f, b);
+      },
       /** The costs of the same model cut into `stagesPerRank` times as many stages. */
       finer(stagesPerRank) {
-        const divided = (value) => (typeof value === "number" ? value / stagesPerRank : value);
-        return costs({
-          forward: divided(forward),
-          backwardInput: divided(backwardInput),
-          backwardWeight: divided(backwardWeight),
-          backward: divided(backward),
-          latency,
-          overlap: divided(overlap),
-        });
+        const part = (value) => (typeof value === "number" ? value / stagesPerRank : Array.isArray(value) ? value.map(part) : value);
+        const parts = Object.entries({ forward, backwardInput, backwardWeight, backward, overlap });
+        return costs({ ...Object.fromEntries(parts.map(([name, value]) => [name, part(value)])), latency });
+      },
+      /** Throws unless every list has a value for each of `numStages` stages. */
+      check(numStages) {
+        const perStage = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward };
+        for (const [name, value] of Object.entries(perStage)) {
+          if (!Array.isArray(value) || value.length === numStages) continue;
+          const values = `${name} has ${value.length} values for ${numStages} stages`;
+          throw new ScheduleError(`${values}: give one per stage, or a single number`);
+        }
       },
     };
   }
@@ -267,16 +307,15 @@ var pplab = (function make(schedules) {
       clock[rank] = now;
       position[rank] = i;
     }
-    if (ended.includes(0)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
-    return { starts, ends };
+    return { starts, ends, reached: position };
   }
 
   /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
-  function durationsOf({ kinds, gates }, costs) {
-    const durations = kinds.map(costs.of);
+  function durationsOf({ stages, kinds, gates }, costs) {
+    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]));
     for (const gate of gates) {
       durations[gate] = 0;
-      durations[gate + 1] = costs.ofOverlap;
+      durations[gate + 1] = costs.ofOverlap(stages[gate], stages[gate + 1]);
     }
     return durations;
   }
@@ -288,16 +327,32 @@ var pplab = (function make(schedules) {
 
   /**
    * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; the package says of any rows what is wrong with them.
+   * placed only what could run; rows.js says of any rows what is wrong with them.
    */
   function simulate(schedule, given = costs()) {
     const { columns, numRanks } = schedule;
-    const { starts, ends } = run(schedule, durationsOf(columns, given), lagsOf(schedule, given));
+    given.check(schedule.numStages);
+    const { starts, ends, reached } = run(schedule, durationsOf(columns, given), lagsOf(schedule, given));
+    if (reached.some((i, rank) => i < columns.bounds[rank + 1])) {
+      throw new ScheduleError("the ranks wait for each other, and nothing more can run");
+    }
     for (const gate of columns.gates) starts[gate] = ends[gate] = starts[gate + 1]; // it stands where its pair starts
     return timelineOf(schedule, given, { starts, ends }, numRanks);
   }
 
   // ---- timeline.py --------------------------------------------------------------------------------------------------
+
+  /** The timeline whose items start and end as given, rank by rank: a measured one. Nobody knows when messages arrived. */
+  function recorded(schedule, itemStarts, itemEnds) {
+    const starts = [], ends = [];
+    schedule.rows.flat().forEach(({ parts }, i) => {
+      for (let left = parts.length; left > 0; left--) {
+        starts.push(itemStarts[i]);
+        ends.push(left > 1 ? itemStarts[i] : itemEnds[i]);
+      }
+    });
+    return timelineOf(schedule, null, { starts, ends }, schedule.numRanks);
+  }
 
   function timelineOf(schedule, costs, times, numRanks) {
     const { columns } = schedule, { starts, ends } = times;
@@ -311,10 +366,10 @@ var pplab = (function make(schedules) {
         return span;
       });
     });
-    const makespan = ends.reduce((a, b) => Math.max(a, b));
+    const makespan = ends.reduce((a, b) => Math.max(a, b), 0);
     const busy = byRank.map((row) => sum(row.map(({ start, end }) => end - start)));
     const idle = sum(busy.map((time) => makespan - time));
-    const lengths = byRank.map((row, rank) => row[row.length - 1].end - starts[columns.bounds[rank]]);
+    const lengths = byRank.map((row) => (row.length ? row[row.length - 1].end - row[0].start : 0));
     const longest = lengths.indexOf(Math.max(...lengths));
     const timeline = {
       schedule,
@@ -386,7 +441,7 @@ var pplab = (function make(schedules) {
         if (made.id === span.id || found.has(made.id)) continue;
         const crosses = made.rank !== span.rank;
         const how = need.stage === part.stage ? "kept" : crosses ? "message" : "local";
-        found.set(made.id, { span: made, arrives: made.end + (crosses ? costs.latency : 0), how });
+        found.set(made.id, { span: made, arrives: made.end + (crosses && costs ? costs.latency : 0), how });
       }
     }
     const previous = byRank[span.rank][span.position - 1];
@@ -426,7 +481,7 @@ var pplab = (function make(schedules) {
    * `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends.
    */
   function idle(timeline) {
-    const { schedule, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
+    const { schedule, costs, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
     const { columns, dep } = schedule;
     const { ranks } = columns, makers = madeBy(schedule);
     const found = [];
@@ -445,7 +500,8 @@ var pplab = (function make(schedules) {
           else {
             const action = textOf(columns.action(makers[last])), made = spans[spanOf[dep[last]]];
             const runs = `it waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
-            const text = made.end < start ? `${runs} and whose result arrives at ${short(start)}` : runs;
+            const late = costs ? `whose result arrives at ${short(start)}` : `the rank goes on at ${short(start)}`; // measured
+            const text = made.end < start ? `${runs} and ${late}` : runs;
             add(rank, now, start, part, { for: made, waitsFor: action, until: made.end, text });
           }
         }
@@ -770,6 +826,7 @@ var pplab = (function make(schedules) {
 
   /** The best rows that are found in which no rank holds more than `limit`, which is P at least. */
   function searched(P, M, given, limit) {
+    given.check(P);
     const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
     let best = null, least = [Infinity, Infinity];
     const offer = (kinds) => {
@@ -816,7 +873,7 @@ var pplab = (function make(schedules) {
 
   /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
   function growthOf(P, M, costs, limit) {
-    const durations = KINDS.map(costs.of);
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
     const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
     const done = KINDS.map(() => new Int32Array(P));
     const [forwards, inputs, weights] = done;
@@ -838,7 +895,7 @@ var pplab = (function make(schedules) {
       if (!due) return NOTHING;
       const wait = Math.min(forward, backward) - now;
       if (wait === Infinity) return isEager || isFull || inputs[rank] === M ? WEIGHT : NOTHING;
-      return wait >= leastGap * durations[WEIGHT] ? WEIGHT : NOTHING;
+      return wait >= leastGap * durations[WEIGHT][rank] ? WEIGHT : NOTHING;
     }
 
     return (policies) => {
@@ -863,7 +920,7 @@ var pplab = (function make(schedules) {
         }
         row[rank * 3 * M + length[rank]++] = kind;
         done[kind][rank] += 1;
-        const end = (free[rank] = now + durations[kind]);
+        const end = (free[rank] = now + durations[kind][rank]);
         events.push(end, rank);
         if (kind === WEIGHT) continue;
         last[rank] = kind;
@@ -911,7 +968,7 @@ var pplab = (function make(schedules) {
 
   /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
   function measureOf(P, M, costs) {
-    const durations = KINDS.map(costs.of);
+    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
     const ends = [0, 1].map(() => new Float64Array(P * M)), ended = [0, 1].map(() => new Int32Array(P));
     const position = new Int32Array(P), clock = new Float64Array(P), first = new Float64Array(P), busy = new Float64Array(P);
     return (kinds) => {
@@ -931,7 +988,7 @@ var pplab = (function make(schedules) {
               }
             }
             if (i === 0) first[rank] = now;
-            const end = now + durations[kind];
+            const end = now + durations[kind][rank];
             busy[rank] += end - now;
             now = end;
             if (kind !== WEIGHT) ends[kind][rank * M + ended[kind][rank]++] = end;
@@ -954,9 +1011,11 @@ var pplab = (function make(schedules) {
 
   // ---- by name ------------------------------------------------------------------------------------------------------
 
+  const known = schedules.filter(({ name, rows }) => builders[name] || rows); // of others there is no row to show
+
   /** What the package says of a schedule: {name, aliases, rules, source, options, placement}. Undefined: it has none. */
   const find = (name) =>
-    schedules.find((each) => [each.name, ...each.aliases].some((known) => known.toLowerCase() === name.toLowerCase()));
+    known.find((each) => [each.name, ...each.aliases].some((each) => each.toLowerCase() === name.toLowerCase()));
 
   /**
    * Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
@@ -964,7 +1023,7 @@ var pplab = (function make(schedules) {
    */
   function build(name, { numRanks: P, numMicrobatches: M, ...options }) {
     const found = find(name);
-    if (!found) throw new ScheduleError(`unknown schedule ${repr(name)}: known: ${schedules.map((each) => each.name).join(", ")}`);
+    if (!found) throw new ScheduleError(`unknown schedule ${repr(name)}: known: ${known.map((each) => each.name).join(", ")}`);
     positiveInt("num_ranks", P);
     positiveInt("num_microbatches", M);
     const make = builders[found.name];
@@ -992,15 +1051,20 @@ var pplab = (function make(schedules) {
   return {
     make, // its source is what a worker starts from: pages opened from a file can load no script there
     ScheduleError,
-    schedules,
+    repr,
+    schedules: known,
     builders,
     find,
     costs,
     build,
     schedule,
     parse,
+    textOf,
     toCSV,
+    run,
+    madeBy,
     simulate,
+    recorded,
     inFlight,
     peakInFlight,
     criticalPath,

@@ -7,8 +7,10 @@ var pplabSettings = (() => {
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
     forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
-    per: "rank", until: 0, path: false, memory: true, zoom: 1,
+    per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
   };
+  const OWN = "own"; // in place of a schedule's name: the rows that the reader brings
+  const PER_STAGE = ["forward", "backward-input", "backward-weight"]; // one value for all stages, or a list
   const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
   const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
   const PER = {
@@ -23,31 +25,43 @@ var pplabSettings = (() => {
   function decode(text, base = DEFAULTS) {
     const state = { ...base };
     for (const [name, value] of new URLSearchParams(text)) {
-      if (!Object.hasOwn(DEFAULTS, name)) continue;
-      const kind = typeof DEFAULTS[name];
-      state[name] = kind === "number" ? number(value) : kind === "boolean" ? value !== "false" : value;
+      if (!Object.keys(DEFAULTS).includes(name)) continue;
+      state[name] = typeof DEFAULTS[name] === "boolean" ? value !== "false" : read(name, value);
     }
     for (const name of ["schedule", "compare"]) state[name] = pplab.find(state[name])?.name || state[name];
+    state.rows = pplabRows.unpack(state.rows);
     return state;
+  }
+
+  /** The value of a setting that isn't a yes or no, from what an address or a field says. */
+  function read(name, text) {
+    if (PER_STAGE.includes(name) && /[^,\s][,\s]+[^,\s]/.test(text)) return text.split(/[,\s]+/).filter(Boolean).map(number);
+    return typeof DEFAULTS[name] === "number" ? number(text) : text;
   }
 
   /** What differs from the defaults, in one order, so that equal states are equal texts. */
   function encode(state) {
     const said = Object.keys(DEFAULTS).filter((name) => name === "schedule" || state[name] !== DEFAULTS[name]);
-    return said.map((name) => `${name}=${encodeURIComponent(state[name])}`).join("&");
+    const text = (name) => (name === "rows" ? pplabRows.pack(state.rows) : String(state[name]));
+    return said.map((name) => `${name}=${encodeURIComponent(text(name)).replace(/%2C/g, ",")}`).join("&");
   }
 
+  const isList = Array.isArray;
   const number = (text) => (text.trim() === "" ? NaN : Number(text));
 
   // ---- building ----------------------------------------------------------------------------------------------------
 
-  /** The durations of an action of a stage, of which a rank has `stages`. */
+  /** The durations of an action of a stage, of which a rank has `stages`. A list has the stages' own: they aren't divided. */
   function costsOf(state, stages) {
     const slices = state.per === "batch" ? state.microbatches : 1;
-    const [forward, backwardInput, backwardWeight] = ["forward", "backward-input", "backward-weight"].map((name) => state[name] / slices);
+    const slice = (value) => (isList(value) ? value.map(slice) : value / slices);
+    const [forward, backwardInput, backwardWeight] = PER_STAGE.map((name) => slice(state[name]));
     const overlap = state.pair === 0 ? state.overlap : state.pair / slices; // a number that isn't one is refused there
-    const whole = pplab.costs({ forward, backwardInput, backwardWeight, latency: state.latency, overlap });
-    return state.per === "stage" ? whole : whole.finer(stages);
+    const durations = { forward, backwardInput, backwardWeight };
+    const whole = pplab.costs({ ...durations, latency: state.latency, overlap });
+    if (state.per === "stage") return whole;
+    const lists = Object.entries(durations).filter(([, value]) => isList(value));
+    return pplab.costs({ ...whole.finer(stages), ...Object.fromEntries(lists) });
   }
 
   /** Whether the schedule `name` has that option in the package. */
@@ -56,22 +70,51 @@ var pplabSettings = (() => {
   function optionsOf(state, name) {
     const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
     const actions = ranks * microbatches * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
-    if (actions > MOST_ACTIONS) {
-      throw new pplab.ScheduleError(
-        `${ranks} ranks and ${microbatches} microbatches are some ${actions} actions, and the page draws at most ` +
-          `${MOST_ACTIONS}; take fewer, or simulate with the package`,
-      );
-    }
+    checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
     return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
+  }
+
+  function checkSize(what, actions) {
+    if (actions <= MOST_ACTIONS) return;
+    throw new pplab.ScheduleError(`${what}, and the page draws at most ${MOST_ACTIONS}`, "take fewer, or simulate with the package");
   }
 
   /** The timeline of a schedule that the state's settings gave, under the state's costs. */
   function timelineOf(state, schedule) {
+    return pplab.simulate(schedule, checkedCosts(state, schedule));
+  }
+
+  function checkedCosts(state, schedule) {
     const costs = costsOf(state, schedule.numStages / schedule.numRanks);
-    if (!["forward", "backward-input", "backward-weight"].some((name) => state[name] > 0)) {
+    if (!PER_STAGE.some((name) => [state[name]].flat().some((duration) => duration > 0))) {
       throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time; give one of them a duration");
     }
-    return pplab.simulate(schedule, costs);
+    costs.check(schedule.numStages);
+    return costs;
+  }
+
+  /**
+   * The timelines of the reader's own rows, and why some of them can't run: these are as far as they get. `given`: the
+   * records (see pplabRows) that are shown, or else the state's rows.
+   */
+  function ownTimelines(state, given) {
+    const own = given.length ? given : [{ schedule: pplabRows.read(state.rows) }];
+    const numActions = own.reduce((total, { schedule }) => total + schedule.columns.stages.length, 0);
+    checkSize(`these rows have ${numActions} actions`, numActions);
+    const problems = [];
+    const timelines = own.map(({ schedule, timeline, unit = "" }) => {
+      if (timeline) return timeline;
+      const costs = checkedCosts(state, schedule);
+      try {
+        pplabRows.validate(schedule);
+        return Object.assign(pplab.simulate(schedule, costs), { unit });
+      } catch (problem) {
+        if (!(problem instanceof pplab.ScheduleError)) throw problem;
+        problems.push(problem.message);
+        return pplabRows.reach(schedule, costs);
+      }
+    });
+    return { timelines, problem: problems.join(" ") };
   }
 
   /** The schedule `name` in the state's sizes; null while it is searched: `done` is called when there is one. */
@@ -151,5 +194,5 @@ var pplabSettings = (() => {
     };
   })();
 
-  return { DEFAULTS, OVERLAP, PER, decode, encode, number, takes, scheduleOf, timelineOf };
+  return { DEFAULTS, OWN, OVERLAP, PER, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines };
 })();

@@ -1,0 +1,316 @@
+// Rows that a reader brings: read from text, checked, and run as far as they go. What src/pplab/faults.py and
+// lab/csv_form.py do, and in their words: tests/pages/test_explorer.py compares. No DOM.
+
+var pplabRows = (() => {
+  "use strict";
+
+  const { ScheduleError, needs, textOf, madeBy, run, costs } = pplab;
+
+  // ---- text ----------------------------------------------------------------------------------------------------------
+
+  const LOWERED = /^(\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD))$/;
+
+  /**
+   * The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. Blanks separate
+   * actions, too, and a line may begin with its rank, as `print(schedule)` writes it; a line about the whole is left out.
+   */
+  function read(text, name = "your rows") {
+    const rows = linesOf(text).map((cells, rank) =>
+      cells.flatMap((raw, column) => {
+        const cell = raw.trim();
+        if (!cell || LOWERED.test(cell)) return [];
+        try {
+          return [pplab.parse(cell)];
+        } catch (error) {
+          throw new ScheduleError(
+            `CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
+            "write one action per cell, or leave the cell blank",
+          );
+        }
+      }));
+    if (!rows.some((row) => row.length)) {
+      throw new ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1");
+    }
+    return pplab.schedule(rows, name);
+  }
+
+  /** The cells of every line, but of blank ones at the end. */
+  function linesOf(text) {
+    const lines = text.replace(/^\uFEFF/, "").split(/\r\n|\r|\n/);
+    while (lines.length && !lines[lines.length - 1].replace(/[",]/g, "").trim()) lines.pop();
+    const grid = lines.findIndex((line) => /^rank +0\b/.test(line));
+    if (grid >= 0) return lines.slice(grid).map((line) => line.replace(/^rank +\d+:?/, "").trim().split(/ +/));
+    return lines.map((line) => {
+      const cells = cellsOf(line);
+      return cells.length > 1 ? cells : (cells[0] || "").trim().split(/[\t ]+/);
+    });
+  }
+
+  /** The cells of a line of CSV. A cell may be quoted. */
+  function cellsOf(line) {
+    const cells = [""];
+    let isQuoted = false;
+    for (let i = 0; i < line.length; i++) {
+      const c = line[i], last = cells.length - 1;
+      if (c === '"' && isQuoted && line[i + 1] === '"') cells[last] += line[++i];
+      else if (c === '"' && (isQuoted || cells[last] === "")) isQuoted = !isQuoted;
+      else if (c === "," && !isQuoted) cells.push("");
+      else cells[last] += c;
+    }
+    return cells;
+  }
+
+  // An address holds rows in characters that it needs no escape for: 0F0.(0F1-0B0)~1F0 are two ranks. `pp.explore` writes it.
+  const packed = (cell) => cell.trim().replace(";", "-").replace(/\)OVERLAP_F_B$/, ")");
+  const pack = (text) => linesOf(text).map((cells) => cells.map(packed).filter(Boolean).join(".")).join("~");
+  const unpack = (text) => text.replace(/~/g, "\n").replace(/\./g, ",").replace(/\((\d+F\d+)-(\d+B\d+)\)(?!O)/g, "($1;$2)OVERLAP_F_B");
+
+  // ---- faults.py -----------------------------------------------------------------------------------------------------
+
+  /** Throws ScheduleError of the first fault, unless every rank can run its row to the end. */
+  function validate(schedule) {
+    checkPlacement(schedule);
+    checkKinds(schedule);
+    checkActions(schedule);
+    checkOrder(schedule);
+    const nothing = schedule.dep.map(() => 0), { bounds } = schedule.columns;
+    const { reached } = run(schedule, nothing, nothing);
+    const stuck = new Map();
+    reached.forEach((i, rank) => i < bounds[rank + 1] && stuck.set(rank, i));
+    if (stuck.size) throw deadlock(schedule, stuck);
+  }
+
+  /** Every action as [rank, action, its item], an overlap's halves apart. */
+  const placed = ({ rows }) => rows.flatMap((row, rank) => row.flatMap((item) => item.parts.map((part) => [rank, part, item])));
+
+  function checkKinds(schedule) {
+    for (const [rank, { kind }, { text }] of placed(schedule)) {
+      if (kind.length === 1) continue;
+      throw new ScheduleError(
+        `rank ${rank}: ${text} is communication, and a schedule holds computation only`,
+        "leave it out: pplab.lower derives sends and receives",
+      );
+    }
+  }
+
+  /** The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism. */
+  function replicasOf({ rows, placement }) {
+    if (placement.every(Number.isInteger)) return [rows.map((_, rank) => rank)];
+    let found = []; // ranks, and the microbatches that they work on
+    rows.forEach((row, rank) => {
+      let ranks = [rank], microbatches = new Set(row.flatMap((item) => item.parts.map((a) => a.microbatch)));
+      for (const other of found.filter(([, theirs]) => [...theirs].some((m) => microbatches.has(m)))) {
+        found = found.filter((each) => each !== other);
+        [ranks, microbatches] = [[...other[0], ...ranks], new Set([...other[1], ...microbatches])];
+      }
+      found.push([ranks, microbatches]);
+    });
+    return found.map(([ranks]) => ranks.sort((a, b) => a - b));
+  }
+
+  /** Whether these ranks, a replica, hold every stage once, or every stage twice on mirrored ranks. */
+  function isPlaced(placement, ranks) {
+    const held = placement.map((place) => [place].flat().filter((rank) => ranks.includes(rank)));
+    const isMirrored = (place) =>
+      place.length === 2 && place[0] < place[1] && ranks.indexOf(place[0]) + ranks.indexOf(place[1]) === ranks.length - 1;
+    return held.every(isMirrored) || held.every((place) => place.length < 2);
+  }
+
+  /** Every stage on one rank of every replica, or on two mirrored ones (bidirectional). */
+  function checkPlacement({ placement, numStages, rows }) {
+    const gap = placement.findIndex((place) => Array.isArray(place) && !place.length);
+    if (gap >= 0) {
+      throw new ScheduleError(
+        `no rank runs stage ${gap}, though the schedule has stages up to ${numStages - 1}`,
+        `add stage ${gap}'s actions, or number the stages without a gap`,
+      );
+    }
+    const empty = rows.findIndex((row) => !row.length);
+    if (empty >= 0) throw new ScheduleError(`rank ${empty} has nothing to run`, "remove its row, or place a stage on it");
+    if (placement.every(Number.isInteger)) return;
+    if (replicasOf({ rows, placement }).every((ranks) => isPlaced(placement, ranks))) return;
+    const stage = placement.findIndex(Array.isArray);
+    const ofStage = (rank) => rows[rank].flatMap((item) => item.parts).filter((a) => a.stage === stage);
+    const ranks = [...placement[stage]].sort((a, b) => ofStage(a).length - ofStage(b).length);
+    const rank = ranks[0], home = ranks[ranks.length - 1], stray = textOf(ofStage(rank)[0]);
+    throw new ScheduleError(
+      `rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
+      `move ${stray} to rank ${home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on ` +
+        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
+    );
+  }
+
+  /** Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank. */
+  function checkActions(schedule) {
+    const { numStages, numMicrobatches, placement } = schedule;
+    const found = Array.from({ length: numStages * numMicrobatches }, () => new Map()); // kind -> rank
+    for (const [rank, part] of placed(schedule)) {
+      const kinds = found[part.stage * numMicrobatches + part.microbatch], text = textOf(part);
+      if (kinds.has(part.kind)) {
+        const other = kinds.get(part.kind);
+        const where = other === rank ? `rank ${rank} runs ${text} twice` : `${text} is on ranks ${other} and ${rank}`;
+        throw new ScheduleError(where, "remove one of the two");
+      }
+      kinds.set(part.kind, rank);
+    }
+    found.forEach((kinds, i) => {
+      const stage = Math.floor(i / numMicrobatches), place = placement[stage];
+      checkMicrobatch(stage, i % numMicrobatches, kinds, Number.isInteger(place) ? place : null);
+    });
+  }
+
+  function checkMicrobatch(stage, m, kinds, home) {
+    const name = (kind) => `${stage}${kind}${m}`;
+    const rank = kinds.size ? [...kinds.values()][0] : home;
+    if (new Set(kinds.values()).size > 1) {
+      const names = [...kinds].map(([kind, r]) => `${name(kind)} on rank ${r}`).join(", ");
+      throw new ScheduleError(
+        `stage ${stage} works on microbatch ${m} on several ranks: ${names}`,
+        "put them on one rank: a backward needs what its forward kept there",
+      );
+    }
+    const isSplit = kinds.has("I") || kinds.has("W");
+    if (kinds.has("B") && isSplit) {
+      throw new ScheduleError(
+        `rank ${rank} runs both ${name("B")} and ${name(kinds.has("I") ? "I" : "W")}, and B already is I and W`,
+        `keep ${name("B")}, or ${name("I")} and ${name("W")}`,
+      );
+    }
+    const kind = (isSplit ? ["F", "I", "W"] : ["F", "B"]).find((wanted) => !kinds.has(wanted));
+    if (kind === undefined) return;
+    const has = [...kinds.keys()].map(name).join(", ") || "nothing of it";
+    const [runs, row] = rank === null ? ["no rank runs any of it", `a row with stage ${stage}`] : [`rank ${rank} runs ${has}`, `rank ${rank}'s row`];
+    throw new ScheduleError(
+      `${name(kind)} is missing: ${runs}`,
+      `add ${name(kind)} to ${row}${kind === "B" ? ` (or ${name("I")} and ${name("W")})` : ""}`,
+    );
+  }
+
+  /** Within a row, F before B or I, and I before W. */
+  function checkOrder(schedule) {
+    schedule.rows.forEach((row, rank) => {
+      const done = new Set();
+      for (const { parts } of row) {
+        for (const part of parts) {
+          const own = needs(part, schedule.numStages).pop();
+          if (!own || own.stage !== part.stage) continue;
+          if (own.kinds.some((kind) => done.has(`${own.stage}${kind}${own.microbatch}`))) continue;
+          const needed = `${own.stage}${own.kinds.join("/")}${own.microbatch}`;
+          throw new ScheduleError(
+            `rank ${rank} runs ${textOf(part)} before ${needed}, which it needs`,
+            `move ${needed} in front of ${textOf(part)}`,
+          );
+        }
+        for (const part of parts) done.add(textOf(part));
+      }
+    });
+  }
+
+  /**
+   * The error for ranks that are stuck, each at an id: the circle of ranks that wait for each other. It blames a rank that
+   * could break the circle: one whose row has something that is waited for behind what it is stuck at.
+   */
+  function deadlock(schedule, stuck) {
+    const { columns, dep } = schedule, makers = madeBy(schedule);
+    const name = (i) => textOf(columns.action(i));
+    const awaited = (rank) => name(makers[stuck.get(rank)]);
+    const holder = (rank) => columns.ranks[dep[stuck.get(rank)]];
+    let rank = Math.min(...stuck.keys());
+    const seen = [];
+    while (!seen.includes(rank)) {
+      seen.push(rank);
+      rank = holder(rank);
+    }
+    const circle = seen.slice(seen.indexOf(rank));
+    const waits = circle.map((r) => `rank ${r} waits at ${name(stuck.get(r))} for ${awaited(r)}`);
+    const waiter = circle.find((r) => awaited(r) !== name(stuck.get(holder(r))));
+    const blamed = holder(waiter);
+    return new ScheduleError(
+      `deadlock: ${waits.join("; ")}`,
+      `on rank ${blamed}, run ${awaited(waiter)} before ${name(stuck.get(blamed))}`,
+    );
+  }
+
+  // ---- how far rows get that can't run to the end -------------------------------------------------------------------------
+
+  /**
+   * What ranks run before nothing more can, drawn like a timeline, and where each one stands then: an idle interval whose
+   * part is "stuck". Any rows will do: an action that is missing is waited for forever.
+   */
+  function reach(schedule, given = costs()) {
+    const { rows, numStages, numRanks } = schedule;
+    const next = rows.map(() => 0), clock = rows.map(() => 0), done = new Map();
+    const starts = rows.map(() => []), ends = rows.map(() => []);
+    const waits = (rank) => {
+      const each = rows[rank][next[rank]].parts.flatMap((part) => needs(part, numStages));
+      const madeOf = ({ stage, kinds, microbatch }) => kinds.map((kind) => done.get(`${stage}${kind}${microbatch}`)).find(Boolean);
+      return each.map((need) => ({ need, made: madeOf(need) }));
+    };
+    for (let isOn = true; isOn; ) {
+      isOn = false;
+      for (let rank = 0; rank < numRanks; rank++) {
+        for (; next[rank] < rows[rank].length; next[rank]++) {
+          const { parts } = rows[rank][next[rank]], awaited = waits(rank);
+          if (awaited.some(({ made }) => !made)) break;
+          const start = Math.max(clock[rank], ...awaited.map(({ made }) => made.end + (made.rank === rank ? 0 : given.latency)));
+          const [a, b] = parts, lasts = b ? given.ofOverlap(a.stage, b.stage) : given.of(a.kind, a.stage);
+          clock[rank] = start + lasts;
+          starts[rank].push(start);
+          ends[rank].push(clock[rank]);
+          for (const part of parts) done.set(textOf(part), { rank, end: clock[rank] });
+          isOn = true;
+        }
+      }
+    }
+    const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, next[rank])), schedule.name);
+    Object.assign(ran, { numStages, numMicrobatches: schedule.numMicrobatches });
+    const timeline = Object.assign(pplab.recorded(ran, starts.flat(), ends.flat()), { costs: given });
+    const end = (timeline.makespan || 1) * 1.25; // some room to show where ranks stand
+    const stuck = rows.flatMap((row, rank) => {
+      if (next[rank] === row.length) return [];
+      const { need } = waits(rank).find(({ made }) => !made), at = row[next[rank]].text;
+      const text = `it waits at ${at} for ${need.stage}${need.kinds.join("/")}${need.microbatch}, which never runs`;
+      return [{ rank, start: clock[rank], end, part: "stuck", at, for: null, text }];
+    });
+    const others = pplab.idle(timeline).filter(({ rank, part }) => part !== "drain" || next[rank] === rows[rank].length);
+    const numRun = ran.rows.flat().length, numAll = rows.flat().length;
+    const title = `${schedule.name}: stuck after ${numRun} of ${numAll} actions`;
+    return Object.assign(timeline, { idle: [...others, ...stuck], end, isStuck: true, title });
+  }
+
+  // ---- timelines of the package's --------------------------------------------------------------------------------------
+
+  const isNumber = (x) => typeof x === "number" && x >= 0 && x <= 1e100;
+
+  /**
+   * What a record says, as `lab.timeline_to_dict` writes them: a schedule, and where it has `spans`, its timeline. Also the
+   * timelines of what `lab.run_to_dict` writes. Returns records that can be shown; throws ScheduleError for anything else.
+   */
+  function records(data) {
+    const found = Array.isArray(data) ? data : data?.timelines || [data];
+    const expected = "expected what lab.timeline_to_dict, lab.run_to_dict or lab.to_csv have written";
+    if (!Array.isArray(found) || !found.length) throw new ScheduleError("the file holds no timeline", expected);
+    return found.map((each) => {
+      const isRow = (row) => Array.isArray(row) && row.every((item) => typeof item === "string");
+      if (!Array.isArray(each?.rows) || !each.rows.every(isRow)) throw new ScheduleError("the file holds something other than timelines", expected);
+      const schedule = pplab.schedule(each.rows, String(each.schedule ?? "your rows"));
+      if (!each.spans) return { schedule, unit: each.unit || "" };
+      const items = schedule.rows.flatMap((row, rank) => row.map(({ text }) => `${rank} ${text}`));
+      const isSpan = ([rank, text, ...at], i) => `${rank} ${text}` === items[i] && at.length === 2 && at.every(isNumber);
+      const fits = each.spans.length === items.length && each.spans.every(isSpan);
+      if (!fits) throw new ScheduleError("the file's spans are not those of its rows", expected);
+      validate(schedule);
+      return { schedule, timeline: recordedOf(schedule, each) };
+    });
+  }
+
+  function recordedOf(schedule, { spans, others = [], unit = "", how = "measured" }) {
+    const timeline = pplab.recorded(schedule, spans.map(([, , start]) => start), spans.map(([, , , end]) => end));
+    const labels = others.filter(([rank, text, ...at]) => /^[a-z]/i.test(text) && rank in schedule.rows && at.every(isNumber));
+    const shown = labels.map(([rank, text, start, end]) => ({ rank, text, start, end, part: "other", for: null }));
+    const end = Math.max(timeline.makespan, ...shown.map((each) => each.end));
+    return Object.assign(timeline, { unit: String(unit), how: String(how), idle: [...shown, ...pplab.idle(timeline)], end });
+  }
+
+  return { read, pack, unpack, validate, reach, records };
+})();
