@@ -1,7 +1,7 @@
 """Tensors between ranks: what every transport agrees on, and the one between ranks of one host, through shared memory.
 
-Shapes and dtypes are agreed once per stage through the pool's store, and checked at every send: gloo would accept a
-message that is too short without a word.
+Shapes and dtypes are agreed once per stage and kind of microbatch, whose own shapes all ranks know, through the pool's
+store, and checked at every send: gloo would accept a message that is too short without a word.
 
 Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free slot, then its
 number goes down the channel's pipe; the receiver copies it out and marks the slot free. A channel starts without slots
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..actions import RECV_B, RECV_F, SEND_F, Action
@@ -52,15 +53,17 @@ class Comm:
     """
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
-        self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
-        self.specs: dict[int, Spec] = {}  # what a stage gives the next one
+        self.rank, self.device, self.home, self.key = context.rank, context.device, home, key
+        self.store = dist.PrefixStore(key, context.store)
+        self.kinds: Sequence[str] = ()  # of the step's microbatches
+        self.specs: dict[tuple[int, str], Spec] = {}  # what a stage gives the next one, by the microbatch's kind
 
     def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
         """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""
-        spec = [(tuple(x.shape), x.dtype) for x in tensors]
-        stage = producer(send)
-        if send.kind is SEND_F and stage not in self.specs:
-            self._agree(stage, spec)
+        spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
+        if send.kind is SEND_F and made not in self.specs:
+            self.specs[made] = spec
+            self.store.set(str(made), json.dumps([(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]))
         expected = self.expected(send)
         if spec != expected:
             raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
@@ -68,18 +71,16 @@ class Comm:
 
     def expected(self, action: Action) -> Spec:
         """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
-        stage = producer(action)
-        if stage not in self.specs:
-            listed = json.loads(self.store.get(f"{self.key}/{stage}"))
-            self.specs[stage] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
-        if action.kind in (SEND_F, RECV_F):
-            return self.specs[stage]
-        return [(shape, dtype) for shape, dtype in self.specs[stage] if dtype.is_floating_point]
+        if (made := self.made(action)) not in self.specs:
+            listed = json.loads(self.store.get(str(made)))
+            self.specs[made] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
+        spec = self.specs[made]
+        return spec if action.kind in (SEND_F, RECV_F) else [each for each in spec if each[1].is_floating_point]
 
-    def _agree(self, stage: int, spec: Spec) -> None:
-        self.specs[stage] = spec
-        listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
-        self.store.set(f"{self.key}/{stage}", json.dumps(listed))
+    def made(self, action: Action) -> tuple[int, str]:
+        """What a message's shapes follow from: the stage that made it, or what it is the gradient of, and the shapes
+        of the microbatch."""
+        return producer(action), self.kinds[action.microbatch]
 
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
@@ -92,11 +93,13 @@ class _Slot:
 
     memory: mmap.mmap
     number: int
-    tensors: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)  # by producing stage and direction
+    tensors: dict[object, list[Tensor]] = field(default_factory=dict)  # by what they are
 
-    def views(self, key: tuple[int, int], spec: Spec) -> list[Tensor]:
+    def views(self, key: object, spec: Spec) -> list[Tensor]:
         """The slot as a message's tensors."""
         if key not in self.tensors:
+            if len(self.tensors) > 99:  # of batches that all have other lengths
+                self.tensors.clear()
             offset, found = _ALIGNMENT, []
             for shape, dtype in spec:
                 count = torch.Size(shape).numel()
@@ -136,8 +139,9 @@ class SharedComm(Comm):
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         slot = self.incoming.get((source, number))
         if slot is None:
-            slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
-        tensors = tuple(view.to(self.device, copy=True) for view in slot.views(content, self.expected(receive)))
+            slot = self.incoming[source, number] = _Slot(_memory(self._path(source, self.rank, number), nbytes), number)
+        views = slot.views((receive.kind, *self.made(receive)), self.expected(receive))
+        tensors = tuple(view.to(self.device, copy=True) for view in views)
         slot.memory[0] = 0
         return tensors
 
@@ -149,9 +153,10 @@ class SharedComm(Comm):
         slots = self.outgoing.setdefault(target, [])
         slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
         if slot is None:
-            slot = _Slot(_make(self._path(self.rank, target, len(slots)), nbytes), len(slots))
+            nbytes = max([nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])])  # lengths may grow on
+            slot = _Slot(_memory(self._path(self.rank, target, len(slots)), nbytes, new=True), len(slots))
             slots.append(slot)
-        for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
+        for view, tensor in zip(slot.views((send.kind, *self.made(send)), spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
         left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
@@ -175,11 +180,15 @@ class SharedComm(Comm):
         return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
 
 
-def _make(path: Path, nbytes: int) -> mmap.mmap:
-    """New memory under a name. ValueError when there is no room, now rather than a crash at a write."""
-    end = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _memory(path: Path, nbytes: int, new: bool = False) -> mmap.mmap:
+    """Memory under a name: new, or the sender's, whose name is no longer needed. ValueError when there is no room, now
+    rather than a crash at a write."""
+    end = os.open(path, os.O_RDWR | new * (os.O_CREAT | os.O_EXCL), 0o600)
     try:
-        os.posix_fallocate(end, 0, nbytes)
+        if new:
+            os.posix_fallocate(end, 0, nbytes)
+        else:
+            os.unlink(path)
         return mmap.mmap(end, nbytes)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -188,16 +197,6 @@ def _make(path: Path, nbytes: int) -> mmap.mmap:
         raise
     finally:
         os.close(end)
-
-
-def _map(path: Path, nbytes: int) -> mmap.mmap:
-    """The memory under a name, whose name is no longer needed."""
-    end = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(end, nbytes)
-    finally:
-        os.close(end)
-        os.unlink(path)
 
 
 def _padded(nbytes: int) -> int:

@@ -3,7 +3,7 @@
 event        what                     around
 "steps"      None                     all measured steps
 "step"       None                     one step, from the barrier at which it starts
-"row"        the batch                the rank's row
+"row"        its microbatches         the rank's row
 "item"       an action or overlap     an item of the row, once what it needs is there
 "action"     an action                each half of an overlap, too
 "call"       an action                the same by torch's runtime, which tells of no items

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from ..simulator import validate
-from .workload import Workload, check_divides, loss_scale
+from .workload import Workload, check_divides
 
 if TYPE_CHECKING:
     from .listener import Extra
@@ -66,11 +66,6 @@ class Job:
     how: str = "measured"  # or "paced"
     reducer: type | None = None  # in place of `Reducer`
     first_step: int = 0  # how many steps were done before this run
-
-    @property
-    def loss_scale(self) -> float:
-        """What a microbatch's loss is multiplied with, so that the batch's loss is their sum."""
-        return loss_scale(self.workload, self.schedule.num_microbatches)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """What this run can't show on these devices, where any run can't show `notes`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +28,41 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
-        """Cut the batch into equal microbatches; ValueError when it doesn't divide."""
+        """Cut the batch into equal microbatches; ValueError when it doesn't divide.
+
+        A subclass may cut it in another way: into microbatches of unequal lengths, say, or numbers of samples.
+        """
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
-        return [
-            Batch(
-                tuple(x[i : i + size] for x in self.inputs),
-                self.target[i : i + size],
-                {name: x[i : i + size] for name, x in self.context.items()},
-            )
-            for i in range(0, samples, size)
-        ]
+        return [self.each(lambda x, i=i: x[i : i + size]) for i in range(0, samples, size)]
 
     def to(self, device: torch.device) -> Batch:
         """The batch on `device`."""
-        context = {name: x.to(device) for name, x in self.context.items()}
-        return Batch(tuple(x.to(device) for x in self.inputs), self.target.to(device), context)
+        return self.each(lambda x: x.to(device))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every tensor changed."""
+        context = {name: change(x) for name, x in self.context.items()}
+        return replace(self, inputs=tuple(map(change, self.inputs)), target=change(self.target), context=context)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, in one order for all ranks."""
+        return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
+
+    @property
+    def kind(self) -> str:
+        """The shapes, from which those of all that stages make of the batch follow."""
+        return " ".join("x".join(map(str, x.shape)) for x in self.tensors)
+
+    def digest(self) -> int:
+        """A number that tells batches apart. Of a large tensor it sees some thousand elements, evenly spread."""
+        found = 0
+        for x in self.tensors:
+            some = x.detach().reshape(-1)[:: x.numel() // 4096 | 1].cpu().contiguous()
+            found = crc32(some.view(torch.uint8).numpy(), crc32(f"{x.dtype} {x.shape}".encode(), found))
+        return found
 
 
 class Workload(Protocol):
@@ -85,9 +105,19 @@ def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_sta
     }
 
 
-def loss_scale(workload: Workload, num_microbatches: int) -> float:
-    """What the loss of a microbatch counts for in that of the batch: its share of a mean, all of a sum."""
-    return 1 if getattr(workload, "reduction", "mean") == "sum" else 1 / num_microbatches
+def weight_of(workload: Workload, batch: Batch) -> float:
+    """What a microbatch's mean loss counts for among those of its batch: `workload.weight`, or its samples."""
+    return workload.weight(batch) if hasattr(workload, "weight") else len(batch.target)
+
+
+def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float]:
+    """What the microbatches' losses count for in that of the batch: their weights' shares of a mean, all of a sum."""
+    if getattr(workload, "reduction", "mean") == "sum":
+        return [1] * len(microbatches)
+    weights = [float(weight_of(workload, each)) for each in microbatches]
+    if not (min(weights) >= 0 and 0 < sum(weights) < inf):
+        raise ValueError(f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}")
+    return [weight / sum(weights) for weight in weights]
 
 
 def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
