@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +145,47 @@ class Texts(Modules):
 
 def _of_tokens(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class TorchAlone(Workload):
+    """What notebooks/torch_alone.py trains."""
+
+    name, notes, batch_size = "torch_alone.py", (), 8
+
+    def __init__(self, script: str):
+        self.script = script
+
+    @cached_property
+    def theirs(self) -> ModuleType:
+        """The script, as a module."""
+        spec = importlib.util.spec_from_file_location("torch_alone", self.script)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def check(self, num_stages: int) -> None:
+        """It can be cut anywhere."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The script's."""
+        return self.theirs.part(stage, num_stages)
+
+    def build_whole(self) -> nn.Module:
+        """The script's."""
+        return self.theirs.whole_model()
+
+    def batch(self, step: int) -> Batch:
+        """The script's."""
+        tokens, target = self.theirs.batch(step)
+        return Batch((tokens,), target)
+
+    def weight(self, batch: Batch) -> int:
+        """The labels."""
+        return int((batch.target != -100).sum())
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Their mean."""
+        return _of_tokens(output, target)
 
 
 def of_rank_1(step: int) -> int:

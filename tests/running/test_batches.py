@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,3 +152,20 @@ def test_a_padded_batch_needs_its_mask():
     ids = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"mask='attention_mask' must name a tensor .* not among \['mask'\]"):
         lab.Padded((ids,), ids, {"mask": ids})
+
+
+def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
+    """The script compares every rank's gradients with those of one process, in every step."""
+    script = Path(__file__).parents[2] / "notebooks" / "torch_alone.py"
+    assert not re.search(r"^\s*(import|from) pplab", script.read_text(), re.MULTILINE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(launcher, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"^(by hand|traced), step \d: loss (\S+), in one process (\S+)$", done.stdout, re.MULTILINE)
+    assert [how for how, _, _ in said] == ["by hand"] * 3 + ["traced"] * 3
+    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pools(2).train(schedule, modules.TorchAlone(str(script)), steps=3, check_gradients=True, optimizer=SGD)
+    assert run.gradients.equal, run
+    for _, by_torch, alone in said:
+        assert float(by_torch) == pytest.approx(float(alone), abs=1e-5)
+    assert run.losses * 2 == pytest.approx([float(by_torch) for _, by_torch, _ in said], abs=1e-5)
