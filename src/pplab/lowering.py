@@ -22,22 +22,16 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)
     """
     num_stages = schedule.num_stages
-    users: dict[Action, tuple[int, int]] = {}  # a receive -> rank and position of what needs it
-    for rank, row in enumerate(schedule.rows):
-        for position, item in enumerate(row):
-            for action in parts(item):
-                if receive := incoming(action, num_stages):
-                    users[receive] = (rank, position)
+    every = [(r, at, a) for r, row in enumerate(schedule.rows) for at, item in enumerate(row) for a in parts(item)]
+    users = {incoming(action, num_stages): (rank, at) for rank, at, action in every}  # by receive: what needs it
 
     sends: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is sent after it
     channels: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (from, to) -> receives in order of sending
-    for rank, row in enumerate(schedule.rows):
-        for position, item in enumerate(row):
-            for action in parts(item):
-                message = outgoing(action, num_stages)
-                if message and users[message.receive][0] != rank:
-                    sends[rank, position].append(message.send)
-                    channels[rank, users[message.receive][0]].append(message.receive)
+    for rank, position, action in every:
+        message = outgoing(action, num_stages)
+        if message and users[message.receive][0] != rank:
+            sends[rank, position].append(message.send)
+            channels[rank, users[message.receive][0]].append(message.receive)
 
     receives: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is posted before it
     for (_, to), order in channels.items():
@@ -49,11 +43,8 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
         for place, receive in reversed(places):
             receives[to, place].append(receive)
 
-    return tuple(
-        tuple(
-            step
-            for position, item in enumerate(row)
-            for step in (*receives[rank, position], item, *sends[rank, position])
-        )
-        for rank, row in enumerate(schedule.rows)
-    )
+    lowered: list[list[Action | Overlap]] = [[] for _ in schedule.rows]
+    for rank, row in enumerate(schedule.rows):
+        for position, item in enumerate(row):
+            lowered[rank] += [*receives[rank, position], item, *sends[rank, position]]
+    return tuple(map(tuple, lowered))

@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -139,7 +138,7 @@ class SharedComm(Comm):
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         slot = self.incoming.get((source, number))
         if slot is None:
-            slot = self.incoming[source, number] = _Slot(_memory(self._path(source, self.rank, number), nbytes), number)
+            slot = self.incoming[source, number] = _Slot(self._memory(source, self.rank, number, nbytes), number)
         views = slot.views((receive.kind, *self.made(receive)), self.expected(receive))
         tensors = tuple(view.to(self.device, copy=True) for view in views)
         slot.memory[0] = 0
@@ -154,7 +153,7 @@ class SharedComm(Comm):
         slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
         if slot is None:
             nbytes = max([nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])])  # lengths may grow on
-            slot = _Slot(_memory(self._path(self.rank, target, len(slots)), nbytes, new=True), len(slots))
+            slot = _Slot(self._memory(self.rank, target, len(slots), nbytes), len(slots))
             slots.append(slot)
         for view, tensor in zip(slot.views((send.kind, *self.made(send)), spec), tensors, strict=True):
             view.copy_(tensor)
@@ -176,27 +175,24 @@ class SharedComm(Comm):
         for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
             self.arrived[tuple(message)] = (nbytes, number, left_ns)
 
-    def _path(self, source: int, target: int, number: int) -> Path:
-        return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
-
-
-def _memory(path: Path, nbytes: int, new: bool = False) -> mmap.mmap:
-    """Memory under a name: new, or the sender's, whose name is no longer needed. ValueError when there is no room, now
-    rather than a crash at a write."""
-    end = os.open(path, os.O_RDWR | new * (os.O_CREAT | os.O_EXCL), 0o600)
-    try:
-        if new:
-            os.posix_fallocate(end, 0, nbytes)
-        else:
-            os.unlink(path)
-        return mmap.mmap(end, nbytes)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
-            raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
-        raise
-    finally:
-        os.close(end)
+    def _memory(self, source: int, target: int, number: int, nbytes: int) -> mmap.mmap:
+        """A slot's memory: made by its source, and once mapped by its target, too, without a name. ValueError when
+        there is no room, now rather than a crash at a write."""
+        path, new = self.pipes.folder / f"{self.key}-{source}-{target}-{number}", source == self.rank
+        end = os.open(path, os.O_RDWR | new * (os.O_CREAT | os.O_EXCL), 0o600)
+        try:
+            if new:
+                os.posix_fallocate(end, 0, nbytes)
+            else:
+                os.unlink(path)
+            return mmap.mmap(end, nbytes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
+                raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
+            raise
+        finally:
+            os.close(end)
 
 
 def _padded(nbytes: int) -> int:

@@ -87,8 +87,7 @@ class Pipes:
         for source, target in new:
             if source == self.rank:
                 end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
-                if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.barrier()
         for source, target in new:
             if target == self.rank:

@@ -131,10 +131,9 @@ class Rank:
             if update:
                 with self.around("update"):
                     self._optimize()
-        counted = {m: loss for m, loss in losses.items() if self.shares[m]}
-        if len(set(self.shares)) == 1 and counted:
-            return torch.stack(list(counted.values())).sum().item() * self.shares[0]
-        return sum((loss.item() * self.shares[m] for m, loss in counted.items()), 0.0)
+        most = max(self.shares)  # which all are, mostly: multiplied by 1 a loss stays what it is
+        counted = [loss * (self.shares[m] / most) for m, loss in losses.items() if self.shares[m]]
+        return torch.stack(counted).sum().item() * most if counted else 0.0
 
     def load(self, batch: Batch) -> list[Batch]:
         """The step's microbatches on the device, and in `shares` what their losses count for."""
