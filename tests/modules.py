@@ -424,3 +424,121 @@ class _Writing(Listener):
     def report(self) -> tuple[list[str], set[str]]:
         """All of it, and the modules."""
         return self.written, {name for name in sys.modules if name.split(".")[0] == "pplab"}
+
+
+class Unseeded(Modules):
+    """Makes its stages' weights anew wherever they are built."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The stage with other weights than the whole model's."""
+        module = super().build_stage(stage, num_stages)
+        for p in module.parameters():
+            nn.init.normal_(p)
+        return module
+
+
+class Otherwise(Modules):
+    """Its second stage computes something else than the whole model does there."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The stage, or one that doubles."""
+        module = super().build_stage(stage, num_stages)
+        if stage == 1:
+            module.register_forward_hook(lambda module, given, output: 2 * output)
+        return module
+
+
+class Root(nn.Module):
+    """A square root, whose gradient isn't finite at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return (x * (x > 0)).sqrt()
+
+
+class Reciprocal(nn.Module):
+    """1 / 0 for what is negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return 1 / x.relu()
+
+
+class Counting(nn.Module):
+    """Multiplies by how often it was called."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        self.calls += 1
+        return x * self.calls
+
+
+class Evaluated(nn.Module):
+    """Random, and of no use but in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        if not self.training:
+            raise ArithmeticError("only in training")
+        return x * torch.rand_like(x)
+
+
+class OnRank1(nn.Module):
+    """Multiplies, but in rank 1 only."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return x * (self.factor if torch.distributed.get_rank() == 1 else 1)
+
+
+MADE = []  # batches, in this process
+
+
+def another_batch(step: int) -> Batch:
+    """Another batch at every call; the same in processes that make as many."""
+    MADE.append(step)
+    return batch_of(1000 + len(MADE))
+
+
+def ragged(step: int) -> Batch:
+    """Labels of which the first microbatches ignore more than the last ones."""
+    labels = torch.arange(8) % 6
+    labels[:3] = -100
+    return Batch(batch().inputs, labels)
+
+
+def counted(batch: Batch) -> int:
+    """How many labels count."""
+    return int((batch.target >= 0).sum())
+
+
+class Masked(nn.Module):
+    """Multiplies with what every stage is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(B, C), (B, 1) to (B, C)."""
+        return self.linear(x) * mask
+
+
+class Misplaced(Modules):
+    """Says that a weight is kept where there is none."""
+
+    def tied(self, num_stages: int) -> dict:
+        """A place of the second stage that it doesn't have."""
+        return {"0.weight": [(0, "0.weight"), (1, "head.weight")]}
+
+
+def batch_of(step: int) -> Batch:
+    """Another batch for every step."""
+    numbers = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(step))
+    return Batch((numbers[0],), numbers[1])

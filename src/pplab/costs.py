@@ -66,10 +66,8 @@ class Costs:
         expect(str, unit=self.unit)
         works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
         if not any(any(each) if isinstance(each, tuple) else each for each in works):
-            raise ValueError(
-                "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare "
-                "idle time with: give one of them a duration above 0"
-            )
+            none = "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare"
+            raise ValueError(f"{none} idle time with: give one of them a duration above 0")
         if isinstance(self.overlap, Mapping):
             vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
         elif not isinstance(self.overlap, str):
@@ -149,10 +147,8 @@ class Costs:
             check_length(name, getattr(self, name), num_stages)
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
-                raise ValueError(
-                    f"links names ({source}, {target}), and the schedule has ranks 0 to {num_ranks - 1}: "
-                    "name two different ones"
-                )
+                ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
+                raise ValueError(f"links names ({source}, {target}), and {ranks}: name two different ones")
 
 
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")

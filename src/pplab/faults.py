@@ -25,12 +25,8 @@ def explain(schedule: Schedule) -> NoReturn:
     check_placement(schedule)
     for rank, item, action in _everything(schedule):
         if action.kind not in COMPUTE:
-            raise ScheduleError(
-                f"rank {rank}: {item} is communication, and a schedule holds computation only",
-                "leave it out: pplab.lower derives sends and receives",
-                rank,
-                item,
-            )
+            cause = f"rank {rank}: {item} is communication, and a schedule holds computation only"
+            raise ScheduleError(cause, "leave it out: pplab.lower derives sends and receives", rank, item)
     _check_actions(schedule)
     _check_order(schedule)
     raise _deadlock(schedule)
@@ -45,10 +41,8 @@ def check_placement(schedule: Schedule) -> None:
     """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
     for stage, place in enumerate(schedule.placement):
         if place == ():
-            raise ScheduleError(
-                f"no rank runs stage {stage}, though the schedule has stages up to {schedule.num_stages - 1}",
-                f"add stage {stage}'s actions, or number the stages without a gap",
-            )
+            cause = f"no rank runs stage {stage}, though the schedule has stages up to {schedule.num_stages - 1}"
+            raise ScheduleError(cause, f"add stage {stage}'s actions, or number the stages without a gap")
     for rank, row in enumerate(schedule.rows):
         if not row:
             raise ScheduleError(f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank)
@@ -58,13 +52,12 @@ def check_placement(schedule: Schedule) -> None:
     runs = [(rank, action) for rank, _, action in _everything(schedule) if action.stage == stage]
     rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
     action = next(action for r, action in runs if r == rank)
-    raise ScheduleError(
-        f"rank {rank} runs {action}, but stage {stage} lives on rank {home}",
+    remedy = (
         f"move {action} to rank {home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on "
-        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
-        rank,
-        action,
+        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)"
     )
+    cause = f"rank {rank} runs {action}, but stage {stage} lives on rank {home}"
+    raise ScheduleError(cause, remedy, rank, action)
 
 
 def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:
@@ -94,20 +87,14 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
     rank = next(iter(kinds.values()), home)
     if len(set(kinds.values())) > 1:
         names = ", ".join(f"{Action(stage, kind, m)} on rank {r}" for kind, r in kinds.items())
-        raise ScheduleError(
-            f"stage {stage} works on microbatch {m} on several ranks: {names}",
-            "put them on one rank: a backward needs what its forward kept there",
-            rank,
-            Action(stage, next(iter(kinds)), m),
-        )
+        cause = f"stage {stage} works on microbatch {m} on several ranks: {names}"
+        remedy = "put them on one rank: a backward needs what its forward kept there"
+        raise ScheduleError(cause, remedy, rank, Action(stage, next(iter(kinds)), m))
     if B in kinds and (I in kinds or W in kinds):
-        extra = Action(stage, I if I in kinds else W, m)
-        raise ScheduleError(
-            f"rank {rank} runs both {Action(stage, B, m)} and {extra}, and B already is I and W",
-            f"keep {Action(stage, B, m)}, or {Action(stage, I, m)} and {Action(stage, W, m)}",
-            rank,
-            extra,
-        )
+        whole, *halves = (Action(stage, kind, m) for kind in (B, I, W))
+        extra = halves[0 if I in kinds else 1]
+        cause = f"rank {rank} runs both {whole} and {extra}, and B already is I and W"
+        raise ScheduleError(cause, f"keep {whole}, or {halves[0]} and {halves[1]}", rank, extra)
     for kind in (F, I, W) if I in kinds or W in kinds else (F, B):
         if kind not in kinds:
             missing = Action(stage, kind, m)
@@ -115,12 +102,8 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
             nowhere = rank is None  # of a stage that two ranks hold, neither runs any of this microbatch
             row = f"a row with stage {stage}" if nowhere else f"rank {rank}'s row"
             halves = f" (or {Action(stage, I, m)} and {Action(stage, W, m)})" if kind is B else ""
-            raise ScheduleError(
-                f"{missing} is missing: " + ("no rank runs any of it" if nowhere else f"rank {rank} runs {has}"),
-                f"add {missing} to {row}{halves}",
-                rank,
-                missing,
-            )
+            cause = f"{missing} is missing: {'no rank runs any of it' if nowhere else f'rank {rank} runs {has}'}"
+            raise ScheduleError(cause, f"add {missing} to {row}{halves}", rank, missing)
 
 
 def _check_order(schedule: Schedule) -> None:
@@ -131,12 +114,8 @@ def _check_order(schedule: Schedule) -> None:
             for action in parts(item):
                 own = next((need for need in needs(action, schedule.num_stages) if need.stage == action.stage), None)
                 if own and done.isdisjoint(Action(own.stage, kind, own.microbatch) for kind in own.kinds):
-                    raise ScheduleError(
-                        f"rank {rank} runs {action} before {own}, which it needs",
-                        f"move {own} in front of {action}",
-                        rank,
-                        action,
-                    )
+                    cause = f"rank {rank} runs {action} before {own}, which it needs"
+                    raise ScheduleError(cause, f"move {own} in front of {action}", rank, action)
             done.update(parts(item))
 
 
@@ -187,11 +166,8 @@ def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[fl
         levels = list(memory.levels(halves))
         for action, (during, after) in zip(halves, levels, strict=True):
             if during > most:
-                raise ScheduleError(
-                    f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {action}, which "
-                    f"needs {during - before:g} more, and the limit is {most:g}",
-                    f"run a backward before {action}, or raise the limit to {max(levels)[0]:g}",
-                    rank,
-                    action,
-                )
+                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {action}, which "
+                cause += f"needs {during - before:g} more, and the limit is {most:g}"
+                remedy = f"run a backward before {action}, or raise the limit to {max(levels)[0]:g}"
+                raise ScheduleError(cause, remedy, rank, action)
             before = after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .plot import ROW, WIDTH, chart, legend
+from .plot import ROW, WIDTH, chart, end_of, legend
 from .timeline import Span, Timeline
 
 
@@ -16,6 +16,7 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
     import matplotlib.pyplot as plt
 
+    until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     figure, axes = plt.subplots(
         len(timelines),
@@ -25,7 +26,6 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
         squeeze=False,
         layout="constrained",
     )
-    until = max(max([t.makespan, *(span.end for span in t.others)]) for t in timelines)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         chart(ax, timeline, until, path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
+from .errors import shown
 from .timeline import Span, Timeline, idle_intervals
 
 if TYPE_CHECKING:
@@ -32,11 +33,19 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
     `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
     Labels drop out where they don't fit.
     """
+    until = until or end_of(timeline)
     if ax is None:
         ax = new_axes(timeline.schedule.num_ranks)
-    chart(ax, timeline, until or max([timeline.makespan, *(span.end for span in timeline.others)]), path)
+    chart(ax, timeline, until, path)
     legend(ax, [timeline])
     return ax
+
+
+def end_of(timeline: Timeline) -> float:
+    """Where its last rank ends. ValueError for what can't be drawn since it has no times, such as a schedule."""
+    if not isinstance(timeline, Timeline):
+        raise ValueError(f"a chart shows a pplab.Timeline, got {shown(timeline)}: pplab.simulate(schedule) makes one")
+    return max([timeline.makespan, *(span.end for span in timeline.others)])
 
 
 def picture(timeline: Timeline) -> bytes:

@@ -36,10 +36,8 @@ class Schedule:
     def __post_init__(self) -> None:
         expect(str, name=self.name)
         plain = isinstance(self.rows, list | tuple) and all(isinstance(row, list | tuple) for row in self.rows)
-        if plain and {*map(type, chain.from_iterable(self.rows))} == {Action}:  # as builders make them
-            rows = tuple(map(tuple, self.rows))
-        else:
-            rows = text.checked(self.rows)
+        made = plain and {*map(type, chain.from_iterable(self.rows))} == {Action}  # by a builder
+        rows = tuple(map(tuple, self.rows)) if made else text.checked(self.rows)
         if not any(rows):
             raise ValueError("a schedule needs at least one action")
         vars(self).update(rows=rows, columns=Columns.of(rows))
@@ -115,8 +113,7 @@ class Schedule:
 
     def peak_held(self, memory: Memory | Sequence[float]) -> tuple[float, ...]:
         """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a `pplab.Memory`."""
-        if not isinstance(memory, Memory):
-            memory = Memory(activation=memory)
+        memory = memory if isinstance(memory, Memory) else Memory(activation=memory)
         memory.check(self.num_stages)
         return tuple(max(during for during, _ in memory.levels(row)) for row in self.rows)
 
@@ -266,9 +263,7 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     kinds, found = columns.kinds, set(columns.kinds)
     places = sum(map(len, columns.holders))
     if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
-        return B in found or all(
-            all(map(gt, weights, backwards)) for _, backwards, weights in zip(*blocks, strict=True)
-        )
+        return B in found or all(all(map(gt, w, b)) for _, b, w in zip(*blocks, strict=True))
     ranks = columns.ranks
     for of_stage in zip(*blocks, strict=True):
         for f, b, w in zip(*of_stage, strict=True):

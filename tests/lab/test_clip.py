@@ -100,14 +100,15 @@ def test_every_parameter_counts_once():
     """Over ranks, stages and ties: by the rule alone, for every schedule."""
     from pplab.lab.clip import own_parameters
 
-    class Tied:
+    class Tied(modules.Modules):
         def tied(self, num_stages):
             return {"weight": [(0, "weight"), (num_stages - 1, "weight")]}
 
     for name, ranks, replicas in itertools.product(("1F1B", "ZBVZeroBubble", "DualPipe"), (2, 4), (1, 2)):
         schedule = lab.replicate(pp.build(name, num_ranks=ranks, num_microbatches=4 * ranks), replicas)
         layers = {stage: nn.Linear(2, 2) for stage in range(schedule.num_stages)}
-        for workload, expected in ((object(), 2 * len(layers)), (Tied(), 2 * len(layers) - 1)):
+        one = [nn.Linear(6, 6)], modules.batch(), nn.functional.mse_loss
+        for workload, expected in ((modules.Modules(*one), 2 * len(layers)), (Tied(*one), 2 * len(layers) - 1)):
             own = [p for rank in range(schedule.num_ranks) for p in own_parameters(rank, schedule, workload, layers)]
             assert len(own) == len(set(own)) == expected
 

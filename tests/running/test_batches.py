@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import modules
 import pplab as pp
@@ -104,12 +105,12 @@ def test_equal_weights_are_what_equal_microbatches_were():
     """Exactly: a share of 1/M, and so the same bits, whatever equal weights are."""
     for count in range(1, 60):
         pieces = Batch((torch.ones(3 * count, 2),), torch.ones(3 * count)).microbatches(count)
-        assert loss_shares(modules.workload(), pieces) == [1 / count] * count
+        assert loss_shares(modules.workload(nn.Linear(6, 6)), pieces) == [1 / count] * count
 
 
 @pytest.mark.parametrize("weights", [(0, 0), (2, -1), (1, float("nan")), (1, float("inf"))])
 def test_weights_that_cannot_be_shares_are_refused(weights):
-    workload = modules.workload()
+    workload = modules.workload(nn.Linear(6, 6))
     workload.weight = lambda batch: weights[int(batch.target[0])]
     pieces = Batch((torch.ones(2, 2),), torch.arange(2)).microbatches(2)
     with pytest.raises(ValueError, match="weights of microbatches must be at least 0, and not all 0"):

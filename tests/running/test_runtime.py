@@ -22,7 +22,7 @@ from pplab.runtime import Executor, Pool, RankError, devices
 from pplab.runtime.devices import RankContext
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
-from pplab.runtime.reference import compare_gradients
+from pplab.runtime.reference import report_gradients
 from pplab.runtime.report import make_run
 from pplab.runtime.training import RankReport
 
@@ -349,18 +349,23 @@ def test_a_bad_run_is_refused_before_anything_starts(rows, extras, options, mess
         assert pool.pids == ()
 
 
+def gradients_of(**gradients: torch.Tensor) -> list[RankReport]:
+    return [RankReport([], [], 0.0, {name: g.numpy() for name, g in gradients.items()}, frozenset(), ())]
+
+
 def test_stages_without_the_models_parameters_are_refused():
-    zeros = torch.zeros(2).numpy()
+    zeros = torch.zeros(2)
     with pytest.raises(ValueError, match=r"without a gradient \['b'\], unknown \['c'\]"):
-        compare_gradients({"a": zeros, "c": zeros}, {"a": zeros, "b": zeros}, 0.0)
+        report_gradients(gradients_of(a=zeros, c=zeros), (0.0, {"a": zeros.numpy(), "b": zeros.numpy()}))
 
 
-def test_gradients_that_differ_are_told(pools):
+def test_gradients_that_differ_are_told():
     one = {"a": torch.ones(3).numpy(), "b": torch.full((2,), 2.0).numpy()}
-    other = {"a": torch.ones(3).numpy(), "b": torch.tensor([2.0, 2.001]).numpy()}
-    report = compare_gradients(other, one, 0.0)
-    assert not report.equal and report.worst == "b" and "NOT equal" in str(report)
+    other = gradients_of(a=torch.ones(3), b=torch.tensor([2.0, 2.001]))
+    report = report_gradients(other, (0.0, one))
+    assert not report.equal and report.worst == "b" and "NOT equal" in str(report) and "in b)" in str(report)
     assert report.relative == pytest.approx(0.0005, rel=1e-2)
+    assert not report_gradients(gradients_of(a=torch.ones(3), b=torch.full((2,), torch.nan)), (0.0, one)).equal
 
 
 def test_train_from_the_shell(tmp_path, capsys):

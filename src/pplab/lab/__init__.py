@@ -3,10 +3,12 @@ models that are trained and their data, where the time of a step went, predictio
 checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
 
 One file per thing, opened when one of its names is asked for; but for the schedules, which `pplab.build` knows from
-then on.
+then on. Once it is imported, a run whose gradients aren't those of one process says why.
 """
 
 from importlib import import_module as _import_module
+
+from ..errors import EXPLAINERS as _EXPLAINERS
 
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
@@ -52,6 +54,7 @@ _HOMES = {
 _MODULES = ("data", "formulas", "models", "profiles", "results")
 for _name in ("more_schedules", "search", "controllable"):  # they register their schedules
     _import_module(f".{_name}", __name__)
+_EXPLAINERS["gradients"] = "pplab.lab.causes:find_causes"
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_MODULES]
 

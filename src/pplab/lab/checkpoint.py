@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..runtime import Batch, Extra, Listener, Workload
 from ..runtime.options import Job
 from ..runtime.training import Rank
+from ..runtime.workload import Places
 from .clip import own_stages
 
 _VERSION = 2
@@ -148,8 +149,8 @@ class Checkpoint:
         ordered = _parameters(optimizer)
         keys = [key for p in ordered for key in state.get(names[p], {}).values()]
         parts = self.read(keys)
-        loaded = {
-            number: {what: parts[key] for what, key in state[names[p]].items()}
+        loaded = {  # each its own: a tied weight can have two places on a rank, whose momenta are kept apart
+            number: {what: parts[key].clone() for what, key in state[names[p]].items()}
             for number, p in enumerate(ordered)
             if names[p] in state
         }
@@ -222,16 +223,34 @@ class _Saving(Listener):
         return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
 
 
-class Resumed:
+class Resumed(Workload):
     """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
 
     def __init__(self, workload: Workload, checkpoint: Checkpoint):
         self.workload, self.checkpoint = workload, checkpoint
+        for name in ("name", "batch_size", "notes", "num_layers", "reduction", "overlap"):
+            setattr(self, name, getattr(workload, name))
 
     def __getattr__(self, name: str) -> object:
         if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
             raise AttributeError(name)
         return getattr(self.workload, name)
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when the model can't be cut into `num_stages` stages."""
+        self.workload.check(num_stages)
+
+    def tied(self, num_stages: int) -> Mapping[str, Places]:
+        """The model's tied weights."""
+        return self.workload.tied(num_stages)
+
+    def weight(self, batch: Batch) -> float:
+        """What the loss of a microbatch counts for."""
+        return self.workload.weight(batch)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.workload.loss(output, target)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with its weights from the checkpoint."""

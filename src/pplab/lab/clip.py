@@ -14,7 +14,7 @@ from ..runtime import Extra, Listener
 from ..runtime.comm import naming
 from ..runtime.options import Job
 from ..runtime.training import Rank
-from ..runtime.workload import Workload, tied_weights
+from ..runtime.workload import Workload
 from ..schedule import Schedule
 
 
@@ -70,7 +70,7 @@ def own_parameters(
 
     Of a stage that several ranks keep, the first rank answers; of a weight that several stages keep, the first stage.
     """
-    tied = tied_weights(workload, schedule.num_stages)
+    tied = workload.tied(schedule.num_stages)
     elsewhere = {tuple(place) for places in tied.values() for place in places[1:]}
     return [
         p

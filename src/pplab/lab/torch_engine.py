@@ -21,7 +21,6 @@ from ..runtime.devices import RankContext
 from ..runtime.options import Job
 from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
-from ..runtime.workload import tied_weights
 from ..schedule import Schedule
 from .csv_form import to_csv
 from .pace import Pace, paced, settle
@@ -66,7 +65,7 @@ class TorchEngine(Extra):
             if len(schedule.replicas) > 1:
                 raise ValueError(f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)")
             raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
-        if tied_weights(job.workload, schedule.num_stages):
+        if job.workload.tied(schedule.num_stages):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
         _check_order_of_losses(schedule)
         return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
@@ -136,7 +135,8 @@ class _Rank(Rank):
 
     def load(self, batch: Batch) -> list[Batch]:
         """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and knows one shape."""
-        kinds = {each.kind for each in batch.microbatches(self.job.schedule.num_microbatches)}
+        pieces = batch.microbatches(self.job.schedule.num_microbatches)
+        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in pieces}
         self._kind = self._kind or min(kinds)
         if kinds != {self._kind}:
             raise ValueError(
@@ -217,8 +217,7 @@ def _runner(
 
     group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
-    is_mean = getattr(job.workload, "reduction", "mean") == "mean"
-    options = {"loss_fn": rank.loss, "scale_grads": is_mean}
+    options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
     name = CLASSES.get(schedule.name)
     if name is None or rows is not None:
         runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from ..runtime import Extra, Run, Workload
 from ..runtime.devices import RankContext, choose_transport, load_eagerly, notes
 from ..runtime.options import make_job
-from ..runtime.reference import report_gradients, train_whole
+from ..runtime.reference import check_gradients
 from ..runtime.report import make_run
 from ..schedule import Schedule
 from .hosts import ahead_of_rank_0
@@ -88,16 +88,14 @@ def train_here(
         context = RankContext(rank, num_ranks, place, transport, patience, store, ahead=ahead)
         reports = None if rank else [None] * num_ranks
         dist.gather_object(job.engine(context, job), reports)
-        whole = None
-        if job.options.check_gradients:
-            whole = train_whole(context, job.workload, job.options.autocast)
         run = None
         if rank == 0:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
             run = make_run(
                 job,
                 reports,
-                whole and report_gradients(reports, whole, job.options.autocast),
+                check_gradients(here, job, reports) if job.options.check_gradients else None,
                 device=str(place),
                 transport=transport,
                 notes=job.notes(devices, notes(devices, cores)),

@@ -134,7 +134,12 @@ class SharedComm(Comm):
         """Wait for a message; returns its tensors."""
         source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
         while (*content, receive.microbatch) not in self.arrived:
-            self._read(source, receive)
+            with naming(f"{receive} from rank {source}"):  # sleeps until something is announced
+                headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
+            if not headers:
+                raise LostPeer(f"{receive} from rank {source}: it is gone")
+            for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
+                self.arrived[tuple(message)] = (nbytes, number, left_ns)
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         slot = self.incoming.get((source, number))
         if slot is None:
@@ -165,15 +170,6 @@ class SharedComm(Comm):
 
     def flush(self) -> None:
         """Nothing is under way once it is announced."""
-
-    def _read(self, source: int, receive: Action) -> None:
-        """Take what the pipe from `source` announces; sleeps until there is something."""
-        with naming(f"{receive} from rank {source}"):
-            headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
-        if not headers:
-            raise LostPeer(f"{receive} from rank {source}: it is gone")
-        for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
-            self.arrived[tuple(message)] = (nbytes, number, left_ns)
 
     def _memory(self, source: int, target: int, number: int, nbytes: int) -> mmap.mmap:
         """A slot's memory: made by its source, and once mapped by its target, too, without a name. ValueError when

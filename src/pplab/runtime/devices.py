@@ -79,8 +79,7 @@ class Pipes:
         self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
         for source, target in new:
             if target == self.rank:
-                path = self._path(source, target)
-                os.mkfifo(path)
+                os.mkfifo(path := self._path(source, target))
                 self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # before there is a writer
                 os.set_blocking(self.ends[source, target], True)
         self.barrier()

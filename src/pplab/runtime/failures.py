@@ -53,10 +53,10 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, rank: int, board: Board) -> Failure:
         """The failure of a rank, in that rank."""
-        text = "".join(traceback.format_exception(error))
         lost = isinstance(error, (LostPeer, dist.DistError)) or "gloo/" in str(error)  # gloo names its file
-        said = f"{type(error).__name__}: {error}{remedy(str(error))}"
-        return cls(rank, said, text, lost, board.place(rank)[0])
+        phase = board.place(rank)[0]
+        said = f"{type(error).__name__}: {error}{remedy(str(error), whereabouts(phase)[0])}"
+        return cls(rank, said, "".join(traceback.format_exception(error)), lost, phase)
 
 
 def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankError:
@@ -88,8 +88,12 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
     return RankError(rank, action, cause, _printed(ranks, rank).strip())
 
 
-def remedy(error: str) -> str:
-    """What to do about an error of the system's that a user can do something about."""
+def remedy(error: str, action: object = None) -> str:
+    """What to do about an error of the system's, or of Python's at an action, that a user can do something about."""
+    if action and (found := re.search(r"forward\(\) (?:missing .*: (.*)|got an unexpected keyword argument)", error)):
+        stage = getattr(action, "forward", action).stage  # of an overlap, the forward
+        gets = f": stage {stage} gets what the one before returns (the first: the inputs), and Batch.context by name"
+        return f"{gets}: {f'put {found[1]} there' if found[1] else 'let its forward take **context'}"
     if "Too many open files" in error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
@@ -119,8 +123,7 @@ def state(pid: int) -> str:
 def _printed(ranks: Ranks, rank: int) -> str:
     """The end of what a rank printed, where errors outside Python end up."""
     descriptor = ranks.logs[rank].fileno()
-    size = os.fstat(descriptor).st_size
-    text = os.pread(descriptor, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+    text = os.pread(descriptor, 2000, max(0, os.fstat(descriptor).st_size - 2000)).decode(errors="replace").strip()
     return f"\nIt printed:\n{text}" if text else ""
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..errors import positive_int, unknown
+from ..errors import positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
-from .workload import Workload, check_divides
+from .workload import Workload, check_divides, check_workload
 
 if TYPE_CHECKING:
     from .listener import Extra
@@ -38,10 +38,12 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            if type(value := getattr(self, name)) is not int or value < least:
-                vars(self)[name] = positive_int(name, value, least)
+            vars(self)[name] = positive_int(name, getattr(self, name), least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
+        if self.optimizer is not None and not callable(self.optimizer):
+            how = f"must be a function that makes one on each rank, got a {type(self.optimizer).__name__}"
+            raise ValueError(f"optimizer {how}: give functools.partial(torch.optim.SGD, lr=0.1), say")
 
     @classmethod
     def of(cls, **options: object) -> Options:
@@ -80,12 +82,15 @@ def make_job(
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
     from .training import train
 
+    if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
+        how = 'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
+        got = f"{shown(schedule)} and {type(workload).__name__}"
+        raise ValueError(f"a run takes a pplab.Schedule, then a workload, got {got}: {how}")
+    check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
-        raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: "
-            f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
-        )
+        remedy = f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+        raise ValueError(f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: {remedy}")
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))

@@ -82,11 +82,9 @@ class Pool:
         reports = self.run(job.engine, job)
         gradients = None
         if job.options.check_gradients:
-            from .reference import report_gradients, train_whole
+            from .reference import check_gradients
 
-            autocast = job.options.autocast
-            whole = self.run(train_whole, job.workload, autocast)[0]
-            gradients = report_gradients(reports, whole, autocast)
+            gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
         device, said = ", ".join(dict.fromkeys(self.devices)), job.notes(self.devices, self.notes)
         return make_run(job, reports, gradients, device=device, transport=self.transport, notes=said)
 

@@ -144,9 +144,14 @@ def rank_main(
 
 
 def pack(value: object) -> bytes:
-    """Pickle by value: tensors travel in the message, so nothing is shared that would have to be cleaned up."""
+    """Pickle by value: tensors travel in the message, so nothing is shared that would have to be cleaned up. ValueError
+    for what can't be pickled, such as a lambda."""
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    try:
+        torch.save(value, buffer)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        how = "a lambda, or what a function defines, must be a module's function or a functools.partial of one"
+        raise ValueError(f"this can't be sent to another process: {error}: {how}") from error
     return buffer.getvalue()
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
+from ..errors import EXPLAINERS
 from ..schedule import plural
 from .stage import autocast
 from .workload import Workload
 
 if TYPE_CHECKING:
     from .devices import RankContext
+    from .options import Job
     from .training import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -40,24 +43,21 @@ def train_whole(
 
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     """Every parameter's gradient by name, in single precision or better, on the host."""
-    found = {}
-    for name, parameter in named:
-        if parameter.grad is not None:
-            gradient = parameter.grad.detach().cpu()
-            found[name] = (gradient if gradient.dtype == torch.float64 else gradient.float()).numpy()
-    return found
+    found = {name: p.grad.detach().cpu() for name, p in named if p.grad is not None}
+    return {name: (g if g.dtype == torch.float64 else g.float()).numpy() for name, g in found.items()}
 
 
 @dataclass(frozen=True)
 class GradientReport:
     """Gradients of a run against those of one process, which ran the whole batch through the whole model."""
 
-    difference: float  # the largest |run - one process| over all elements of all parameters
+    difference: float  # the largest |run - one process| over all elements of all parameters; inf where one is no number
     scale: float  # the largest |one process|
     tolerance: float  # on difference / scale, for the dtype
     worst: str  # the parameter that differs most
     parameters: dict[str, float] = field(repr=False)  # name -> largest difference
     loss_difference: float
+    causes: tuple[str, ...] = ()  # of a difference: what was measured that makes one
 
     @property
     def relative(self) -> float:
@@ -70,39 +70,42 @@ class GradientReport:
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        verdict = "equal" if self.equal else "NOT equal"
-        count = plural(len(self.parameters), "parameter")
-        return f"{verdict} to one process ({count}, largest difference {self.difference:.1e})"
+        count = f"{plural(len(self.parameters), 'parameter')}, largest difference {self.difference:.1e}"
+        if self.equal:
+            return f"equal to one process ({count})"
+        return "\n  cause: ".join([f"NOT equal to one process ({count}, in {self.worst})", *self.causes])
 
 
-def compare_gradients(
-    run: Gradients, one_process: Gradients, loss_difference: float, dtype: torch.dtype = torch.float32
-) -> GradientReport:
-    """Compare per parameter; ValueError when the two don't have the same parameters."""
-    if run.keys() != one_process.keys():
-        missing, extra = sorted(one_process.keys() - run.keys()), sorted(run.keys() - one_process.keys())
-        raise ValueError(
-            "the stages don't have the parameters of the whole model: "
-            f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
-        )
-    differences = {name: _apart(run[name], one_process[name]) for name in sorted(run)}
-    worst = max(differences, key=differences.__getitem__)
-    scale = max(float(np.abs(g).max()) for g in one_process.values())
-    return GradientReport(differences[worst], scale, TOLERANCE[dtype], worst, differences, loss_difference)
+def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
+    """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank 0, at least."""
+    report = report_gradients(reports, run(train_whole, job.workload, job.options.autocast), job.options.autocast)
+    if report.equal:
+        return report
+    explain = EXPLAINERS.get("gradients")
+    causes = run(resolve_name(explain), job, report) if explain else ("not looked for: import pplab.lab does",)
+    return replace(report, causes=causes)
 
 
 def report_gradients(
     reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None
 ) -> GradientReport:
-    """Compare what all ranks collected with one process. Of copies of a parameter, the one that differs most counts."""
+    """Compare per parameter; of copies of one, that which differs most counts. ValueError when the ranks don't have the
+    parameters of the whole model."""
     loss, one = whole
-    merged: Gradients = {}
+    found: dict[str, float] = {}
     for name, gradient in (item for report in reports for item in report.gradients.items()):
-        if name not in merged or (name in one and _apart(gradient, one[name]) > _apart(merged[name], one[name])):
-            merged[name] = gradient
-    first_loss = sum(report.first_loss for report in reports)
-    return compare_gradients(merged, one, abs(first_loss - loss), dtype or torch.float32)
+        found[name] = max(found.get(name, 0.0), _apart(gradient, one[name]) if name in one else 0.0)
+    if found.keys() != one.keys():
+        missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
+        which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
+    found = dict(sorted(found.items()))
+    worst = max(found, key=found.__getitem__)
+    scale = max(float(np.abs(g).max()) for g in one.values())
+    apart = abs(sum(report.first_loss for report in reports) - loss)
+    return GradientReport(found[worst], scale, TOLERANCE[dtype or torch.float32], worst, found, apart)
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
+    with np.errstate(invalid="ignore"):
+        return float(np.nan_to_num(np.abs(a - b).max(), nan=np.inf, posinf=np.inf))

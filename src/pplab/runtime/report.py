@@ -1,17 +1,25 @@
-"""What a run measured, put together from the ranks' reports."""
+"""What a run measured, put together from the ranks' reports, and what can be read off it."""
 
 from __future__ import annotations
 
 import platform
+import statistics
+import textwrap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..actions import B, F, I, Kind, Overlap, W
+from ..costs import Costs
+from ..schedule import Schedule, plural
+from ..timeline import Span, Timeline
 from .listener import StepTrace
 from .options import Job
-from .readings import Readings
 
 if TYPE_CHECKING:
     from .reference import GradientReport
@@ -31,7 +39,7 @@ class Machine:
 
 
 @dataclass(frozen=True, repr=False)
-class Run(Readings):
+class Run:
     """A measured run of a schedule: what was run, on what, when everything happened, and what its extras found."""
 
     job: Job
@@ -42,6 +50,120 @@ class Run(Readings):
     traces: tuple[tuple[StepTrace, ...], ...]  # per measured step, one per rank
     gradients: GradientReport | None
     extras: Mapping[str, object]  # what the run's extras found, by their names
+
+    @property
+    def schedule(self) -> Schedule:
+        """What was run."""
+        return self.job.schedule
+
+    @property
+    def how(self) -> str:
+        """Whether it was "measured" or "paced"."""
+        return self.job.how
+
+    @property
+    def precision(self) -> str:
+        """The dtype of mixed precision, or float32."""
+        return str(self.job.options.autocast or torch.float32).removeprefix("torch.")
+
+    @cached_property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """One per measured step, in ms from the first rank's start."""
+        return tuple(_timeline(self.schedule, traces, self.how) for traces in self.traces)
+
+    @cached_property
+    def step_times_ms(self) -> tuple[float, ...]:
+        """Of every measured step, from the first rank's start to the last rank's end, optimizer and all."""
+        return tuple((max(t.end for t in traces) - min(t.start for t in traces)) / 1e6 for traces in self.traces)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the median step."""
+        return self.timelines[self._median]
+
+    @property
+    def step_time_ms(self) -> float:
+        """The median step's time."""
+        return self.step_times_ms[self._median]
+
+    @property
+    def _median(self) -> int:
+        order = sorted(range(len(self.step_times_ms)), key=self.step_times_ms.__getitem__)
+        return order[len(order) // 2]
+
+    @property
+    def held(self) -> object:
+        """What ranks and stages held, in bytes, where `lab.Meter()` has counted it; ValueError where it hasn't."""
+        if "held" not in self.extras:
+            raise ValueError("this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) does")
+        return self.extras["held"]
+
+    @property
+    def predicted_peak_bytes(self) -> tuple[int, ...]:
+        """Per rank, what the schedule's order says is held at once, from the bytes of one microbatch in each stage."""
+        return self.schedule.peak_held(self.held.memory)
+
+    @cached_property
+    def recompute_ms(self) -> tuple[float, ...]:
+        """Per stage, the median time of running a forward again; () where no stage does."""
+        took: dict[int, list[float]] = defaultdict(list)
+        for stage, start, end in (each for traces in self.traces for trace in traces for each in trace.again):
+            took[stage].append((end - start) / 1e6)
+        stages = range(self.schedule.num_stages if took else 0)
+        return tuple(statistics.median(took[stage]) if stage in took else 0 for stage in stages)
+
+    @property
+    def costs(self) -> Costs:
+        """The median durations of this run's actions, per stage, in ms; of overlaps, the median of all.
+
+        Where no backward is split, a full backward counts as input gradient. Where a stage has none alone, it is the
+        sum of its halves. Running a forward again is `recompute`, not part of the gradients' times.
+        """
+        times: dict[tuple[int, Kind] | type, list[float]] = defaultdict(list)
+        for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
+            key = Overlap if isinstance(item, Overlap) else (item.stage, item.kind)
+            times[key].append(end - start)
+        median = {key: statistics.median(found) for key, found in times.items()}
+        stages = range(self.schedule.num_stages)
+        again = self.recompute_ms or (0,) * len(stages)
+        for s, kind in product(stages, (B, I)):
+            if (s, kind) in median:
+                median[s, kind] = max(0, median[s, kind] - again[s])
+        inputs = [median.get((s, I), median.get((s, B))) for s in stages]
+        weights = [median.get((s, W), 0) for s in stages]
+        halves = [i + w for i, w in zip(inputs, weights, strict=True)]
+        return Costs(
+            [median[s, F] for s in stages],
+            inputs,
+            weights,
+            backward=[median.get((s, B), halves[s]) for s in stages] if any(weights) else None,
+            recompute=again if any(again) else 0,
+            overlap=median.get(Overlap, "sum"),
+            unit="ms",
+        )
+
+    def __str__(self) -> str:
+        schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")
+        ranks, microbatches = plural(schedule.num_ranks, "rank"), plural(schedule.num_microbatches, "microbatch")
+        by = " by torch" * (self.job.engine_name == "torch")
+        mixed = f", mixed precision in {self.precision}" * (self.precision != "float32")
+        lines = [
+            f"{schedule.name}{by}, {self.how}: {ranks} on {self.machine.device} ({transport}), {microbatches}{mixed}",
+            self.job.workload.name,
+            f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
+            f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
+            f"bubble fraction  {self.timeline.bubble_fraction:.3f}",
+        ]
+        for extra in self.job.extras:
+            if extra.name in self.extras:
+                lines += extra.lines(self.extras[extra.name])
+        if self.gradients:
+            lines.append(f"gradients        {self.gradients}")
+        for note in self.notes:
+            lines += textwrap.wrap(note, 80, initial_indent="note: ", subsequent_indent="      ")
+        return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def make_run(
@@ -91,3 +213,12 @@ def versions() -> dict[str, str]:
     from .. import __version__
 
     return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Timeline:
+    """One step of all ranks, in milliseconds from the first rank's start."""
+    zero = min(trace.start for trace in traces)
+    starts, ends = ([(span[at] - zero) / 1e6 for trace in traces for span in trace.actions] for at in (1, 2))
+    others = ((rank, *other) for rank, trace in enumerate(traces) for other in trace.others)
+    spans = tuple(Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6) for rank, what, start, end in others)
+    return Timeline(schedule, starts, ends, "ms", how, spans)

@@ -20,7 +20,7 @@ from .executor import Executor
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
 from .stage import Stage
-from .workload import Batch, loss_shares, names_in_whole, tied_weights
+from .workload import Batch, loss_shares, names_in_whole
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Rank:
 
     def _reduction(self) -> list[Listener]:
         """What adds up the gradients of weights that are kept in several places, if some are."""
-        tied = tied_weights(self.job.workload, self.job.schedule.num_stages)
+        tied = self.job.workload.tied(self.job.schedule.num_stages)
         if self.job.schedule.copies == 1 and not tied:
             return []
         from .reduction import Reducer  # only then
@@ -201,11 +201,10 @@ def train(context: RankContext, job: Job) -> RankReport:
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
     for stage in stages.values():
         stage.around = around
-    overlap = getattr(workload, "overlap", None)
-    executor = Executor(context.rank, row, stages, num_stages, home, comm, around, overlap)
+    executor = Executor(context.rank, row, stages, num_stages, home, comm, around, workload.overlap)
 
     def run(microbatches: list[Batch]) -> dict[int, Tensor]:
-        comm.kinds = [each.kind for each in microbatches]
+        comm.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
         executor.run(microbatches)
         comm.flush()
         losses = {m: loss for stage in stages.values() for m, loss in stage.losses.items()}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import positive_int
+from ..errors import positive_int, shown
 
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
@@ -51,11 +51,6 @@ class Batch:
         """All of them, in one order for all ranks."""
         return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
 
-    @property
-    def kind(self) -> str:
-        """The shapes, from which those of all that stages make of the batch follow."""
-        return " ".join("x".join(map(str, x.shape)) for x in self.tensors)
-
     def digest(self) -> int:
         """A number that tells batches apart. Of a large tensor it sees some thousand elements, evenly spread."""
         found = 0
@@ -65,56 +60,80 @@ class Batch:
         return found
 
 
-class Workload(Protocol):
-    """A model, its data and its loss, described so that every rank can make its own part. Must be picklable.
+class Workload(ABC):
+    """A model, its data and its loss, described so that every rank can make its own part: what you inherit from.
 
-    All ranks see the same batches, and a parameter has the same value and name whatever the number of stages.
+    All ranks see the same batches, and a parameter has the same value and name whatever the number of stages. Must be
+    picklable. `build_stage`, `build_whole`, `batch` and `loss` are yours to write, with a `name` and a `batch_size`.
     """
 
     name: str
     batch_size: int
-    notes: tuple[str, ...]  # what a reader of the results should know: where the data and the weights came from
+    notes: tuple[str, ...] = ()  # what a reader of the results should know: where the data and the weights came from
+    num_layers: int | None = None  # None where the model isn't made of layers that can be counted
+    reduction: str = "mean"  # what the loss does with its samples, or "sum"
+    overlap: Callable | None = None  # given an overlap's halves, functions without arguments: returns both results
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when the model can't be cut into `num_stages` stages."""
+        """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer layers."""
+        if self.num_layers is not None and num_stages > self.num_layers:
+            raise ValueError(f"{self.num_layers} layers make at most {self.num_layers} stages, not {num_stages}")
 
+    @abstractmethod
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """The module of one stage: called with the first stage's inputs or the previous stage's outputs."""
 
+    @abstractmethod
     def build_whole(self) -> nn.Module:
         """The model in one piece, for comparison with one process."""
 
+    @abstractmethod
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
 
+    @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean loss over the samples of `output`; their sum when the workload has `reduction = "sum"`."""
+        """The mean loss over the samples of `output`; their sum where `reduction` is "sum"."""
+
+    def tied(self, num_stages: int) -> Mapping[str, Places]:
+        """Weights that several of `num_stages` stages keep: (stage, name there), by the name in the whole."""
+        return {}
+
+    def weight(self, batch: Batch) -> float:
+        """What a microbatch's mean loss counts for among those of its batch: samples; where the loss is a mean over
+        tokens, return how many of `batch.target` it takes."""
+        return len(batch.target)
 
 
-def tied_weights(workload: Workload, num_stages: int) -> Mapping[str, Places]:
-    """Weights that several of `num_stages` stages keep: the whole model's name for it, and (stage, its name there)."""
-    return workload.tied(num_stages) if hasattr(workload, "tied") else {}
+def check_workload(given: object) -> None:
+    """Raise ValueError unless it is a Workload, and nothing else has the name of something that a run calls."""
+    kind = type(given).__name__
+    if not isinstance(given, Workload):
+        how = "pplab.lab.models.Modules makes one of it" if isinstance(given, nn.Module) else "inherit that class"
+        raise ValueError(f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}")
+    for name, method in vars(Workload).items():
+        if callable(method) and not callable(value := getattr(given, name)):
+            raise ValueError(f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it")
+    if not isinstance(getattr(given, "name", None), str) or given.reduction not in ("mean", "sum"):
+        raise ValueError(f'{kind} needs a name in words, a batch_size, and a reduction that is "mean" or "sum"')
 
 
 def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
-    """The name in the whole model of every parameter of these stages."""
-    tied = tied_weights(workload, num_stages)
-    also = {tuple(place): name for name, places in tied.items() for place in places}
-    return {
-        p: also.get((stage, name), name) for stage, module in modules.items() for name, p in module.named_parameters()
-    }
-
-
-def weight_of(workload: Workload, batch: Batch) -> float:
-    """What a microbatch's mean loss counts for among those of its batch: `workload.weight`, or its samples."""
-    return workload.weight(batch) if hasattr(workload, "weight") else len(batch.target)
+    """The name in the whole model of every parameter of these stages. ValueError for a tied weight that isn't there."""
+    own = {(stage, name): p for stage, module in modules.items() for name, p in module.named_parameters()}
+    also = {tuple(place): name for name, places in workload.tied(num_stages).items() for place in places}
+    for stage, name in also.keys() - own.keys():
+        if stage in modules or stage not in range(num_stages):
+            known = shown([each for at, each in own if at == stage])
+            raise ValueError(f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters {known}")
+    return {p: also.get(place, place[1]) for place, p in own.items()}
 
 
 def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float]:
     """What the microbatches' losses count for in that of the batch: their weights' shares of a mean, all of a sum."""
-    if getattr(workload, "reduction", "mean") == "sum":
+    if workload.reduction == "sum":
         return [1] * len(microbatches)
-    weights = [float(weight_of(workload, each)) for each in microbatches]
+    weights = [float(workload.weight(each)) for each in microbatches]
     if not (min(weights) >= 0 and 0 < sum(weights) < inf):
         raise ValueError(f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}")
     return [weight / sum(weights) for weight in weights]
@@ -130,11 +149,8 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    if type(batch_size) is not int or batch_size < 1:
-        batch_size = positive_int("batch_size", batch_size)
+    batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
-        raise ValueError(
-            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
-            f"use {', '.join(map(str, fits))} microbatches, or another batch size"
-        )
+        remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
+        raise ValueError(f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: {remedy}")

@@ -14,9 +14,10 @@ from itertools import accumulate
 from torch import nn
 
 from ...errors import positive_int
+from ...runtime import Workload
 
 
-class LayeredModel:
+class LayeredModel(Workload):
     """What the workloads of the course have in common: layers between two ends, cut evenly or as `cut` says.
 
     A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at every call.
@@ -101,7 +102,7 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
         ranges = layer_ranges(len(model.blocks), num_stages, layers)
         return [model.part(r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
     if isinstance(model, nn.Sequential):
-        children = list(model.named_children())
+        children = list(model._modules.items())  # a layer that stands here twice, twice
         return [_named(children[r.start : r.stop]) for r in layer_ranges(len(children), num_stages, layers)]
     if type(model).__name__ == "DistilBertForSequenceClassification":
         from ._distilbert import DistilBertStage

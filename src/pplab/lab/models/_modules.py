@@ -3,71 +3,202 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from torch import Tensor, nn
 
-from ...runtime import Batch
-from ...runtime.workload import as_tuple
+from ...errors import shown
+from ...runtime import Batch, Workload
+from ...runtime.workload import Places, as_tuple
+from ._by_step import Batches
+from ._cutting import check_layers, layer_ranges
 
 
 class Chain(nn.Module):
-    """Modules called one after the other, each with what the one before returned and the batch's context."""
+    """Modules called one after the other, each with what the one before returned and what it takes of the context.
 
-    def __init__(self, modules: Mapping[str, nn.Module]):
+    A tuple is one argument, as in nn.Sequential; the modules in `starts`, all if left out, take its tensors as
+    arguments of their own, as stages do.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], starts: Collection[str] | None = None):
         super().__init__()
         for name, module in modules.items():
             self.add_module(name, module)
+        self.starts = frozenset(modules if starts is None else starts)
+        self.takes = {name: keywords(module) for name, module in modules.items()}
 
     def forward(self, *x: Tensor, **context: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the chain."""
-        for module in self.children():
-            x = as_tuple(module(*x, **context))
-        return x[0] if len(x) == 1 else x
+        value = x[0] if len(x) == 1 else x
+        for name, module in self._modules.items():  # a module that stands here twice is called twice
+            takes = self.takes[name]
+            own = {key: tensor for key, tensor in context.items() if takes is None or key in takes}
+            value = module(*as_tuple(value), **own) if name in self.starts else module(value, **own)
+        return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-class Modules:
-    """A workload from modules that you bring: one per stage, with a batch and a loss.
+class Modules(Workload):
+    """A workload from modules that you bring, with batches and a loss.
 
-    `reduction` says whether the loss is the mean or the sum over the samples. `overlap(forward, backward)` may run the
-    two halves of an overlap at once: it is given functions without arguments, and returns what both return.
+    `model` is an nn.Sequential, which is cut by its children into as many stages as a schedule has, evenly or as `cut`
+    says (how many children each stage gets); or a list of modules, one per stage. Parameters have the names that they
+    have in the Sequential, whatever the cut, so `Checkpoint.open(path).load(model)` gives it what a run has learned.
+    In a list they are named by their position in all stages, where a Sequential counts for as many as it has children.
+    A weight that several modules share stays one weight.
 
-    The modules travel to the ranks with their weights. Their classes, and the loss, must be importable there: a class
-    or function that a notebook defines is not.
+    `batches` is a `Batch`, the same for every step; a function that makes the batch of a step from its number; or
+    something to go through: a list of batches, or a DataLoader that gives the same ones every time. A batch may also be
+    a pair (inputs, target). Of the batch's `context`, every module gets what its `forward` names.
+
+    `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`, where it isn't as
+    many as there are samples, how many of `batch.target` a mean is over. `overlap(forward, backward)` may run the two
+    halves of an overlap at once: it is given functions without arguments, and returns what both return.
+
+    The modules travel to the ranks with their weights. Their classes, the loss and other functions must be importable
+    there: what a notebook defines is not.
     """
 
     def __init__(
         self,
-        stages: Sequence[nn.Module],
-        batch: Batch,
+        model: nn.Sequential | Sequence[nn.Module],
+        batches: Batch | Callable[[int], Batch] | Iterable[Batch],
         loss: Callable[[Tensor, Tensor], Tensor],
         reduction: str = "mean",
         overlap: Callable | None = None,
+        *,
+        cut: Sequence[int] | None = None,
+        weight: Callable[[Batch], float] | None = None,
+        name: str = "modules",
     ):
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", as the loss does it, got {reduction!r}')
-        self.stages, self._batch, self._loss = list(stages), batch, loss
-        self.reduction, self.overlap = reduction, overlap
-        self.name, self.notes = "modules", ()
-        self.batch_size = len(batch.target)
+        self.stages = None if _is_plain(model) else _listed(model)
+        self.children, self.starts = (dict(model._modules), frozenset()) if self.stages is None else _flat(self.stages)
+        self.num_layers = len(self.children) if self.stages is None else None
+        self.cut = None if cut is None else tuple(cut)
+        if cut is not None:
+            self.check(len(self.cut))
+        self.batches, self._loss, self._weight = Batches(batches), loss, weight
+        self.reduction, self.overlap, self.name = reduction, overlap, name
+        self.batch_size = len(Modules.batch(self, 0).target)  # a subclass may not be ready to make its own
+        self.batches.restart()
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError unless there is one module per stage."""
-        if num_stages != len(self.stages):
-            raise ValueError(f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given")
+        """Raise ValueError unless there is one module per stage, or the model can be cut into so many stages."""
+        if self.stages is None:
+            check_layers(self.num_layers, num_stages, self.cut)
+        elif num_stages != len(self.stages):
+            raise ValueError(
+                f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given: give one module per "
+                "stage, or one nn.Sequential, which is cut into as many as a schedule has"
+            )
+        elif self.cut:
+            raise ValueError("cut says how to cut an nn.Sequential, and stages were given: leave it out")
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """The module of one stage, under its number."""
-        return Chain({str(stage): copy.deepcopy(self.stages[stage])})
+        """The module of one stage, its parts under the names that they have in the whole."""
+        return copy.deepcopy(self._stages(num_stages)[stage])
 
     def build_whole(self) -> nn.Module:
         """All modules in a row."""
-        return Chain({str(i): copy.deepcopy(module) for i, module in enumerate(self.stages)})
+        return copy.deepcopy(Chain(self.children, self.starts))
+
+    def tied(self, num_stages: int) -> dict[str, Places]:
+        """The weights that modules in several stages share."""
+        places: dict[nn.Parameter, list[tuple[int, str]]] = defaultdict(list)
+        for stage, module in enumerate(self._stages(num_stages)):
+            for name, parameter in module.named_parameters():
+                places[parameter].append((stage, name))
+        return {each[0][1]: tuple(each) for each in places.values() if len(each) > 1}
 
     def batch(self, step: int) -> Batch:
-        """The same batch every step."""
-        return self._batch
+        """The batch of a step. ValueError for a context that no module takes."""
+        batch = self.batches(step)
+        takes = [keywords(module) for module in self.children.values()] if batch.context else []
+        known = {key for each in takes for key in each or ()}
+        if None not in takes and (strange := batch.context.keys() - known):
+            raise ValueError(
+                f"no module takes the batch's context {', '.join(sorted(strange))}: their forwards name "
+                f"{', '.join(sorted(known)) or 'nothing but what comes from the module before'}"
+            )
+        return batch
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss that was given."""
         return self._loss(output, target)
+
+    def weight(self, batch: Batch) -> float:
+        """What a microbatch's loss counts for."""
+        return super().weight(batch) if self._weight is None else self._weight(batch)
+
+    def _stages(self, num_stages: int) -> list[Chain]:
+        names = list(self.children)
+        if self.stages is None:
+            ranges = [(r.start, r.stop) for r in layer_ranges(len(names), num_stages, self.cut)]
+        else:
+            ends = list(accumulate(len(_names(module)) for module in self.stages))
+            ranges = list(zip([0, *ends], ends, strict=False))
+        parts = [names[start:end] for start, end in ranges]
+        return [Chain({name: self.children[name] for name in part}, self.starts & {*part}) for part in parts]
+
+
+def keywords(module: nn.Module) -> frozenset[str] | None:
+    """What a module's forward can be told by name, beside its first argument; None where that is anything."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except ValueError:  # of a compiled one
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)) | {
+        p.name for p in parameters[:1] if p.kind is p.KEYWORD_ONLY
+    }
+
+
+def _listed(model: object) -> list[nn.Module]:
+    """The stages of a list; ValueError for anything else, which says where it could be cut."""
+    if isinstance(model, (list, tuple, nn.ModuleList)) and model and all(isinstance(x, nn.Module) for x in model):
+        return list(model)
+    what = f"Modules takes an nn.Sequential or a list of one module per stage, got {shown(type(model).__name__)}"
+    if not isinstance(model, nn.Module):
+        raise ValueError(what)
+    if isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a cut would lose: put "
+            "hooks on its layers, or give its parts in a list, one per stage"
+        )
+    lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    rows = [name for name, each in model.named_modules() if name and isinstance(each, lists)]
+    where = f"between the modules of {', '.join(rows)}" if rows else "nowhere that can be seen from outside"
+    raise ValueError(
+        f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of what comes before "
+        "a cut and one of what comes behind, or write a pplab.runtime.Workload"
+    )
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Of a stage's parts: a plain Sequential's children, or the module itself."""
+    return list(module._modules) if _is_plain(module) else [""]
+
+
+def _is_plain(module: object) -> bool:
+    """Whether this is a Sequential that calls its children, and nothing else: no hook would be lost with it."""
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        return False
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return len(module) > 0 and not any(hooks)
+
+
+def _flat(stages: Sequence[nn.Module]) -> tuple[dict[str, nn.Module], frozenset[str]]:
+    """All parts by their names in the whole, and which of them begin a stage."""
+    parts: dict[str, nn.Module] = {}
+    starts = set()
+    for stage in stages:
+        starts.add(str(len(parts)))
+        for name in _names(stage):
+            parts[str(len(parts))] = stage._modules[name] if name else stage
+    return parts, frozenset(starts)

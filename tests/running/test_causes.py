@@ -1,0 +1,99 @@
+"""Gradients that aren't those of one process: what made them differ is named, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import modules
+import pplab as pp
+from pplab.errors import EXPLAINERS
+from pplab.lab.causes import NOTHING
+from pplab.lab.models import Modules
+from pplab.runtime import Pool
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2, device="cpu", timeout_s=60) as pool:
+        yield pool
+
+
+def net(*between: nn.Module) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 6), *between, nn.Linear(6, 6))
+
+
+def squares(*between: nn.Module, kind: type[Modules] = Modules, batches: object = None) -> Modules:
+    return kind(net(*between), batches or modules.batch(), functional.mse_loss)
+
+
+def low(dtype: torch.dtype) -> Modules:
+    batch = modules.batch()
+    return Modules(
+        net().to(dtype), pp.runtime.Batch((batch.inputs[0].to(dtype),), batch.target.to(dtype)), functional.mse_loss
+    )
+
+
+def labels(**options: object) -> Modules:
+    return Modules(net(nn.Tanh()), modules.ragged, functional.cross_entropy, **options)
+
+
+CAUSES = {
+    "dropout": (squares(nn.Dropout(0.5)), [r"dropout is active \(in 1\)"]),
+    "batch normalisation": (squares(nn.BatchNorm1d(6)), [r"batch normalisation \(in 1\) takes the statistics"]),
+    "low precision": (low(torch.bfloat16), [r"weights in bfloat16: rounding alone changes gradients by \de-0[234] "]),
+    "seeds": (squares(kind=modules.Unseeded), ["4 of 4 weights, such as 0.weight, start from other values"]),
+    "forward": (squares(modules.Reciprocal()), [r"aren't finite: the output of 1 \(Reciprocal\) has the first"]),
+    "backward": (squares(modules.Root()), ["aren't finite: the gradient of 0.bias, in the backward"]),
+    "labels": (labels(), ["mean losses average to .* let weight"]),
+    "batch": (squares(batches=modules.another_batch), [r"batch\(0\) isn't the same when it is made again"]),
+    "stages": (squares(kind=modules.Otherwise), ["the stages, one after the other, give another output"]),
+    "a state": (squares(modules.Counting()), ["another output for the same batch the second time"]),
+    "a rank": (squares(nn.Identity(), modules.OnRank1(2)), [NOTHING]),
+    "a rank's numbers": (
+        squares(nn.Identity(), modules.OnRank1(float("inf"))),
+        ["the run's gradients of 0.bias, 0.weight, 3"],
+    ),
+    "an error": (
+        squares(modules.Evaluated()),
+        ["the forward draws random numbers", "not known: looking for it ended in ArithmeticError: only in training"],
+    ),
+    "several": (
+        squares(nn.BatchNorm1d(6), nn.Dropout(0.5), kind=modules.Unseeded),
+        ["6 of 6 weights", r"dropout is active \(in 2\)", r"batch normalisation \(in 1\)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_named_and_no_other(pool, name):
+    workload, expected = CAUSES[name]
+    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pool.train(schedule, workload, steps=1, warmup=0, check_gradients=True)
+    assert not run.gradients.equal and len(run.gradients.causes) == len(expected), run
+    for cause, words in zip(run.gradients.causes, expected, strict=True):
+        assert re.search(words, cause) and f"  cause: {cause}" in str(run), cause
+    assert f"in {run.gradients.worst})" in str(run)
+
+
+def test_without_the_lab_the_report_says_where_to_look(pool, monkeypatch):
+    monkeypatch.delitem(EXPLAINERS, "gradients")
+    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pool.train(schedule, squares(nn.Dropout(0.5)), steps=1, warmup=0, check_gradients=True)
+    assert "cause: not looked for: import pplab.lab does" in str(run)
+
+
+def test_what_has_no_cause_has_none(pool):
+    """Batch normalisation that only reads its averages, and dropout that is off, are no cause."""
+    workload = squares(nn.BatchNorm1d(6).eval(), nn.Dropout(0.0), nn.Dropout(0.5).eval())
+    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pool.train(schedule, workload, steps=1, check_gradients=True)
+    assert run.gradients.equal and run.gradients.causes == () and "cause" not in str(run)

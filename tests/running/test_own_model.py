@@ -1,0 +1,235 @@
+"""A model of one's own: the page's example, names that don't depend on the cut, a batch per step, clear words."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import modules
+import pplab as pp
+from pplab.lab import Checkpoint, Resume, Save
+from pplab.lab.models import Modules, gpt
+from pplab.runtime import Batch, Pool, RankError
+from pplab.runtime.options import make_job
+
+pytestmark = pytest.mark.slow
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+TWO = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+FOUR = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)
+NUMBERS = torch.randn(2, 32, 6, generator=torch.Generator().manual_seed(7))
+PAIRS = TensorDataset(*NUMBERS)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """Ranks that can import the page's example."""
+    folder = tmp_path_factory.mktemp("own")
+    page = Path(__file__).parents[2] / "book" / "api.md"
+    (code,) = re.findall(r"```python\n(.*?class \w+\(Workload\).*?)```", page.read_text(), re.DOTALL)
+    (folder / "own_model.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch, Pool(2, device="cpu", timeout_s=60) as pool:
+        patch.syspath_prepend(folder)
+        yield pool
+
+
+def net(*between: nn.Module) -> nn.Sequential:
+    """Four layers, of which the last has the second one's weight: with four stages on two ranks, both are on one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 6) for _ in range(4)]
+    layers[3].weight = layers[1].weight
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], *between, layers[2], nn.BatchNorm1d(6).eval(), layers[3])
+
+
+def hooked() -> nn.Sequential:
+    model = net()
+    model.register_forward_hook(lambda module, given, output: 2 * output)
+    return model
+
+
+def test_a_hook_on_a_stage_stays():
+    first = modules.workload(hooked(), nn.Linear(6, 6))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(first.build_stage(0, 2)(x), 2 * net()(x))
+
+
+def test_the_pages_example_runs(pool):
+    own = importlib.import_module("own_model")
+    run = own.learn(pool)
+    assert run.gradients.equal and run.losses[-1] < run.first_loss + 1
+    assert set(run.gradients.parameters) == {name for name, _ in own.Copying().build_whole().named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("batches", "same"),
+    [
+        (modules.batch_of, modules.batch_of),
+        (DataLoader(PAIRS, 8), lambda step: Batch((NUMBERS[0, 8 * step :][:8],), NUMBERS[1, 8 * step :][:8])),
+        (DataLoader(PAIRS, 8, shuffle=True, generator=torch.Generator().manual_seed(0)), None),
+    ],
+    ids=["function", "loader", "shuffled loader"],
+)
+def test_two_stages_save_four_go_on_and_the_model_takes_the_weights(pool, tmp_path, batches, same):
+    path, workload = tmp_path / "run.safetensors", Modules(net(), batches, mse_loss)
+    same = same or Modules(net(), batches, mse_loss).batch
+    first = pool.train(TWO, workload, Save(path), steps=2, optimizer=SGD, check_gradients=True)
+    rest = pool.train(FOUR, workload, Resume(path), Save(path), steps=2, optimizer=SGD, check_gradients=True)
+    assert first.gradients.equal and rest.gradients.equal, (first, rest)
+    whole = net()
+    optimizer, losses = SGD(whole.parameters()), []
+    for step in range(4):
+        batch = same(step)
+        optimizer.zero_grad()
+        loss = mse_loss(whole(*batch.inputs), batch.target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert [*first.losses, *rest.losses] == pytest.approx(losses, rel=1e-5)
+    loaded = Checkpoint.open(path).load(net())
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_names_are_those_of_the_whole_however_it_is_cut():
+    model, batch = net(), modules.batch()
+    names = set(model.state_dict())
+    pieces = [model[:3], model[3:5], model[5]]
+    for workload, counts in [
+        (Modules(model, batch, mse_loss), (1, 2, 5)),
+        (Modules(model, batch, mse_loss, cut=(1, 4, 1)), (3,)),
+        (Modules(pieces, batch, mse_loss), (3,)),
+    ]:
+        assert set(workload.build_whole().state_dict()) == names
+        for count in counts:
+            stages = [workload.build_stage(stage, count) for stage in range(count)]
+            assert set().union(*(stage.state_dict() for stage in stages)) == names
+            x = batch.inputs[0]
+            for stage in stages:
+                x = stage(x)
+            torch.testing.assert_close(x, model(*batch.inputs))
+
+
+def test_a_module_that_stands_in_two_stages_is_one(pool):
+    layer = nn.Linear(6, 6)
+    workload = Modules(nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), layer), modules.batch(), mse_loss)
+    run = pool.train(FOUR, workload, steps=2, optimizer=SGD, check_gradients=True)
+    losses = modules.losses_of_one_process(workload, 2, SGD)
+    assert run.gradients.equal and run.losses == pytest.approx(losses, rel=1e-5)
+
+
+def test_modules_get_what_they_take_of_the_context(pool):
+    batch = modules.batch()
+    batch = Batch(batch.inputs, batch.target, {"mask": torch.arange(8.0)[:, None]})
+    workload = Modules(nn.Sequential(nn.Linear(6, 6), modules.Masked(), nn.Tanh()), batch, mse_loss)
+    assert pool.train(TWO, workload, steps=1, check_gradients=True).gradients.equal
+    with pytest.raises(ValueError, match="no module takes the batch's context maks: their forwards name mask"):
+        Modules([modules.Masked()], Batch(batch.inputs, batch.target, {"maks": batch.target}), mse_loss)
+
+
+@dataclass(frozen=True)
+class Tying:
+    """Not a workload, though it has a workload's methods."""
+
+    batch_size: int = 8
+
+    def batch(self, step: int) -> Batch:
+        return modules.batch()
+
+
+def with_field(**fields: object) -> Modules:
+    workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
+    vars(workload).update(fields)
+    return workload
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
+        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of it"),
+        (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
+        (with_field(name=3), "Modules needs a name in words"),
+        (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
+        (TWO, "a run takes a pplab.Schedule, then a workload, got .* and Schedule"),
+    ],
+)
+def test_what_is_no_workload_is_refused_before_anything_starts(workload, message):
+    with pytest.raises(ValueError, match=message):
+        make_job(TWO, workload, 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "message"),
+    [
+        ("1F1B", {}, "a run takes a pplab.Schedule, .* got '1F1B' and Modules: pplab.build"),
+        (
+            TWO,
+            {"optimizer": SGD([nn.Parameter(torch.ones(1))])},
+            "optimizer must be a function .* got a SGD: give func",
+        ),
+        (TWO, {"optimizer": lambda parameters: SGD(parameters)}, "can't be sent .*lambda.*functools.partial"),
+    ],
+)
+def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, options, message):
+    with Pool(2, device="cpu") as down:
+        with pytest.raises(ValueError, match=message):
+            down.train(schedule, with_field(), **options)
+        assert down.pids == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Modules(net(), iter([modules.batch()]), mse_loss), "an iterator, which gives every batch once"),
+        (lambda: Modules(net(), DataLoader(PAIRS, 8, shuffle=True), mse_loss), "pass it generator=torch.Generator"),
+        (lambda: Modules(net(), PAIRS, mse_loss), "a list of batches or a DataLoader, got"),
+        (lambda: Modules(net(), [PAIRS[0]], mse_loss).batch(0).target[9], "index 9"),
+        (lambda: Modules(net(), [3], mse_loss), "step 0 has a int instead of a batch"),
+        (
+            lambda: Modules(net(), DataLoader(PAIRS, 8), mse_loss).batch(4),
+            "there are 4 batches, .* that of step 4: take",
+        ),
+        (lambda: Modules(net(), DataLoader(PAIRS, 20), mse_loss).batch(1), "step 1 has 12 samples, .* step 0 has 20"),
+        (lambda: Modules(net(), modules.batch(), mse_loss, cut=(3, 2)), "places 5 layers, and the model has 6"),
+        (lambda: Modules(net(), modules.batch(), mse_loss).check(7), "6 layers can't make 7 stages"),
+        (
+            lambda: Modules(gpt(source="sample", num_layers=2).build_whole(), 1, 2),
+            "'GPT', .*only its author can cut: .* between the modules of blocks",
+        ),
+        (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "could be cut between the modules of layers"),
+        (
+            lambda: Modules(hooked(), modules.batch(), mse_loss),
+            "this Sequential .* has hooks, .* put hooks on its layers",
+        ),
+        (lambda: pp.gantt(TWO), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (lambda: pp.compare([TWO]), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
+    ],
+)
+def test_what_cannot_be_done_is_said(make, message):
+    with pytest.raises((ValueError, IndexError), match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (modules.workload(nn.Linear(6, 6), modules.Masked()), "1F0: .*'mask': stage 1 gets .*put 'mask' there"),
+        (
+            modules.Misplaced([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), mse_loss),
+            r"tied\(2\) names 'head.weight' of stage 1, which has the parameters \['1.weight', '1.bias'\]",
+        ),
+    ],
+)
+def test_what_a_stage_lacks_is_named_with_the_stage(workload, message):
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError, match=message):
+        pool.train(TWO, workload, steps=1)
