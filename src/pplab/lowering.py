@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import accumulate
 
 from .actions import Action, Overlap, parts
 from .deps import incoming, outgoing
@@ -35,12 +36,9 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
 
     receives: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is posted before it
     for (_, to), order in channels.items():
-        latest = len(schedule.rows[to])
-        places = []
-        for receive in reversed(order):
-            latest = min(latest, max(users[receive][1] - ahead, 0))
-            places.append((latest, receive))
-        for place, receive in reversed(places):
+        wanted = [max(users[receive][1] - ahead, 0) for receive in order]
+        places = reversed([*accumulate(reversed(wanted), min)])  # not after a receive of what is sent later
+        for place, receive in zip(places, order, strict=True):
             receives[to, place].append(receive)
 
     lowered: list[list[Action | Overlap]] = [[] for _ in schedule.rows]

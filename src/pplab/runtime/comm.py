@@ -63,8 +63,7 @@ class Comm:
         if send.kind is SEND_F and made not in self.specs:
             self.specs[made] = spec
             self.store.set(str(made), json.dumps([(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]))
-        expected = self.expected(send)
-        if spec != expected:
+        if spec != (expected := self.expected(send)):
             raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
         return spec
 
@@ -141,8 +140,7 @@ class SharedComm(Comm):
             for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
                 self.arrived[tuple(message)] = (nbytes, number, left_ns)
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
-        slot = self.incoming.get((source, number))
-        if slot is None:
+        if (slot := self.incoming.get((source, number))) is None:
             slot = self.incoming[source, number] = _Slot(self._memory(source, self.rank, number, nbytes), number)
         views = slot.views((receive.kind, *self.made(receive)), self.expected(receive))
         tensors = tuple(view.to(self.device, copy=True) for view in views)
