@@ -124,7 +124,7 @@ def test_weights_that_cannot_be_shares_are_refused(weights):
             modules.of_rank_1,
             "ranks 0, 2, 3 and rank 1 have different batches for step 2: each rank shuffles or draws for itself",
         ),
-        (modules.unseeded, "different batches for step 0: it is another one whenever it is made"),
+        (modules.unseeded, "different batches for step 0: it is another one each time; `batch"),
     ],
 )
 def test_ranks_that_have_different_batches_are_named(pools, shift, says):

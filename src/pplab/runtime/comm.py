@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..actions import RECV_B, RECV_F, SEND_F, Action
@@ -52,8 +51,7 @@ class Comm:
     """
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
-        self.rank, self.device, self.home, self.key = context.rank, context.device, home, key
-        self.store = dist.PrefixStore(key, context.store)
+        self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
         self.kinds: Sequence[str] = ()  # of the step's microbatches
         self.specs: dict[tuple[int, str], Spec] = {}  # what a stage gives the next one, by the microbatch's kind
 
@@ -62,7 +60,8 @@ class Comm:
         spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
         if send.kind is SEND_F and made not in self.specs:
             self.specs[made] = spec
-            self.store.set(str(made), json.dumps([(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]))
+            listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
+            self.store.set(self.key + str(made), json.dumps(listed))
         if spec != (expected := self.expected(send)):
             raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
         return spec
@@ -70,7 +69,7 @@ class Comm:
     def expected(self, action: Action) -> Spec:
         """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
         if (made := self.made(action)) not in self.specs:
-            listed = json.loads(self.store.get(str(made)))
+            listed = json.loads(self.store.get(self.key + str(made)))
             self.specs[made] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
         spec = self.specs[made]
         return spec if action.kind in (SEND_F, RECV_F) else [each for each in spec if each[1].is_floating_point]

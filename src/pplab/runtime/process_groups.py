@@ -51,7 +51,7 @@ class GroupComm(Comm):
         """Get ready to receive. With shapes that are new, this may happen only in `receive`, when they are known."""
         waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
-        while waiting and (self.made(waiting[0]) in self.specs or self.store.check([str(self.made(waiting[0]))])):
+        while waiting and ((made := self.made(waiting[0])) in self.specs or self.store.check([self.key + str(made)])):
             self._post(waiting.popleft())
 
     def receive(self, receive: Action) -> tuple[Tensor, ...]:

@@ -151,8 +151,8 @@ class Rank:
             digests: list = [None] * self.context.num_ranks
             dist.all_gather_object(digests, digest)
             sets = [[rank for rank, other in enumerate(digests) if other == each] for each in dict.fromkeys(digests)]
-            same = self.job.workload.batch(number).digest() == digest
-            why = "each rank shuffles or draws for itself" if same else "it is another one whenever it is made"
+            again = self.job.workload.batch(number).digest()
+            why = "each rank shuffles or draws for itself" if again == digest else "it is another one each time"
             sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
             remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
             raise ValueError(f"{sides} have different batches for step {number}: {why}; {remedy}")

@@ -28,10 +28,7 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
-        """Cut the batch into equal microbatches; ValueError when it doesn't divide.
-
-        A subclass may cut it in another way: into microbatches of unequal lengths, say, or numbers of samples.
-        """
+        """Cut the batch into equal microbatches, as a subclass needn't do; ValueError when it doesn't divide."""
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
@@ -149,7 +146,8 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    batch_size = positive_int("batch_size", batch_size)
+    if type(batch_size) is not int or batch_size < 1:
+        batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
