@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from pplab import lab
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
 from pplab.runtime.options import Job
@@ -35,7 +40,7 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
     optimizer, losses = make_optimizer(model.parameters()), []
     for step in range(steps):
         batch = workload.batch(step)
-        loss = workload.loss(model(*batch.inputs), batch.target)
+        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -98,6 +103,103 @@ class Growing(nn.Module):
         """(B, 6) to (B, 7) or (B, 8)."""
         self.calls += 1
         return self.linear(x)[:, : 6 + self.calls]
+
+
+class Reads(nn.Module):
+    """A layer of a language model in which a token sees those before it that are no padding."""
+
+    def __init__(self, tokens: int = 0, labels: int = 6):
+        super().__init__()
+        self.start = nn.Embedding(tokens, 6) if tokens else nn.Identity()
+        self.linear = nn.Linear(6, labels)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T) or (B, T, 6), with a mask (B, T), to (B, T, labels)."""
+        seen = attention_mask[..., None].float()
+        return self.linear((self.start(x) * seen).cumsum(1) / seen.cumsum(1).clamp(min=1)).tanh()
+
+
+class Texts(Modules):
+    """Padded batches of other lengths at every step; a microbatch counts for its tokens with a label.
+
+    `shift(step)` is added to every token of a step's batch.
+    """
+
+    def __init__(self, stages: int, lengths: list[list[int]], shift: Callable[[int], int] | None = None, pad: int = 0):
+        ends = [Reads(20), *(Reads() for _ in range(stages - 2)), Reads(labels=20)]
+        self.lengths, self.shift, self.pad = lengths, shift, pad
+        super().__init__(ends, self.batch(0), _of_tokens)
+
+    def batch(self, step: int) -> Batch:
+        """The texts of a step. One whose length is negative has no label."""
+        lengths = torch.tensor(self.lengths[step % len(self.lengths)])[:, None]
+        mask = torch.arange(max(self.pad, int(lengths.abs().max()))) < lengths.abs()
+        more = self.shift(step) if self.shift else 0
+        ids = (torch.arange(mask.numel()).view_as(mask) * 7 + step + more) % 20 * mask
+        labels = ids.roll(-1, 1).masked_fill(~mask | (lengths < 0), -100)
+        return (Batch if self.pad else lab.Padded)((ids,), labels, {"attention_mask": mask})
+
+    def weight(self, batch: Batch) -> int:
+        """Its labels."""
+        return int((batch.target != -100).sum())
+
+
+def _of_tokens(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class TorchAlone(Workload):
+    """What notebooks/torch_alone.py trains."""
+
+    name, notes, batch_size = "torch_alone.py", (), 8
+
+    def __init__(self, script: str):
+        self.script = script
+
+    @cached_property
+    def theirs(self) -> ModuleType:
+        """The script, as a module."""
+        spec = importlib.util.spec_from_file_location("torch_alone", self.script)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def check(self, num_stages: int) -> None:
+        """It can be cut anywhere."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The script's."""
+        return self.theirs.part(stage, num_stages)
+
+    def build_whole(self) -> nn.Module:
+        """The script's."""
+        return self.theirs.whole_model()
+
+    def batch(self, step: int) -> Batch:
+        """The script's."""
+        tokens, target = self.theirs.batch(step)
+        return Batch((tokens,), target)
+
+    def weight(self, batch: Batch) -> int:
+        """The labels."""
+        return int((batch.target != -100).sum())
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Their mean."""
+        return _of_tokens(output, target)
+
+
+def of_rank_1(step: int) -> int:
+    """1 on rank 1 from step 2 on."""
+    return int(step > 1 and torch.distributed.get_rank() == 1)
+
+
+_DRAWN = itertools.count(os.getpid())
+
+
+def unseeded(step: int) -> int:
+    """Another number whenever it is asked for, and in every process."""
+    return next(_DRAWN)
 
 
 class Slow(nn.Module):

@@ -32,6 +32,7 @@ _HOMES = {
     "meter": ("Held", "Meter", "readable_bytes"),
     "mps": ("Mps",),
     "pace": ("Pace",),
+    "padded": ("Padded",),
     "partitioning": ("partition",),
     "perfetto": ("to_perfetto",),
     "prediction": ("Prediction", "predict"),

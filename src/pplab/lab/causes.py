@@ -168,7 +168,7 @@ class _Whole:
     def _between_microbatches(self) -> float:
         parts = [self.run(each)[0] for each in self.microbatches]
         together = self.run(self.batch)[0]
-        if not parts[0].ndim or sum(map(len, parts)) != len(together):
+        if not parts[0].ndim or sum(map(len, parts)) != len(together) or len({x.shape[1:] for x in parts}) > 1:
             return 0.0
         return _relative(torch.cat(parts), together)
 

@@ -112,7 +112,7 @@ class Counting(Listener):
         if event == "row":
             modules = self.rank.modules.values()
             resident = (t for module in modules for t in (*module.parameters(), *module.buffers()))
-            self.meter = SavedBytes([*resident, *what.inputs, what.target, *what.context.values()])
+            self.meter = SavedBytes([*resident, *(x for microbatch in what for x in microbatch.tensors)])
             for stage in self.stages:
                 stage.hold = self.meter.hold
         elif event == "again":
@@ -149,7 +149,9 @@ class Counting(Listener):
         if self._allocator:
             self.found.allocated = self._allocator.report()
         if self.rank.comm is not None:
-            self.found.message_bytes = {stage: size_of(spec) for stage, spec in self.rank.comm.specs.items()}
+            sent = self.found.message_bytes
+            for (stage, _), spec in self.rank.comm.specs.items():  # of microbatches of other lengths, the largest
+                sent[stage] = max(sent.get(stage, 0), size_of(spec))
         return self.found
 
     def _saves(self, event: str, what: object) -> bool:

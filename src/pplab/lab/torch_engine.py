@@ -95,7 +95,7 @@ def train_torch(
     context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
 ) -> RankReport:
     """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
-    rank, schedule, device = Rank(context, job), job.schedule, context.device
+    rank, schedule, device = _Rank(context, job), job.schedule, context.device
     rank.listen()
     pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
     times: dict[Action, tuple[object, object]] = {}
@@ -103,17 +103,18 @@ def train_torch(
     runner = _runner(rank, pace, times, rows, messages)
     last = schedule.num_stages - 1 in rank.modules
 
-    def run(batch: Batch) -> list[torch.Tensor]:
-        losses: list[torch.Tensor] = []
+    def run(batches: list[Batch]) -> dict[int, torch.Tensor]:
+        (batch,) = batches
+        rank.losses.clear()
         times.clear()
         context.watch("in a step of torch's runtime")  # where in its row, only torch knows
         with autocast(device, job.options.autocast):
             inputs = batch.inputs if 0 in rank.modules else ()
-            runner.step(*inputs, **({"target": batch.target, "losses": losses} if last else {}), **batch.context)
+            runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]  # torch runs the halves of an overlap in turn
             rank.clock.item(item, halves[0][0], halves[-1][1])
-        return [loss.detach() for loss in losses]
+        return dict(rank.losses)
 
     rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass
     try:
@@ -123,8 +124,39 @@ def train_torch(
             messages.close()
 
 
+class _Rank(Rank):
+    """A rank whose batches torch cuts, and whose losses have the batch's shares."""
+
+    def __init__(self, context: RankContext, job: Job):
+        super().__init__(context, job)
+        self.losses: dict[int, torch.Tensor] = {}
+        self.forward = 0  # the microbatch whose forward was the last one
+        self._kind: str | None = None
+
+    def load(self, batch: Batch) -> list[Batch]:
+        """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and knows one shape."""
+        pieces = batch.microbatches(self.job.schedule.num_microbatches)
+        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in pieces}
+        self._kind = self._kind or min(kinds)
+        if kinds != {self._kind}:
+            raise ValueError(
+                f"torch's runtime takes microbatches of one shape in all steps, and here are {self._kind} and "
+                f"{', '.join(sorted(kinds - {self._kind}))}: pad them, or run them by pplab's engine"
+            )
+        super().load(batch)
+        return [batch.to(self.context.device)]
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """A microbatch's loss so that torch, which takes their mean, or sum, gives each its share."""
+        loss, share = self.job.workload.loss(output, target), self.shares[self.forward]
+        self.losses[self.forward] = loss.detach()
+        if len(set(self.shares)) == 1:
+            return loss
+        return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
+
+
 def _runner(
-    rank: Rank,
+    rank: _Rank,
     pace_s: Mapping[Kind, Sequence[float]] | None,
     times: dict,
     rows: Sequence[LoweredRow] | None,
@@ -155,6 +187,8 @@ def _runner(
 
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
+            if kind is F:
+                rank.forward = chunk
             if pace_s:
                 settle(device)
             start = mark()
@@ -183,7 +217,7 @@ def _runner(
 
     group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
-    options = {"loss_fn": job.workload.loss, "scale_grads": job.loss_scale != 1}
+    options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
     name = CLASSES.get(schedule.name)
     if name is None or rows is not None:
         runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)

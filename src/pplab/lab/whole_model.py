@@ -13,7 +13,7 @@ from ..errors import positive_int
 from ..runtime import Pool, Workload
 from ..runtime.devices import RankContext
 from ..runtime.reference import train_whole
-from ..runtime.workload import check_divides, loss_scale
+from ..runtime.workload import check_divides, loss_shares
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
     model = workload.build_whole().to(context.device)
     whole = train_whole(context, workload, model=model)
     microbatches = workload.batch(0).to(context.device).microbatches(num_microbatches)
-    times = []
+    shares, times = loss_shares(workload, microbatches), []
     for _ in range(steps):
         model.zero_grad(set_to_none=True)
         _synchronize(context.device)
         start = time.perf_counter()
-        for m in microbatches:
-            loss = workload.loss(model(*m.inputs, **m.context), m.target)
-            (loss * loss_scale(workload, num_microbatches)).backward()
+        for m, share in zip(microbatches, shares, strict=True):
+            if share:
+                (workload.loss(model(*m.inputs, **m.context), m.target) * share).backward()
         _synchronize(context.device)
         times.append((time.perf_counter() - start) * 1e3)
     return *whole, tuple(times)

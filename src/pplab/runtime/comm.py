@@ -1,7 +1,7 @@
 """Tensors between ranks: what every transport agrees on, and the one between ranks of one host, through shared memory.
 
-Shapes and dtypes are agreed once per stage through the pool's store, and checked at every send: gloo would accept a
-message that is too short without a word.
+Shapes and dtypes are agreed once per stage and kind of microbatch, whose own shapes all ranks know, through the pool's
+store, and checked at every send: gloo would accept a message that is too short without a word.
 
 Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free slot, then its
 number goes down the channel's pipe; the receiver copies it out and marks the slot free. A channel starts without slots
@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,33 +52,32 @@ class Comm:
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
         self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
-        self.specs: dict[int, Spec] = {}  # what a stage gives the next one
+        self.kinds: Sequence[str] = ()  # of the step's microbatches
+        self.specs: dict[tuple[int, str], Spec] = {}  # what a stage gives the next one, by the microbatch's kind
 
     def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
         """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""
-        spec = [(tuple(x.shape), x.dtype) for x in tensors]
-        stage = producer(send)
-        if send.kind is SEND_F and stage not in self.specs:
-            self._agree(stage, spec)
-        expected = self.expected(send)
-        if spec != expected:
+        spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
+        if send.kind is SEND_F and made not in self.specs:
+            self.specs[made] = spec
+            listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
+            self.store.set(self.key + str(made), json.dumps(listed))
+        if spec != (expected := self.expected(send)):
             raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
         return spec
 
     def expected(self, action: Action) -> Spec:
         """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
-        stage = producer(action)
-        if stage not in self.specs:
-            listed = json.loads(self.store.get(f"{self.key}/{stage}"))
-            self.specs[stage] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
-        if action.kind in (SEND_F, RECV_F):
-            return self.specs[stage]
-        return [(shape, dtype) for shape, dtype in self.specs[stage] if dtype.is_floating_point]
+        if (made := self.made(action)) not in self.specs:
+            listed = json.loads(self.store.get(self.key + str(made)))
+            self.specs[made] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
+        spec = self.specs[made]
+        return spec if action.kind in (SEND_F, RECV_F) else [each for each in spec if each[1].is_floating_point]
 
-    def _agree(self, stage: int, spec: Spec) -> None:
-        self.specs[stage] = spec
-        listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
-        self.store.set(f"{self.key}/{stage}", json.dumps(listed))
+    def made(self, action: Action) -> tuple[int, str]:
+        """What a message's shapes follow from: the stage that made it, or what it is the gradient of, and the shapes
+        of the microbatch."""
+        return producer(action), self.kinds[action.microbatch]
 
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
@@ -92,11 +90,13 @@ class _Slot:
 
     memory: mmap.mmap
     number: int
-    tensors: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)  # by producing stage and direction
+    tensors: dict[object, list[Tensor]] = field(default_factory=dict)  # by what they are
 
-    def views(self, key: tuple[int, int], spec: Spec) -> list[Tensor]:
+    def views(self, key: object, spec: Spec) -> list[Tensor]:
         """The slot as a message's tensors."""
         if key not in self.tensors:
+            if len(self.tensors) > 99:  # of batches that all have other lengths
+                self.tensors.clear()
             offset, found = _ALIGNMENT, []
             for shape, dtype in spec:
                 count = torch.Size(shape).numel()
@@ -132,12 +132,17 @@ class SharedComm(Comm):
         """Wait for a message; returns its tensors."""
         source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
         while (*content, receive.microbatch) not in self.arrived:
-            self._read(source, receive)
+            with naming(f"{receive} from rank {source}"):  # sleeps until something is announced
+                headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
+            if not headers:
+                raise LostPeer(f"{receive} from rank {source}: it is gone")
+            for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
+                self.arrived[tuple(message)] = (nbytes, number, left_ns)
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
-        slot = self.incoming.get((source, number))
-        if slot is None:
-            slot = self.incoming[source, number] = _Slot(_map(self._path(source, self.rank, number), nbytes), number)
-        tensors = tuple(view.to(self.device, copy=True) for view in slot.views(content, self.expected(receive)))
+        if (slot := self.incoming.get((source, number))) is None:
+            slot = self.incoming[source, number] = _Slot(self._memory(source, self.rank, number, nbytes), number)
+        views = slot.views((receive.kind, *self.made(receive)), self.expected(receive))
+        tensors = tuple(view.to(self.device, copy=True) for view in views)
         slot.memory[0] = 0
         return tensors
 
@@ -149,9 +154,10 @@ class SharedComm(Comm):
         slots = self.outgoing.setdefault(target, [])
         slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
         if slot is None:
-            slot = _Slot(_make(self._path(self.rank, target, len(slots)), nbytes), len(slots))
+            nbytes = max([nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])])  # lengths may grow on
+            slot = _Slot(self._memory(self.rank, target, len(slots), nbytes), len(slots))
             slots.append(slot)
-        for view, tensor in zip(slot.views(content, spec), tensors, strict=True):
+        for view, tensor in zip(slot.views((send.kind, *self.made(send)), spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
         left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
@@ -162,42 +168,24 @@ class SharedComm(Comm):
     def flush(self) -> None:
         """Nothing is under way once it is announced."""
 
-    def _read(self, source: int, receive: Action) -> None:
-        """Take what the pipe from `source` announces; sleeps until there is something."""
-        with naming(f"{receive} from rank {source}"):
-            headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
-        if not headers:
-            raise LostPeer(f"{receive} from rank {source}: it is gone")
-        for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
-            self.arrived[tuple(message)] = (nbytes, number, left_ns)
-
-    def _path(self, source: int, target: int, number: int) -> Path:
-        return self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
-
-
-def _make(path: Path, nbytes: int) -> mmap.mmap:
-    """New memory under a name. ValueError when there is no room, now rather than a crash at a write."""
-    end = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    try:
-        os.posix_fallocate(end, 0, nbytes)
-        return mmap.mmap(end, nbytes)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
-            raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
-        raise
-    finally:
-        os.close(end)
-
-
-def _map(path: Path, nbytes: int) -> mmap.mmap:
-    """The memory under a name, whose name is no longer needed."""
-    end = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(end, nbytes)
-    finally:
-        os.close(end)
-        os.unlink(path)
+    def _memory(self, source: int, target: int, number: int, nbytes: int) -> mmap.mmap:
+        """A slot's memory: made by its source, and once mapped by its target, too, without a name. ValueError when
+        there is no room, now rather than a crash at a write."""
+        path, new = self.pipes.folder / f"{self.key}-{source}-{target}-{number}", source == self.rank
+        end = os.open(path, os.O_RDWR | new * (os.O_CREAT | os.O_EXCL), 0o600)
+        try:
+            if new:
+                os.posix_fallocate(end, 0, nbytes)
+            else:
+                os.unlink(path)
+            return mmap.mmap(end, nbytes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
+                raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
+            raise
+        finally:
+            os.close(end)
 
 
 def _padded(nbytes: int) -> int:

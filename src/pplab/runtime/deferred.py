@@ -76,7 +76,7 @@ def accumulate(products: list[Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
         layer, inputs, gradients, _ = products.pop(0)
-        inputs, gradients = _rows(inputs), _rows(gradients)
+        inputs, gradients = (x.reshape(-1, x.shape[-1]) for x in (inputs, gradients))
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
             if weight.grad is None:
@@ -88,7 +88,3 @@ def accumulate(products: list[Product]) -> None:
         if bias is not None and bias.requires_grad:
             of_bias = gradients.sum(0)
             bias.grad = of_bias.to(bias.dtype) if bias.grad is None else bias.grad.add_(of_bias)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])

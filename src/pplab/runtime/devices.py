@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import unknown
+from ..schedule import plural
 
 _PIPE_BYTES = 2**20
 _PHASE_BYTES = 128  # of the text that says what a rank is doing
@@ -40,9 +41,7 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
         )
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
-    if not gpus:
-        return ["cpu"] * num_ranks, transport
-    return [f"cuda:{rank % gpus}" for rank in range(num_ranks)], transport
+    return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
 def load_eagerly(transport: str) -> None:
@@ -58,13 +57,11 @@ def load_eagerly(transport: str) -> None:
 def notes(devices: Sequence[str], cores: int) -> list[str]:
     """What this machine can't show, in so many words."""
     num_ranks, gpus = len(devices), len(set(devices))
-    if devices[0] == "cpu":
-        shared = f"{num_ranks} ranks share {cores} cores, so they wait for a core as well as for each other"
-    else:
-        shared = f"{num_ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, where processes take turns"
-    if num_ranks <= (cores if devices[0] == "cpu" else gpus):
-        return []
-    return [f"{shared}: losses, gradients and memory are valid, the times and the bubble are not the schedule's"]
+    shared = f"{cores} cores, so they wait for a core as well as for each other"
+    if devices[0] != "cpu":
+        cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
+    valid = "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
+    return [f"{num_ranks} ranks share {shared}: {valid}"] if num_ranks > cores else []
 
 
 class Pipes:
@@ -80,19 +77,17 @@ class Pipes:
         self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
         for source, target in new:
             if target == self.rank:
-                path = self._path(source, target)
-                os.mkfifo(path)
-                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                os.mkfifo(path := self._path(source, target))
+                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # before there is a writer
+                os.set_blocking(self.ends[source, target], True)
         self.barrier()
         for source, target in new:
             if source == self.rank:
                 end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
-                if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.barrier()
         for source, target in new:
             if target == self.rank:
-                os.set_blocking(self.ends[source, target], True)
                 os.unlink(self._path(source, target))
 
     def _path(self, source: int, target: int) -> Path:

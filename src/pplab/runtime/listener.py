@@ -5,7 +5,7 @@ event        what                     around
 "turn"       the losses so far        a measured step and what comes before its barrier; its end is between two steps,
                                       untimed, and may set the rank's `last`: then no other step follows
 "step"       None                     one step, from the barrier at which it starts
-"row"        the batch                the rank's row
+"row"        its microbatches         the rank's row
 "item"       an action or overlap     an item of the row, once what it needs is there
 "action"     an action                each half of an overlap, too
 "call"       an action                the same by torch's runtime, which tells of no items

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
-from .workload import Workload, check_divides, check_workload, loss_scale
+from .workload import Workload, check_divides, check_workload
 
 if TYPE_CHECKING:
     from .listener import Extra
@@ -38,7 +38,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            vars(self)[name] = positive_int(name, getattr(self, name), least)
+            if type(value := getattr(self, name)) is not int or value < least:
+                vars(self)[name] = positive_int(name, value, least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
         if self.optimizer is not None and not callable(self.optimizer):
@@ -68,11 +69,6 @@ class Job:
     how: str = "measured"  # or "paced"
     reducer: type | None = None  # in place of `Reducer`
     first_step: int = 0  # how many steps were done before this run
-
-    @property
-    def loss_scale(self) -> float:
-        """What a microbatch's loss is multiplied with, so that the batch's loss is their sum."""
-        return loss_scale(self.workload, self.schedule.num_microbatches)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """What this run can't show on these devices, where any run can't show `notes`."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..actions import RECV_F, SEND_F, Action
-from .comm import Comm, Spec, naming, producer
+from .comm import Comm, naming, producer
 from .devices import RankContext
 
 _MOST_PARTS = 16  # tensors of one message
@@ -48,10 +48,10 @@ class GroupComm(Comm):
                     dist.recv(torch.zeros(1, device=self.wire), source, group=group)
 
     def post(self, receive: Action) -> None:
-        """Get ready to receive. In the first step this may happen only in `receive`, when the shapes are known."""
+        """Get ready to receive. With shapes that are new, this may happen only in `receive`, when they are known."""
         waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
-        while waiting and self._is_agreed(producer(waiting[0])):
+        while waiting and ((made := self.made(waiting[0])) in self.specs or self.store.check([self.key + str(made)])):
             self._post(waiting.popleft())
 
     def receive(self, receive: Action) -> tuple[Tensor, ...]:
@@ -66,7 +66,8 @@ class GroupComm(Comm):
 
     def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
         """Start sending; the tensors are kept until they have gone."""
-        self.check(send, tensors)
+        if len(self.check(send, tensors)) > _MOST_PARTS:
+            raise ValueError(f"{send} carries {len(tensors)} tensors: at most {_MOST_PARTS} can cross a boundary")
         self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
         peer = self.peer(send)
         for part, tensor in enumerate(tensors):
@@ -87,14 +88,6 @@ class GroupComm(Comm):
         group = self.channel(peer, self.rank)
         works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
         self.posted[receive] = list(zip(works, buffers, strict=True))
-
-    def _is_agreed(self, stage: int) -> bool:
-        return stage in self.specs or self.store.check([f"{self.key}/{stage}"])
-
-    def _agree(self, stage: int, spec: Spec) -> None:
-        if len(spec) > _MOST_PARTS:
-            raise ValueError(f"stage {stage} returns {len(spec)} tensors: at most {_MOST_PARTS} can cross a boundary")
-        super()._agree(stage, spec)
 
 
 def _tag(action: Action, part: int) -> int:

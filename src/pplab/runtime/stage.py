@@ -6,7 +6,7 @@ backward starts from the gradient that the next stage sent, and leaves the gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -29,7 +29,8 @@ class _Held:
 
 
 class Stage:
-    """A module as stage `index` of `num_stages`. The last stage also computes the loss, times `loss_scale`.
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts its gradient from
+    the microbatch's of `shares`: what its loss counts for in the batch's.
 
     `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in. Who counts what is
     kept sets `hold`: what it returns for a tensor lives as long as the tensor is kept.
@@ -41,11 +42,11 @@ class Stage:
         index: int,
         num_stages: int,
         loss: Callable[[Tensor, Tensor], Tensor],
-        loss_scale: float,
+        shares: Sequence[float],
         split: bool = False,
         autocast: torch.dtype | None = None,
     ):
-        self.module, self.index, self.loss, self.loss_scale, self.autocast = module, index, loss, loss_scale, autocast
+        self.module, self.index, self.loss, self.shares, self.autocast = module, index, loss, shares, autocast
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.held: dict[int, _Held] = {}
         self.split, self.deferred = split, Deferred(module) if split or autocast else None
@@ -80,10 +81,10 @@ class Stage:
         One gradient for every floating-point tensor that crosses, of its shape. `gradients` are those of the stage's
         outputs; the last stage starts from its loss instead.
         """
-        held = self.held.pop(microbatch)
-        if held.roots:
+        held, share = self.held.pop(microbatch), self.shares[microbatch] if self.is_last else 1
+        if held.roots and share:  # a loss that counts for nothing may be no number
             if self.is_last:
-                gradients = (torch.full_like(self.losses[microbatch], self.loss_scale),)
+                gradients = (torch.full_like(self.losses[microbatch], share),)
             flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
             torch.autograd.backward(held.roots, flowing)
         wanted = (x for x in held.leaves if x.requires_grad)

@@ -20,7 +20,7 @@ from .executor import Executor
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
 from .stage import Stage
-from .workload import Batch, names_in_whole
+from .workload import Batch, loss_shares, names_in_whole
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Rank:
         self.comm: Comm | None = None
         self.stages: dict[int, Stage] = {}  # none, where another engine runs
         self.last = False  # no step follows: a listener has said so, on all ranks after the same step
+        self.shares: list[float] = []  # what each microbatch's loss counts for in that of the step's batch
         context.watch("setting up")
         self._buffers = [(b, b.clone()) for module in self.modules.values() for b in module.buffers()]
 
@@ -81,8 +82,8 @@ class Rank:
 
         return [(self.job.reducer or Reducer)(self, tied)]
 
-    def train(self, run: Callable[[Batch], Sequence[Tensor]]) -> RankReport:
-        """Take all steps; `run(batch)` runs the row once and returns the losses of the microbatches that end here.
+    def train(self, run: Callable[[list[Batch]], Mapping[int, Tensor]]) -> RankReport:
+        """Take all steps; `run(microbatches)` runs the row once and returns the losses of those that end here.
 
         The first pass isn't timed: it agrees on shapes and collects gradients. None of the passes before the measured
         steps changes a weight.
@@ -118,23 +119,48 @@ class Rank:
         self._extras.clear()
         return report
 
-    def step(self, run: Callable[[Batch], Sequence[Tensor]], number: int, update: bool = False) -> float:
+    def step(self, run: Callable[[list[Batch]], Mapping[int, Tensor]], number: int, update: bool = False) -> float:
         """Take one step; returns this rank's part of the batch's loss."""
         context = self.context
         for module in self.modules.values():
             module.zero_grad(set_to_none=True)
         context.watch(f"loading batch {number}")
-        batch = self.job.workload.batch(number).to(context.device)
+        batch = self.job.workload.batch(number)
+        microbatches, digest = self.load(batch), batch.digest()
         context.watch("at the barrier", True)
         self.clock.tie()
-        dist.barrier()
+        self._meet(digest, number)
         with self.around("step"):
-            with self.around("row", batch):
-                losses = run(batch)
+            with self.around("row", microbatches):
+                losses = run(microbatches)
             if update:
                 with self.around("update"):
                     self._optimize()
-        return torch.stack(list(losses)).sum().item() * self.job.loss_scale if losses else 0.0
+        most = max(self.shares)  # which all are, mostly: multiplied by 1 a loss stays what it is
+        counted = [loss * (self.shares[m] / most) for m, loss in losses.items() if self.shares[m]]
+        return torch.stack(counted).sum().item() * most if counted else 0.0
+
+    def load(self, batch: Batch) -> list[Batch]:
+        """The step's microbatches on the device, and in `shares` what their losses count for."""
+        microbatches = batch.microbatches(count := self.job.schedule.num_microbatches)
+        if len(microbatches) != count:
+            raise ValueError(f"{type(batch).__name__}.microbatches({count}) made {len(microbatches)} microbatches")
+        self.shares[:] = loss_shares(self.job.workload, microbatches)  # on the host: looking at a GPU's labels waits
+        return [each.to(self.context.device) for each in microbatches]
+
+    def _meet(self, digest: int, number: int) -> None:
+        """Wait for the other ranks, as at a barrier; ValueError when one of them has another batch."""
+        most = torch.tensor([digest, -digest])
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if most.sum():
+            digests: list = [None] * self.context.num_ranks
+            dist.all_gather_object(digests, digest)
+            sets = [[rank for rank, other in enumerate(digests) if other == each] for each in dict.fromkeys(digests)]
+            again = self.job.workload.batch(number).digest()
+            why = "each rank shuffles or draws for itself" if again == digest else "it is another one each time"
+            sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
+            remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
+            raise ValueError(f"{sides} have different batches for step {number}: {why}; {remedy}")
 
     def _optimize(self) -> None:
         if self.optimizer is not None:
@@ -171,7 +197,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     num_stages = schedule.num_stages
     split = {a.stage for item in schedule.rows[context.rank] for a in parts(item) if a.kind is I}
     rank.stages = stages = {
-        s: Stage(module, s, num_stages, workload.loss, job.loss_scale, s in split, job.options.autocast)
+        s: Stage(module, s, num_stages, workload.loss, rank.shares, s in split, job.options.autocast)
         for s, module in rank.modules.items()
     }
     home, rows = schedule.home(), lower(schedule, ahead=1)
@@ -182,10 +208,11 @@ def train(context: RankContext, job: Job) -> RankReport:
         stage.around = around
     executor = Executor(context.rank, row, stages, num_stages, home, comm, around, workload.overlap)
 
-    def run(batch: Batch) -> list[Tensor]:
-        executor.run(batch.microbatches(schedule.num_microbatches))
+    def run(microbatches: list[Batch]) -> dict[int, Tensor]:
+        comm.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
+        executor.run(microbatches)
         comm.flush()
-        losses = [loss for stage in stages.values() for loss in stage.losses.values()]
+        losses = {m: loss for stage in stages.values() for m, loss in stage.losses.items()}
         for stage in stages.values():
             stage.losses.clear()
         return losses

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +28,33 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
-        """Cut the batch into equal microbatches; ValueError when it doesn't divide."""
+        """Cut the batch into equal microbatches, as a subclass needn't do; ValueError when it doesn't divide."""
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
-        return [
-            Batch(
-                tuple(x[i : i + size] for x in self.inputs),
-                self.target[i : i + size],
-                {name: x[i : i + size] for name, x in self.context.items()},
-            )
-            for i in range(0, samples, size)
-        ]
+        return [self.each(lambda x, i=i: x[i : i + size]) for i in range(0, samples, size)]
 
     def to(self, device: torch.device) -> Batch:
         """The batch on `device`."""
-        context = {name: x.to(device) for name, x in self.context.items()}
-        return Batch(tuple(x.to(device) for x in self.inputs), self.target.to(device), context)
+        return self.each(lambda x: x.to(device))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every tensor changed."""
+        context = {name: change(x) for name, x in self.context.items()}
+        return replace(self, inputs=tuple(map(change, self.inputs)), target=change(self.target), context=context)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, in one order for all ranks."""
+        return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
+
+    def digest(self) -> int:
+        """A number that tells batches apart. Of a large tensor it sees some thousand elements, evenly spread."""
+        found = 0
+        for x in self.tensors:
+            some = x.detach().reshape(-1)[:: x.numel() // 4096 | 1].cpu().contiguous()
+            found = crc32(some.view(torch.uint8).numpy(), crc32(f"{x.dtype} {x.shape}".encode(), found))
+        return found
 
 
 class Workload(ABC):
@@ -114,9 +126,14 @@ def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_sta
     return {p: also.get(place, place[1]) for place, p in own.items()}
 
 
-def loss_scale(workload: Workload, num_microbatches: int) -> float:
-    """What the loss of a microbatch counts for in that of the batch: its share of a mean, all of a sum."""
-    return 1 if workload.reduction == "sum" else 1 / num_microbatches
+def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float]:
+    """What the microbatches' losses count for in that of the batch: their weights' shares of a mean, all of a sum."""
+    if workload.reduction == "sum":
+        return [1] * len(microbatches)
+    weights = [float(workload.weight(each)) for each in microbatches]
+    if not (min(weights) >= 0 and 0 < sum(weights) < inf):
+        raise ValueError(f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}")
+    return [weight / sum(weights) for weight in weights]
 
 
 def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -129,7 +146,8 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    batch_size = positive_int("batch_size", batch_size)
+    if type(batch_size) is not int or batch_size < 1:
+        batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
