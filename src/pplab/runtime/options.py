@@ -38,7 +38,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            vars(self)[name] = positive_int(name, getattr(self, name), least)
+            if type(value := getattr(self, name)) is not int or value < least:
+                vars(self)[name] = positive_int(name, value, least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
         if self.optimizer is not None and not callable(self.optimizer):

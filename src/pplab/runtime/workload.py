@@ -129,7 +129,8 @@ def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    batch_size = positive_int("batch_size", batch_size)
+    if type(batch_size) is not int or batch_size < 1:
+        batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
