@@ -24,7 +24,7 @@ from pplab.lab.models import Modules
 from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Batch, Pool
-from pplab.runtime.report import versions
+from pplab.runtime.pool import versions
 from pplab.runtime.stage import Stage
 
 

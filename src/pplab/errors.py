@@ -8,8 +8,7 @@ from numbers import Real
 from operator import index
 
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
-# Who looks why something is wrong, where that takes more than the small package: a "module:function" of the lab's.
-EXPLAINERS: dict[str, str] = {}
+EXPLAINERS: dict[str, str] = {}  # who looks why something is wrong, where that is the lab: "module:function"
 
 
 class ScheduleError(ValueError):

@@ -131,8 +131,8 @@ def test_running_averages_are_saved_and_untouched_by_passes_that_are_no_steps(tw
     path = tmp_path / "run.safetensors"
     workload = modules.workload(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), nn.Linear(6, 6))
     two.train(built("GPipe", 2), _batches_of_8(workload), Save(path), steps=2, warmup=3)
-    counted = Checkpoint.open(path).read(["model/0.1.num_batches_tracked"])
-    assert counted["model/0.1.num_batches_tracked"].item() == 2 * 8  # microbatches
+    counted = Checkpoint.open(path).read(["model/1.num_batches_tracked"])
+    assert counted["model/1.num_batches_tracked"].item() == 2 * 8  # microbatches
 
 
 def _batches_of_8(workload):

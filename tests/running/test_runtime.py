@@ -23,8 +23,8 @@ from pplab.runtime import Executor, Pool, RankError, devices
 from pplab.runtime.devices import RankContext
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
+from pplab.runtime.pool import make_run
 from pplab.runtime.reference import report_gradients
-from pplab.runtime.report import make_run
 from pplab.runtime.training import RankReport
 
 pytestmark = pytest.mark.slow

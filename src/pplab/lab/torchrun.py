@@ -36,8 +36,8 @@ import torch.distributed as dist
 from ..runtime import Extra, Run, Workload
 from ..runtime.devices import RankContext, choose_transport, load_eagerly, notes
 from ..runtime.options import make_job
+from ..runtime.pool import make_run
 from ..runtime.reference import check_gradients
-from ..runtime.report import make_run
 from ..schedule import Schedule
 from .hosts import ahead_of_rank_0
 

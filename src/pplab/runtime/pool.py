@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import threading
 import time
@@ -10,18 +11,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from .devices import Place, choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
-from .options import make_job
+from .options import Job, make_job
 from .rank import pack, unpack
-from .report import Run, make_run
+from .report import Machine, Run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from .processes import Ranks
+    from .reference import GradientReport
+    from .training import RankReport
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
@@ -181,3 +186,52 @@ def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
         poll.register(ranks.processes[rank].sentinel, select.POLLIN)
     ready = dict(poll.poll(POLL_S * 1000))
     return {rank for rank in pending if ranks.processes[rank].sentinel in ready}
+
+
+def make_run(
+    job: Job,
+    reports: Sequence[RankReport],
+    gradients: GradientReport | None,
+    *,
+    device: str,
+    transport: str,
+    notes: Sequence[str],
+    several_hosts: bool = False,
+) -> Run:
+    """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
+    if job.engine_name == "torch" and transport == "shared":
+        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
+    clock_error_ms = max(trace.error_ns for report in reports for trace in report.traces) / 1e6
+    extras = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
+    return Run(
+        job,
+        Machine(device, transport, versions(), clock_error_ms),
+        (*job.workload.notes, *notes, *_notes(reports, clock_error_ms, several_hosts)),
+        tuple(map(sum, zip(*(report.losses for report in reports), strict=True))),
+        sum(report.first_loss for report in reports),
+        tuple(zip(*(report.traces for report in reports), strict=True)),
+        gradients,
+        {name: found for name, found in extras if found is not None},
+    )
+
+
+def _notes(reports: Sequence[RankReport], clock_error_ms: float, several_hosts: bool) -> list[str]:
+    """What a reader of the results should know of how they came about."""
+    notes = []
+    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
+        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
+    if again := {stage for report in reports for trace in report.traces for stage, _, _ in trace.again}:
+        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
+    if several_hosts:
+        tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
+        notes.append(f"{tied}; a rank's times can be {clock_error_ms:.2f} ms off")
+    elif clock_error_ms > 0.1:  # which is worth a note
+        notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
+    return notes
+
+
+def versions() -> dict[str, str]:
+    """What a measurement was made with."""
+    from .. import __version__
+
+    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -126,8 +126,7 @@ def rank_main(rank: int, join: Callable[[Place], RankContext], jobs: Connection,
 
 
 def pack(value: object) -> bytes:
-    """Pickle by value: tensors travel in the message, so nothing is shared that would have to be cleaned up. ValueError
-    for what can't be pickled, such as a lambda."""
+    """Pickle by value: nothing is shared that would have to be cleaned up. ValueError for what can't be pickled."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
