@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import accumulate
 
 from .actions import Action, Overlap, parts
 from .deps import incoming, outgoing

@@ -17,7 +17,7 @@ from ..runtime.comm import naming
 from ..runtime.listener import Listeners
 from ..runtime.options import Job
 from ..runtime.training import Rank, Whereabouts, connect
-from ..runtime.workload import check_divides
+from ..runtime.workload import check_divides, loss_shares
 from ..schedule import Schedule
 
 
@@ -88,28 +88,31 @@ class _Evaluating(Listener):
             try:
                 for module in rank.modules.values():
                     module.eval()
-                means = [self._loss(number) for number in range(len(self.asked.batches))]
+                found = [self._loss(number) for number in range(len(self.asked.batches))]
             finally:
                 for each, was in training.items():
                     each.training = was
-        self.found.append((step, sum(means) / len(means)))
+        self.found.append((step, sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found)))
 
-    def _loss(self, number: int) -> float:
-        """This rank's part of a batch's loss."""
+    def _loss(self, number: int) -> tuple[float, float]:
+        """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as in training."""
         self.rank.context.watch(f"loading held-out batch {number}")
-        batch, job = self.asked.batches[number].to(self.rank.context.device), self.rank.job
+        batch, job = self.asked.batches[number], self.rank.job
         if (samples := len(batch.target)) != self.samples:
             said = f"held-out batch {number} has {samples} samples and the first one {self.samples}"
             raise ValueError(f"{said}: give batches of one size")
         self.rank.context.watch("starting together", True)
         with naming("starting together"):
             dist.barrier()  # messages don't say of which batch they are: so one batch, or step, at a time
-        self.executor.run(batch.microbatches(job.schedule.num_microbatches))
+        microbatches = batch.microbatches(job.schedule.num_microbatches)
+        self.executor.run([each.to(self.rank.context.device) for each in microbatches])
         self.comm.flush()
-        losses = [loss for stage in self.stages.values() for loss in stage.losses]
+        shares = loss_shares(job.workload, microbatches)
+        part = sum(loss.item() * shares[m] for stage in self.stages.values() for m, loss in stage.losses if shares[m])
         for stage in self.stages.values():
             stage.losses.clear()
-        return torch.stack(losses).sum().item() * job.loss_scale if losses else 0.0
+        weight = 1.0 if job.workload.reduction == "sum" else sum(map(job.workload.weight, microbatches))
+        return part, weight
 
     def report(self) -> list[tuple[int, float]]:
         """This rank's parts, by the number of steps."""
@@ -127,5 +130,5 @@ class _Forwards:
         outputs = self.stage.run(received, batch)
         if not self.stage.is_last:
             return outputs
-        self.losses.append(outputs[0])
+        self.losses.append((microbatch, outputs[0]))
         return ()
