@@ -105,6 +105,7 @@ class _Evaluating(Listener):
         with naming("starting together"):
             dist.barrier()  # messages don't say of which batch they are: so one batch, or step, at a time
         microbatches = batch.microbatches(job.schedule.num_microbatches)
+        self.comm.expect(microbatches)
         self.executor.run([each.to(self.rank.context.device) for each in microbatches])
         self.comm.flush()
         shares = loss_shares(job.workload, microbatches)

@@ -86,13 +86,13 @@ class _Telling(Listener):
     def __init__(self, rank: Rank):
         self.rank, self.units = rank, 0
 
-    def begin(self, event: str, what: Batch | Sequence[float]) -> None:
+    def begin(self, event: str, what: Sequence[Batch] | Sequence[float]) -> None:
         """A batch's tokens, or its samples, are counted."""
         if event == "row":
-            first = what.inputs[0]
-            self.units = len(what.target) if first.is_floating_point() else first.numel()
+            firsts = [each.inputs[0] for each in what]
+            self.units = sum(len(x) if x.is_floating_point() else x.numel() for x in firsts)
 
-    def end(self, event: str, what: Batch | Sequence[float]) -> None:
+    def end(self, event: str, what: Sequence[Batch] | Sequence[float]) -> None:
         """A measured step is done."""
         if event == "turn":
             place, trace = self.rank.context.place, self.rank.clock.traces[-1]

@@ -33,6 +33,7 @@ from ..deps import other_end
 
 if TYPE_CHECKING:
     from .devices import RankContext
+    from .workload import Batch
 
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
@@ -54,6 +55,10 @@ class Comm:
         self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
         self.kinds: Sequence[str] = ()  # of the step's microbatches
         self.specs: dict[tuple[int, str], Spec] = {}  # what a stage gives the next one, by the microbatch's kind
+
+    def expect(self, microbatches: Sequence[Batch]) -> None:
+        """These come next. Messages of microbatches with equal shapes have equal shapes."""
+        self.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
 
     def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
         """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""

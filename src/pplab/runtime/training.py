@@ -209,7 +209,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     executor = Executor(context.rank, row, stages, num_stages, home, comm, around, workload.overlap)
 
     def run(microbatches: list[Batch]) -> dict[int, Tensor]:
-        comm.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
+        comm.expect(microbatches)
         executor.run(microbatches)
         comm.flush()
         losses = {m: loss for stage in stages.values() for m, loss in stage.losses.items()}
