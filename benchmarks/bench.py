@@ -111,7 +111,7 @@ def split_backward(rounds: int) -> list[dict]:
     for width in (128, 256, 512):
         workload = models.gpt(source="sample", num_layers=6, width=width, context=128, batch_size=4)
         x = torch.randn(4, 128, width)
-        stages = {split: Stage(workload.build_stage(1, 3), 1, 3, workload.loss, 1.0, split) for split in ((), (0,))}
+        stages = {split: Stage(workload.build_stage(1, 3), 1, 3, workload.loss, [1.0], split) for split in ((), (0,))}
         times: dict[tuple, list[float]] = {split: [] for split in stages}
         for _ in range(4 * rounds + 1):
             for split, stage in stages.items():

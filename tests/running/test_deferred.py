@@ -47,7 +47,7 @@ def stage_of(module: nn.Module, split=False, **options) -> Stage:
     torch.manual_seed(1)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
-    return Stage(module, 1, 3, nn.functional.mse_loss, 1.0, split, **options)
+    return Stage(module, 1, 3, nn.functional.mse_loss, [1.0], split, **options)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_nothing_is_multiplied_twice(make):
     batch = workload.batch(0)
     counts = {}
     for split in (False, True):
-        stage = Stage(workload.build_stage(0, 2), 0, 2, workload.loss, 1.0, split)
+        stage = Stage(workload.build_stage(0, 2), 0, 2, workload.loss, [1.0], split)
         (out,) = stage.forward(0, (), batch)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
             if split:

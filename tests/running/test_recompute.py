@@ -111,7 +111,7 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize("split", [False, True])
 def test_random_numbers_are_those_of_the_first_time_and_buffers_change_once(split):
     def gradients(recompute: bool):
-        stage = Stage(Noisy(), 0, 2, nn.functional.mse_loss, 1.0, split)
+        stage = Stage(Noisy(), 0, 2, nn.functional.mse_loss, [1.0], split)
         stage = Recomputing(stage) if recompute else stage
         torch.manual_seed(7)
         batches = [Batch((torch.full((4, 6), m + 1.0).cumsum(0),), torch.zeros(4, 6)) for m in range(3)]
@@ -131,7 +131,7 @@ def test_random_numbers_are_those_of_the_first_time_and_buffers_change_once(spli
 
 def test_only_a_forward_that_draws_keeps_where_the_random_numbers_stood():
     for module, draws in ((nn.Linear(6, 6), False), (nn.Dropout(0.5), True)):
-        stage = Recomputing(Stage(module, 1, 3, nn.functional.mse_loss, 1.0))
+        stage = Recomputing(Stage(module, 1, 3, nn.functional.mse_loss, [1.0]))
         stage.forward(0, (torch.ones(4, 6),), Batch((), torch.zeros(4, 6)))
         _, random = stage.again[0]
         assert bool(random) == draws

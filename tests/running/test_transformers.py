@@ -60,7 +60,7 @@ def ragged(made):
 def chained(made, num_stages, microbatch=None):
     """Loss, gradients by name, and modules, of stages that hand each other what ranks would."""
     modules = {stage: made.build_stage(stage, num_stages) for stage in range(num_stages)}
-    stages = [Stage(module, stage, num_stages, made.loss, 1.0) for stage, module in modules.items()]
+    stages = [Stage(module, stage, num_stages, made.loss, [1.0]) for stage, module in modules.items()]
     batch, passed = microbatch or made.batch(0), ()
     for stage in stages:
         passed = stage.forward(0, passed, batch)
