@@ -20,10 +20,10 @@ from pplab import lab
 from pplab.lab import models
 from pplab.lab.models import Modules
 from pplab.runtime import Executor, Pool, RankError, devices
-from pplab.runtime.devices import RankContext
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
 from pplab.runtime.pool import make_run
+from pplab.runtime.rank import RankContext
 from pplab.runtime.reference import report_gradients
 from pplab.runtime.training import RankReport
 

@@ -17,8 +17,8 @@ from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, 
 from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
-from ..runtime.devices import RankContext
 from ..runtime.options import Job
+from ..runtime.rank import RankContext
 from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
 from ..schedule import Schedule

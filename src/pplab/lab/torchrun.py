@@ -34,9 +34,10 @@ import torch
 import torch.distributed as dist
 
 from ..runtime import Extra, Run, Workload
-from ..runtime.devices import RankContext, choose_transport, load_eagerly, notes
+from ..runtime.devices import choose_transport, load_eagerly, notes
 from ..runtime.options import make_job
 from ..runtime.pool import make_run
+from ..runtime.rank import RankContext
 from ..runtime.reference import check_gradients
 from ..schedule import Schedule
 from .hosts import ahead_of_rank_0

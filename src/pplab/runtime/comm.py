@@ -32,7 +32,7 @@ from ..actions import RECV_B, RECV_F, SEND_F, Action
 from ..deps import other_end
 
 if TYPE_CHECKING:
-    from .devices import RankContext
+    from .rank import RankContext
     from .workload import Batch
 
 Spec = list[tuple[tuple[int, ...], torch.dtype]]

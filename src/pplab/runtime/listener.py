@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ..actions import Action, Overlap
 
 if TYPE_CHECKING:
-    from .devices import Place
     from .options import Job
+    from .rank import Place
     from .training import Rank
 
 

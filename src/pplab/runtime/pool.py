@@ -15,11 +15,11 @@ import torch
 
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
-from .devices import Place, choose_transport, notes
+from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import Job, make_job
-from .rank import pack, unpack
+from .rank import Place, pack, unpack
 from .report import Machine, Run
 from .workload import Workload
 

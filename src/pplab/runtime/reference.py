@@ -17,8 +17,8 @@ from .stage import autocast
 from .workload import Workload
 
 if TYPE_CHECKING:
-    from .devices import RankContext
     from .options import Job
+    from .rank import RankContext
     from .training import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}

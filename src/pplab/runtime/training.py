@@ -15,10 +15,10 @@ from ..actions import COMPUTE, SEND_B, SEND_F, Action, I, Overlap, parts
 from ..deps import incoming
 from ..lowering import LoweredRow, lower
 from .comm import Comm, SharedComm
-from .devices import RankContext
 from .executor import Executor
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
+from .rank import RankContext
 from .stage import Stage
 from .workload import Batch, loss_shares, names_in_whole
 
