@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -103,8 +104,11 @@ def train_here(
                     device=str(place),
                     transport=transport,
                     notes=job.notes(devices, notes(devices, cores)),
-                    several_hosts=ahead is not None,
                 )
+                if ahead is not None:
+                    tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
+                    off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"
+                    run = replace(run, notes=(*run.notes, f"{tied}; {off}"))
             dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there
             return run
     finally:

@@ -196,7 +196,6 @@ def make_run(
     device: str,
     transport: str,
     notes: Sequence[str],
-    several_hosts: bool = False,
 ) -> Run:
     """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
     if job.engine_name == "torch" and transport == "shared":
@@ -206,7 +205,7 @@ def make_run(
     return Run(
         job,
         Machine(device, transport, versions(), clock_error_ms),
-        (*job.workload.notes, *notes, *_notes(reports, clock_error_ms, several_hosts)),
+        (*job.workload.notes, *notes, *_notes(reports, clock_error_ms)),
         tuple(map(sum, zip(*(report.losses for report in reports), strict=True))),
         sum(report.first_loss for report in reports),
         tuple(zip(*(report.traces for report in reports), strict=True)),
@@ -215,17 +214,14 @@ def make_run(
     )
 
 
-def _notes(reports: Sequence[RankReport], clock_error_ms: float, several_hosts: bool) -> list[str]:
+def _notes(reports: Sequence[RankReport], clock_error_ms: float) -> list[str]:
     """What a reader of the results should know of how they came about."""
     notes = []
     if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
         notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
     if again := {stage for report in reports for trace in report.traces for stage, _, _ in trace.again}:
         notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
-    if several_hosts:
-        tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
-        notes.append(f"{tied}; a rank's times can be {clock_error_ms:.2f} ms off")
-    elif clock_error_ms > 0.1:  # which is worth a note
+    if clock_error_ms > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     return notes
 
