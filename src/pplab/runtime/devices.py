@@ -32,21 +32,16 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     if device == "cuda" and not gpus:
         raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
-        raise ValueError(
-            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
-            'use "auto", by which ranks share what there is'
-        )
+        how = 'use "auto", by which ranks share what there is'
+        raise ValueError(f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}')
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
 def load_eagerly(transport: str) -> None:
-    """Before CUDA starts: with NCCL, load all kernels at once.
-
-    A kernel that is loaded at its first launch may have to wait for the ones that run, and a receive that was posted
-    early runs until its message comes.
-    """
+    """Before CUDA starts: with NCCL, load all kernels at once. One that is loaded at its first launch may have to wait
+    for those that run, and a receive that was posted early runs until its message comes."""
     if transport == "nccl":
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 

@@ -198,36 +198,22 @@ def make_run(
     notes: Sequence[str],
 ) -> Run:
     """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
-    if job.engine_name == "torch" and transport == "shared":
-        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
-    clock_error_ms = max(trace.error_ns for report in reports for trace in report.traces) / 1e6
-    extras = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
-    return Run(
-        job,
-        Machine(device, transport, versions(), clock_error_ms),
-        (*job.workload.notes, *notes, *_notes(reports, clock_error_ms)),
-        tuple(map(sum, zip(*(report.losses for report in reports), strict=True))),
-        sum(report.first_loss for report in reports),
-        tuple(zip(*(report.traces for report in reports), strict=True)),
-        gradients,
-        {name: found for name, found in extras if found is not None},
-    )
-
-
-def _notes(reports: Sequence[RankReport], clock_error_ms: float) -> list[str]:
-    """What a reader of the results should know of how they came about."""
-    notes = []
-    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
-        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
-    if again := {stage for report in reports for trace in report.traces for stage, _, _ in trace.again}:
-        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
-    if clock_error_ms > 0.1:  # which is worth a note
-        notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
-    return notes
-
-
-def versions() -> dict[str, str]:
-    """What a measurement was made with."""
     from .. import __version__
 
-    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if job.engine_name == "torch" and transport == "shared":
+        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
+    steps = tuple(zip(*(report.traces for report in reports), strict=True))
+    notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
+    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
+        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
+    if again := {stage for trace in traces for stage, _, _ in trace.again}:
+        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
+    if (clock_error_ms := max(trace.error_ns for trace in traces) / 1e6) > 0.1:  # which is worth a note
+        notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
+    versions = {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    machine = Machine(device, transport, versions, clock_error_ms)
+    losses = tuple(map(sum, zip(*(report.losses for report in reports), strict=True)))
+    first_loss = sum(report.first_loss for report in reports)
+    found = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
+    extras = {name: each for name, each in found if each is not None}
+    return Run(job, machine, tuple(notes), losses, first_loss, steps, gradients, extras)

@@ -101,9 +101,7 @@ class Ranks:
             made.append(context.Process(name=f"pplab rank {rank}", **about))
         self._launch(made, theirs, line, pool.timeout_s)
 
-    def _launch(
-        self, made: Sequence[mp.Process], theirs: Sequence[Connection], line: socket.socket, timeout_s: float
-    ) -> None:
+    def _launch(self, made: list[mp.Process], theirs: list[Connection], line: socket.socket, timeout_s: float) -> None:
         """Start the processes in a thread, which no interrupt stops between a rank's start and the guard's knowing of
         it. A fork server that stands still is killed: the next pool has a new one."""
         failed: list[Exception] = []

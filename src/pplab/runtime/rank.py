@@ -204,7 +204,5 @@ def unpack(payload: bytes) -> object:
     try:
         return torch.load(io.BytesIO(payload), weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
-        raise TypeError(
-            f"a rank can't import what it was sent ({error}): functions and classes that go to ranks must live in a "
-            "module; what a notebook cell defines can't be sent"
-        ) from error
+        how = "functions and classes that go to ranks must live in a module; what a notebook cell defines can't be sent"
+        raise TypeError(f"a rank can't import what it was sent ({error}): {how}") from error
