@@ -472,7 +472,7 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     actions = [(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])]
     trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
     report = RankReport([trace], [1.0], 1.0, {}, frozenset(), ())
-    run = make_run(make_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
+    run = make_run(make_job(s, gpt, 1), [report], None, ["cuda:0"], "nccl", ())
     assert run.machine.clock_error_ms == lab.run_to_dict(run)["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
 

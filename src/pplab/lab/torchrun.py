@@ -97,14 +97,8 @@ def train_here(
             if rank == 0:
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
-                run = make_run(
-                    job,
-                    reports,
-                    check_gradients(here, job, reports) if job.options.check_gradients else None,
-                    device=str(place),
-                    transport=transport,
-                    notes=job.notes(devices, notes(devices, cores)),
-                )
+                gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
+                run = make_run(job, reports, gradients, devices, transport, notes(devices, cores))
                 if ahead is not None:
                     tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
                     off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"

@@ -150,6 +150,10 @@ class Rank:
             why = "each rank shuffles or draws for itself" if again == digest else "it is another one each time"
             sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
             remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
+            if self.context.ahead is not None:  # several hosts
+                remedy += (
+                    "; all bits count, and other CPUs may round floats differently: compute inputs once, and load them"
+                )
             raise ValueError(f"{sides} have different batches for step {number}: {why}; {remedy}")
 
     def _optimize(self) -> None:
