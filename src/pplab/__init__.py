@@ -21,20 +21,18 @@ from .timeline import Span, Timeline, critical_path, idle_intervals
 
 __version__ = "0.1.0"
 
-_LATER = ("builders", "runtime")  # modules, of which one loads torch
-
 __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "idle_intervals"),
     *("compare", "explore", "gantt"),
-    *_LATER,
+    *("builders", "runtime"),
 ]
 
 
 def __getattr__(name: str):
-    if name in _LATER:
-        return _import_module(f".{name}", __name__)
+    if name == "runtime":  # which loads torch
+        return _import_module(".runtime", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,7 +8,6 @@ from numbers import Real
 from operator import index
 
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
-EXPLAINERS: dict[str, str] = {}  # who looks why something is wrong, where that is the lab: "module:function"
 
 
 class ScheduleError(ValueError):

@@ -52,12 +52,10 @@ def check_placement(schedule: Schedule) -> None:
     runs = [(rank, action) for rank, _, action in _everything(schedule) if action.stage == stage]
     rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
     action = next(action for r, action in runs if r == rank)
-    remedy = (
-        f"move {action} to rank {home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on "
-        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)"
-    )
     cause = f"rank {rank} runs {action}, but stage {stage} lives on rank {home}"
-    raise ScheduleError(cause, remedy, rank, action)
+    why = "a stage has one rank; only a bidirectional schedule keeps each stage on two ranks, r and P-1-r, and only "
+    why += "replicas, which share no microbatch, hold it again"
+    raise ScheduleError(cause, f"move {action} to rank {home}'s row ({why})", rank, action)
 
 
 def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:

@@ -20,10 +20,10 @@ from pplab import lab
 from pplab.lab import models
 from pplab.lab.models import Modules
 from pplab.runtime import Executor, Pool, RankError, devices
-from pplab.runtime.devices import RankContext
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
 from pplab.runtime.pool import make_run
+from pplab.runtime.rank import RankContext
 from pplab.runtime.reference import report_gradients
 from pplab.runtime.training import RankReport
 
@@ -472,7 +472,7 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     actions = [(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])]
     trace = StepTrace(actions, [], 0, 20, error_ns=error_ns)
     report = RankReport([trace], [1.0], 1.0, {}, frozenset(), ())
-    run = make_run(make_job(s, gpt, 1), [report], None, device="cuda:0", transport="nccl", notes=())
+    run = make_run(make_job(s, gpt, 1), [report], None, ["cuda:0"], "nccl", ())
     assert run.machine.clock_error_ms == lab.run_to_dict(run)["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
 

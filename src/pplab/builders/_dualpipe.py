@@ -25,9 +25,8 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     if P % 2:
         raise ValueError(f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image")
     if M % 2 or M < 2 * P:
-        raise ValueError(
-            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, got {M}"
-        )
+        needs = f"an even number of microbatches of at least 2P = {2 * P}"
+        raise ValueError(f"DualPipe on {P} ranks needs {needs}, got {M}")
     rows = []
     for rank in range(P):
         mirror = P - 1 - rank

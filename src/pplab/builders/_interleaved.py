@@ -79,10 +79,8 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
         bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
         return [everything[first:end] for first, end in pairwise(bounds)]
     if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
-        raise ValueError(
-            f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches than ranks don't fill "
-            "the loop, and rank 0 would wait for itself"
-        )
+        why = "fewer microbatches than ranks don't fill the loop, and rank 0 would wait for itself"
+        raise ValueError(f"group_size must be at least P = {num_ranks}, got {group_size}: {why}")
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 

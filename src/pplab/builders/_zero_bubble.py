@@ -12,9 +12,8 @@ _PAPER = "Qi et al. 2023, arXiv:2401.10241"
 @register("ZB-H1", rules="any number of ranks and microbatches", source=_PAPER)
 def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
     """1F1B's order with I for B, and on rank s every W put off by s microbatches: P forwards held on every rank."""
-    return [
-        split_backwards(capped_row(rank, num_ranks - rank, num_microbatches), delay=rank) for rank in range(num_ranks)
-    ]
+    P, M = num_ranks, num_microbatches
+    return [split_backwards(capped_row(rank, P - rank, M), delay=rank) for rank in range(P)]
 
 
 @register("ZB-H2", rules="any number of ranks and microbatches; pays off from M = 2P-1 on", source=_PAPER)
@@ -24,7 +23,5 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Rows:
     The ranks' spans are shifted against each other, so the makespan keeps P-1 forwards: the zero is that of the span
     bubble.
     """
-    return [
-        split_backwards(capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches), delay=2 * rank)
-        for rank in range(num_ranks)
-    ]
+    P, M = num_ranks, num_microbatches
+    return [split_backwards(capped_row(rank, 2 * (P - rank) - 1, M), delay=2 * rank) for rank in range(P)]

@@ -116,10 +116,8 @@ def register(
         made = Builder(name, rows, rules, source, placement, aliases)
         for known in (taken := [known for known in ALL if made.names & known.names]):
             if known.__module__.startswith("pplab.") and known.__module__ != made.__module__:
-                raise ValueError(
-                    f"{name!r} can't be registered: {min(made.names & known.names)!r} is a name of pplab's own "
-                    f"{known.name}, which others rely on. Register yours under another name"
-                )
+                whose = f"{min(made.names & known.names)!r} is a name of pplab's own {known.name}, which others rely on"
+                raise ValueError(f"{name!r} can't be registered: {whose}. Register yours under another name")
         ALL[:] = [known for known in ALL if known not in taken] + [made]
         return made
 

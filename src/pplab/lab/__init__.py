@@ -8,8 +8,6 @@ then on. Once it is imported, a run whose gradients aren't those of one process 
 
 from importlib import import_module as _import_module
 
-from ..errors import EXPLAINERS as _EXPLAINERS
-
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
     "against_torch": ("versus", "Versus"),
@@ -59,9 +57,13 @@ _HOMES = {
 _MODULES = ("data", "formulas", "models", "profiles", "results")
 for _name in ("more_schedules", "search", "controllable"):  # they register their schedules
     _import_module(f".{_name}", __name__)
-_EXPLAINERS["gradients"] = "pplab.lab.causes:find_causes"
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_MODULES]
+
+
+def find_causes(*arguments: object) -> tuple[str, ...]:
+    """Why gradients aren't those of one process: `pplab.runtime.reference` asks here on a rank, if this is imported."""
+    return _import_module(".causes", __name__).find_causes(*arguments)
 
 
 def __getattr__(name: str) -> object:

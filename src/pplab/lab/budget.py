@@ -14,8 +14,8 @@ from torch import nn
 
 from ..actions import Action
 from ..runtime import Extra, Listener
-from ..runtime.devices import RankContext
 from ..runtime.options import Job, Options
+from ..runtime.rank import RankContext
 from ..runtime.training import Rank, RankReport
 from .meter import Counting, Held, Meter, readable_bytes
 

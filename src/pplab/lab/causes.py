@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..runtime import Batch, GradientReport, Workload
-from ..runtime.devices import RankContext
 from ..runtime.options import Job
+from ..runtime.rank import RankContext
 from ..runtime.reference import TOLERANCE
 from ..runtime.stage import autocast
 from ..runtime.workload import as_tuple, names_in_whole

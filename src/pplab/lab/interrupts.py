@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.comm import naming
-from ..runtime.devices import Place, RankContext
+from ..runtime.rank import Place, RankContext
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

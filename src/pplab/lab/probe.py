@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..costs import Link
-from ..runtime.devices import RankContext
+from ..runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from ..runtime import Pool

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..runtime import Batch, Extra, Listener
-from ..runtime.devices import Place
 from ..runtime.options import Job
+from ..runtime.rank import Place
 from ..runtime.training import Rank
 from .clip import own_stages
 from .torchrun import is_torchrun

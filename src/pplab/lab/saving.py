@@ -15,8 +15,8 @@ import torch.distributed as dist
 from ..errors import positive_int
 from ..runtime import Extra, Listener
 from ..runtime.comm import naming
-from ..runtime.devices import Place
 from ..runtime.options import Job
+from ..runtime.rank import Place
 from ..runtime.training import Rank
 from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, collect, write
 from .clip import own_stages

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import positive_int
 from ..runtime.comm import naming
-from ..runtime.devices import RankContext
+from ..runtime.rank import RankContext
 from .pace import paced
 
 if TYPE_CHECKING:

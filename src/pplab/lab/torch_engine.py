@@ -17,8 +17,8 @@ from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, 
 from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
-from ..runtime.devices import RankContext
 from ..runtime.options import Job
+from ..runtime.rank import RankContext
 from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
 from ..schedule import Schedule
@@ -113,7 +113,7 @@ def train_torch(
             runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
             halves = [times[action] for action in parts(item)]  # torch runs the halves of an overlap in turn
-            rank.clock.item(item, halves[0][0], halves[-1][1])
+            rank.clock.add(item, halves[0][0], halves[-1][1], "item")
         return dict(rank.losses)
 
     rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass

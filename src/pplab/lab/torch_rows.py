@@ -10,7 +10,7 @@ from torch import nn
 from ..costs import Costs
 from ..lowering import LoweredRow
 from ..runtime import Batch, Pool, Run, Workload
-from ..runtime.devices import RankContext
+from ..runtime.rank import RankContext
 from ..schedule import Schedule
 from .pace import Pace
 from .queues import compute_of, parse_lowered, simulate_lowered

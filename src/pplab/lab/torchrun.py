@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -34,9 +35,10 @@ import torch
 import torch.distributed as dist
 
 from ..runtime import Extra, Run, Workload
-from ..runtime.devices import RankContext, choose_transport, load_eagerly, notes
+from ..runtime.devices import choose_transport, load_eagerly, notes
 from ..runtime.options import make_job
 from ..runtime.pool import make_run
+from ..runtime.rank import RankContext
 from ..runtime.reference import check_gradients
 from ..schedule import Schedule
 from .hosts import ahead_of_rank_0
@@ -95,15 +97,12 @@ def train_here(
             if rank == 0:
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
-                run = make_run(
-                    job,
-                    reports,
-                    check_gradients(here, job, reports) if job.options.check_gradients else None,
-                    device=str(place),
-                    transport=transport,
-                    notes=job.notes(devices, notes(devices, cores)),
-                    several_hosts=ahead is not None,
-                )
+                gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
+                run = make_run(job, reports, gradients, devices, transport, notes(devices, cores))
+                if ahead is not None:
+                    tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
+                    off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"
+                    run = replace(run, notes=(*run.notes, f"{tied}; {off}"))
             dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there
             return run
     finally:

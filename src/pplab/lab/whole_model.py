@@ -11,7 +11,7 @@ import torch
 
 from ..errors import positive_int
 from ..runtime import Pool, Workload
-from ..runtime.devices import RankContext
+from ..runtime.rank import RankContext
 from ..runtime.reference import train_whole
 from ..runtime.workload import check_divides, loss_shares
 

@@ -32,7 +32,7 @@ from ..actions import RECV_B, RECV_F, SEND_F, Action
 from ..deps import other_end
 
 if TYPE_CHECKING:
-    from .devices import RankContext
+    from .rank import RankContext
     from .workload import Batch
 
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
@@ -80,8 +80,7 @@ class Comm:
         return spec if action.kind in (SEND_F, RECV_F) else [each for each in spec if each[1].is_floating_point]
 
     def made(self, action: Action) -> tuple[int, str]:
-        """What a message's shapes follow from: the stage that made it, or what it is the gradient of, and the shapes
-        of the microbatch."""
+        """What a message's shapes follow from: the stage that made it or awaits its gradient, and its microbatch's."""
         return producer(action), self.kinds[action.microbatch]
 
     def peer(self, action: Action) -> int:

@@ -19,15 +19,13 @@ class CudaClock(Clock):
         pair of some says best when."""
         super().tie()
         torch.cuda.synchronize()
-        readings = [self._reading() for _ in range(TIES)]
+        readings = []
+        for _ in range(TIES):
+            before, event = time.perf_counter_ns(), self.mark()
+            event.synchronize()
+            readings.append((event, before, time.perf_counter_ns()))
         self._zero, before, after = min(readings, key=lambda reading: reading[2] - reading[1])
         self._zero_ns, self.error_ns = (before + after) // 2, (after - before + 1) // 2
-
-    def _reading(self) -> tuple[torch.cuda.Event, int, int]:
-        before = time.perf_counter_ns()
-        event = self.mark()
-        event.synchronize()
-        return event, before, time.perf_counter_ns()
 
     def mark(self) -> torch.cuda.Event:
         """The moment at which the stream gets here."""

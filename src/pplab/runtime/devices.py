@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,9 +14,9 @@ import torch.distributed as dist
 
 from ..errors import unknown
 from ..schedule import plural
+from .rank import Place, RankContext
 
 _PIPE_BYTES = 2**20
-_PHASE_BYTES = 128  # of the text that says what a rank is doing
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -35,21 +32,16 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     if device == "cuda" and not gpus:
         raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
-        raise ValueError(
-            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: '
-            'use "auto", by which ranks share what there is'
-        )
+        how = 'use "auto", by which ranks share what there is'
+        raise ValueError(f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}')
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
 def load_eagerly(transport: str) -> None:
-    """Before CUDA starts: with NCCL, load all kernels at once.
-
-    A kernel that is loaded at its first launch may have to wait for the ones that run, and a receive that was posted
-    early runs until its message comes.
-    """
+    """Before CUDA starts: with NCCL, load all kernels at once. One that is loaded at its first launch may have to wait
+    for those that run, and a receive that was posted early runs until its message comes."""
     if transport == "nccl":
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
@@ -94,79 +86,26 @@ class Pipes:
         return self.folder / f"{source}-{target}"
 
 
-class Place(ctypes.Structure):
-    """What a rank is doing, and what it and the caller's process tell each other about its measured steps."""
-
-    _fields_ = (
-        *(("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64)),
-        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("seconds", ctypes.c_double)),
-        *(("units", ctypes.c_int64), ("stop", ctypes.c_bool)),
-    )
-
-    def put(self, phase: str, waits: bool = False) -> None:
-        """The rank says what it is doing."""
-        self.phase, self.waits = phase.encode()[: _PHASE_BYTES - 1], waits
-        self.changes += 1
-
-
-@dataclass
-class RankContext:
-    """Where a rank runs: its number, its device, its ways to the others."""
-
-    rank: int
-    num_ranks: int
-    device: torch.device
-    transport: str  # "shared", "gloo" or "nccl"
-    timeout: timedelta  # of what ranks do together
-    store: dist.Store | None = None
-    place: Place = field(default_factory=Place)  # which the caller's process sees, too
-    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
-    runs: int = 0
-    pipes: Pipes | None = None  # of the shared transport
-    ahead: Callable[[], tuple[int, int]] | None = None  # of rank 0's clock, where ranks may be on several hosts
-
-    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
-
-        All ranks must call, also those that aren't in it, and in one order.
-        """
-        key = purpose, tuple(ranks)
-        if key not in self.groups:
-            backend = "nccl" if self.transport == "nccl" else "gloo"
-            self.groups[key] = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
-        return self.groups[key]
-
-    def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
-        """The process group of a channel. Only NCCL needs one each: its groups keep order."""
-        return self.group("channel", (source, target)) if self.transport == "nccl" else None
-
-    @property
-    def wire(self) -> torch.device:
-        """Where tensors must be to cross: the device, or the host's memory."""
-        return self.device if self.transport == "nccl" else torch.device("cpu")
-
-    def watch(self, phase: str, waits: bool = False) -> None:
-        """Told what the rank does, and whether it waits for others."""
-        self.place.put(phase, waits)
-
-    def join(self, threads: int, port: int, folder: str, environment: Mapping[str, str], place: Place) -> RankContext:
-        """In its own process: join the others of the pool, which hosts a store at `port`, and lends a `folder` for what
-        its ranks share. `environment` is set before CUDA starts."""
-        os.environ.update(environment)
-        load_eagerly(self.transport)
-        torch.set_num_threads(threads)
-        if sys.platform == "linux":  # a pool's ranks are all on this host
-            named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            known = [name for _, name in socket.if_nameindex()]
-            if not set(named.split(",")) <= set(known):
-                raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            torch.empty(1, device=self.device)  # a GPU that can't be used fails now, not in the first run
-        self.store, self.place = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=self.timeout), place
-        self.watch("joining the others", True)
-        ends = {"store": dist.PrefixStore("pplab", self.store), "rank": self.rank, "world_size": self.num_ranks}
-        dist.init_process_group("gloo", timeout=self.timeout, **ends)
-        if self.transport == "shared":
-            self.pipes = Pipes(self.rank, Path(folder), dist.barrier)
-        return self
+def join(
+    context: RankContext, threads: int, port: int, folder: str, environment: Mapping[str, str], place: Place
+) -> RankContext:
+    """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and lends a `folder` for
+    what its ranks share. `environment` is set before CUDA starts."""
+    os.environ.update(environment)
+    load_eagerly(context.transport)
+    torch.set_num_threads(threads)
+    if sys.platform == "linux":  # a pool's ranks are all on this host
+        named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        known = [name for _, name in socket.if_nameindex()]
+        if not set(named.split(",")) <= set(known):
+            raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+        torch.empty(1, device=context.device)  # a GPU that can't be used fails now, not in the first run
+    context.store, context.place = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout), place
+    context.watch("joining the others", True)
+    ends = {"store": dist.PrefixStore("pplab", context.store), "rank": context.rank, "world_size": context.num_ranks}
+    dist.init_process_group("gloo", timeout=context.timeout, **ends)
+    if context.transport == "shared":
+        context.pipes = Pipes(context.rank, Path(folder), dist.barrier)
+    return context

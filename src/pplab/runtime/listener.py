@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ..actions import Action, Overlap
 
 if TYPE_CHECKING:
-    from .devices import Place
     from .options import Job
+    from .rank import Place
     from .training import Rank
 
 
@@ -183,13 +183,9 @@ class Clock(Listener):
         yield
         self.add(label, start, self.mark())
 
-    def add(self, label: Action | str, start: object, end: object) -> None:
-        """Record something that the rank did beside its row, from mark to mark."""
-        self._found["receive"].append((label, start, end))
-
-    def item(self, item: Action | Overlap, start: object, end: object) -> None:
-        """Record an item of the row, from mark to mark."""
-        self._found["item"].append((item, start, end))
+    def add(self, what: Action | Overlap | str, start: object, end: object, event: str = "receive") -> None:
+        """Record something from mark to mark: beside the rank's row, or an "item" of it."""
+        self._found[event].append((what, start, end))
 
     def _finish(self, start: object, end: object) -> None:
         found = [span for spans in self._found.values() for span in spans]

@@ -70,12 +70,6 @@ class Job:
     reducer: type | None = None  # in place of `Reducer`
     first_step: int = 0  # how many steps were done before this run
 
-    def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-        """What this run can't show on these devices, where any run can't show `notes`."""
-        for extra in self.extras:
-            notes = extra.notes(devices, notes)
-        return notes
-
 
 def make_job(
     schedule: Schedule, workload: Workload, num_ranks: int, extras: Sequence[Extra] = (), **options: object

@@ -15,11 +15,11 @@ import torch
 
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
-from .devices import Place, choose_transport, notes
+from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import Job, make_job
-from .rank import pack, unpack
+from .rank import Place, pack, unpack
 from .report import Machine, Run
 from .workload import Workload
 
@@ -61,15 +61,13 @@ class Pool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
         self.notes = tuple(notes(self.devices, cores))
-        self.beside = beside
         if beside is not None:
             beside.check(self.devices)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
-        self.timeout_s = timeout_s
         if start_method not in ("forkserver", "spawn"):
             raise unknown("start method", start_method, ("forkserver", "spawn"))
-        self._start_method = start_method
+        self.beside, self.timeout_s, self._start_method = beside, timeout_s, start_method
         self._ranks: Ranks | None = None
         self._turn = threading.RLock()  # of the threads that use this pool
 
@@ -93,8 +91,7 @@ class Pool:
                 from .reference import check_gradients
 
                 gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
-            device, said = ", ".join(dict.fromkeys(self.devices)), job.notes(self.devices, self.notes)
-            return make_run(job, reports, gradients, device=device, transport=self.transport, notes=said)
+            return make_run(job, reports, gradients, self.devices, self.transport, self.notes)
 
     def run(self, function: Callable, *arguments: object) -> list:
         """Call `function(context, *arguments)` on every rank; returns their results in the order of ranks.
@@ -192,46 +189,29 @@ def make_run(
     job: Job,
     reports: Sequence[RankReport],
     gradients: GradientReport | None,
-    *,
-    device: str,
+    devices: Sequence[str],
     transport: str,
     notes: Sequence[str],
-    several_hosts: bool = False,
 ) -> Run:
-    """Put the ranks' reports together. `transport` is the ranks'; `notes` are on the machine, not on the workload."""
-    if job.engine_name == "torch" and transport == "shared":
-        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
-    clock_error_ms = max(trace.error_ns for report in reports for trace in report.traces) / 1e6
-    extras = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
-    return Run(
-        job,
-        Machine(device, transport, versions(), clock_error_ms),
-        (*job.workload.notes, *notes, *_notes(reports, clock_error_ms, several_hosts)),
-        tuple(map(sum, zip(*(report.losses for report in reports), strict=True))),
-        sum(report.first_loss for report in reports),
-        tuple(zip(*(report.traces for report in reports), strict=True)),
-        gradients,
-        {name: found for name, found in extras if found is not None},
-    )
-
-
-def _notes(reports: Sequence[RankReport], clock_error_ms: float, several_hosts: bool) -> list[str]:
-    """What a reader of the results should know of how they came about."""
-    notes = []
-    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
-        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
-    if again := {stage for report in reports for trace in report.traces for stage, _, _ in trace.again}:
-        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
-    if several_hosts:
-        tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
-        notes.append(f"{tied}; a rank's times can be {clock_error_ms:.2f} ms off")
-    elif clock_error_ms > 0.1:  # which is worth a note
-        notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
-    return notes
-
-
-def versions() -> dict[str, str]:
-    """What a measurement was made with."""
+    """Put the ranks' reports together. `devices` and `transport` are theirs; `notes` say what no run can show there."""
     from .. import __version__
 
-    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if job.engine_name == "torch" and transport == "shared":
+        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
+    steps = tuple(zip(*(report.traces for report in reports), strict=True))
+    for extra in job.extras:
+        notes = extra.notes(devices, notes)
+    notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
+    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
+        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
+    if again := {stage for trace in traces for stage, _, _ in trace.again}:
+        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
+    if (clock_error_ms := max(trace.error_ns for trace in traces) / 1e6) > 0.1:  # which is worth a note
+        notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
+    versions = {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions, clock_error_ms)
+    losses = tuple(map(sum, zip(*(report.losses for report in reports), strict=True)))
+    first_loss = sum(report.first_loss for report in reports)
+    found = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
+    extras = {name: each for name, each in found if each is not None}
+    return Run(job, machine, tuple(notes), losses, first_loss, steps, gradients, extras)

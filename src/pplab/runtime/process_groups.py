@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..actions import RECV_F, SEND_F, Action
 from .comm import Comm, naming, producer
-from .devices import RankContext
+from .rank import RankContext
 
 _MOST_PARTS = 16  # tensors of one message
 

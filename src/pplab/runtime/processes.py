@@ -30,9 +30,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from . import guard
-from .devices import RankContext
+from .devices import join
 from .failures import STOPPED_S, UNGUARDED, RankError, oom_kills, remedy, state
-from .rank import Board, Mail, rank_main
+from .rank import Board, Mail, RankContext, rank_main
 
 if TYPE_CHECKING:
     from .pool import Pool
@@ -96,14 +96,12 @@ class Ranks:
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
             place = RankContext(rank, pool.num_ranks, torch.device(device), pool.transport, patience)
-            join = partial(place.join, pool.threads, stores[0].port, str(folder), environment)
-            about = {"target": rank_main, "args": (rank, join, far, self.board, log), "daemon": True}
+            joining = partial(join, place, pool.threads, stores[0].port, str(folder), environment)
+            about = {"target": rank_main, "args": (rank, joining, far, self.board, log), "daemon": True}
             made.append(context.Process(name=f"pplab rank {rank}", **about))
         self._launch(made, theirs, line, pool.timeout_s)
 
-    def _launch(
-        self, made: Sequence[mp.Process], theirs: Sequence[Connection], line: socket.socket, timeout_s: float
-    ) -> None:
+    def _launch(self, made: list[mp.Process], theirs: list[Connection], line: socket.socket, timeout_s: float) -> None:
         """Start the processes in a thread, which no interrupt stops between a rank's start and the guard's knowing of
         it. A fork server that stands still is killed: the next pool has a new one."""
         failed: list[Exception] = []

@@ -1,4 +1,4 @@
-"""The process of one rank, which runs what the pool sends until it says stop; the board and the messages of both."""
+"""One rank: what it has of the world, its process, and the board and the messages that it shares with the pool."""
 
 from __future__ import annotations
 
@@ -10,18 +10,81 @@ import os
 import pickle
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from .devices import Place, RankContext
 from .failures import Failure
 
+if TYPE_CHECKING:
+    from .devices import Pipes
+
 _SIZE = struct.Struct("!Q")  # of a message, before it
+_PHASE_BYTES = 128  # of the text that says what a rank is doing
 _PIECE_BYTES = 2**18  # of a message, at most at once
+
+
+class Place(ctypes.Structure):
+    """What a rank is doing, and what it and the caller's process tell each other about its measured steps."""
+
+    _fields_ = (
+        *(("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64)),
+        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("seconds", ctypes.c_double)),
+        *(("units", ctypes.c_int64), ("stop", ctypes.c_bool)),
+    )
+
+    def put(self, phase: str, waits: bool = False) -> None:
+        """The rank says what it is doing."""
+        self.phase, self.waits = phase.encode()[: _PHASE_BYTES - 1], waits
+        self.changes += 1
+
+
+@dataclass
+class RankContext:
+    """Where a rank runs: its number, its device, its ways to the others."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    transport: str  # "shared", "gloo" or "nccl"
+    timeout: timedelta  # of what ranks do together
+    store: dist.Store | None = None
+    place: Place = field(default_factory=Place)  # which the caller's process sees, too
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
+    runs: int = 0
+    pipes: Pipes | None = None  # of the shared transport
+    ahead: Callable[[], tuple[int, int]] | None = None  # of rank 0's clock, where ranks may be on several hosts
+
+    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
+
+        All ranks must call, also those that aren't in it, and in one order.
+        """
+        key = purpose, tuple(ranks)
+        if key not in self.groups:
+            backend = "nccl" if self.transport == "nccl" else "gloo"
+            self.groups[key] = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
+        return self.groups[key]
+
+    def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
+        """The process group of a channel. Only NCCL needs one each: its groups keep order."""
+        return self.group("channel", (source, target)) if self.transport == "nccl" else None
+
+    @property
+    def wire(self) -> torch.device:
+        """Where tensors must be to cross: the device, or the host's memory."""
+        return self.device if self.transport == "nccl" else torch.device("cpu")
+
+    def watch(self, phase: str, waits: bool = False) -> None:
+        """Told what the rank does, and whether it waits for others."""
+        self.place.put(phase, waits)
 
 
 class Board:
@@ -141,7 +204,5 @@ def unpack(payload: bytes) -> object:
     try:
         return torch.load(io.BytesIO(payload), weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
-        raise TypeError(
-            f"a rank can't import what it was sent ({error}): functions and classes that go to ranks must live in a "
-            "module; what a notebook cell defines can't be sent"
-        ) from error
+        how = "functions and classes that go to ranks must live in a module; what a notebook cell defines can't be sent"
+        raise TypeError(f"a rank can't import what it was sent ({error}): {how}") from error

@@ -127,15 +127,10 @@ class Run:
         inputs = [median.get((s, I), median.get((s, B))) for s in stages]
         weights = [median.get((s, W), 0) for s in stages]
         halves = [i + w for i, w in zip(inputs, weights, strict=True)]
-        return Costs(
-            [median[s, F] for s in stages],
-            inputs,
-            weights,
-            backward=[median.get((s, B), halves[s]) for s in stages] if any(weights) else None,
-            recompute=again if any(again) else 0,
-            overlap=median.get(Overlap, "sum"),
-            unit="ms",
-        )
+        forwards = [median[s, F] for s in stages]
+        backwards = [median.get((s, B), halves[s]) for s in stages] if any(weights) else None
+        more = {"recompute": again if any(again) else 0, "overlap": median.get(Overlap, "sum"), "unit": "ms"}
+        return Costs(forwards, inputs, weights, backward=backwards, **more)
 
     def __str__(self) -> str:
         schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")

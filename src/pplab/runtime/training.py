@@ -15,10 +15,10 @@ from ..actions import COMPUTE, SEND_B, SEND_F, Action, I, Overlap, parts
 from ..deps import incoming
 from ..lowering import LoweredRow, lower
 from .comm import Comm, SharedComm
-from .devices import RankContext
 from .executor import Executor
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
+from .rank import RankContext
 from .stage import Stage
 from .workload import Batch, loss_shares, names_in_whole
 
@@ -69,18 +69,13 @@ class Rank:
     def listen(self, *first: Listener) -> Listeners:
         """Everybody who listens to this rank. Who comes first is told first of what begins, and last of what ended."""
         self._extras = [extra.listen(self) or Listener() for extra in self.job.extras]
-        # A reduction starts a sum before an item's time begins.
-        self.around = Listeners([*self._reduction(), *first, self.clock, *self._extras])
-        return self.around
-
-    def _reduction(self) -> list[Listener]:
-        """What adds up the gradients of weights that are kept in several places, if some are."""
         tied = self.job.workload.tied(self.job.schedule.num_stages)
-        if self.job.schedule.copies == 1 and not tied:
-            return []
-        from .reduction import Reducer  # only then
+        if tied or self.job.schedule.copies > 1:
+            from .reduction import Reducer  # of weights that are kept in several places
 
-        return [(self.job.reducer or Reducer)(self, tied)]
+            first = ((self.job.reducer or Reducer)(self, tied), *first)  # it starts a sum before an item's time begins
+        self.around = Listeners([*first, self.clock, *self._extras])
+        return self.around
 
     def train(self, run: Callable[[list[Batch]], Mapping[int, Tensor]]) -> RankReport:
         """Take all steps; `run(microbatches)` runs the row once and returns the losses of those that end here.
@@ -107,14 +102,9 @@ class Rank:
                     losses.append(self.step(run, len(losses), update=True))
                     self.context.place.steps = len(losses)
         self.context.watch("reporting")
-        report = RankReport(
-            self.clock.traces,
-            losses,
-            first_loss,
-            gradients,
-            frozenset(name for stage in self.stages.values() if stage.split for name in stage.deferred.unsplit),
-            tuple(listener.report() for listener in self._extras),
-        )
+        unsplit = frozenset(name for stage in self.stages.values() if stage.split for name in stage.deferred.unsplit)
+        extras = tuple(listener.report() for listener in self._extras)
+        report = RankReport(self.clock.traces, losses, first_loss, gradients, unsplit, extras)
         self.around.clear()  # listeners know the rank: without them its tensors and slots go now, not at a collection
         self._extras.clear()
         return report
@@ -160,6 +150,10 @@ class Rank:
             why = "each rank shuffles or draws for itself" if again == digest else "it is another one each time"
             sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
             remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
+            if self.context.ahead is not None:  # several hosts
+                remedy += (
+                    "; all bits count, and other CPUs may round floats differently: compute inputs once, and load them"
+                )
             raise ValueError(f"{sides} have different batches for step {number}: {why}; {remedy}")
 
     def _optimize(self) -> None:
