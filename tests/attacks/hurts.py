@@ -84,7 +84,7 @@ class Optimizer(torch.optim.SGD):
 
     def __init__(self, parameters, how: str):
         parameters = list(parameters)
-        self.how = how if any(hasattr(p, "marked") for p in parameters) else ""
+        self.how = how if any(hasattr(p, "marked") for _, p in parameters) else ""
         super().__init__(parameters, lr=0.01)
 
     def step(self, closure=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -134,7 +135,7 @@ def stage_for_torch(answer: object) -> Verdict:
         return wrong(
             "it still returns a view, as nn.Linear with a bias does: let a layer follow that makes a new tensor"
         )
-    ran = by_torch(build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), [answer] * 4)
+    ran = by_torch(build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), [copy.deepcopy(answer) for _ in range(4)])
     return right(f"ZB-V by torch, gradients {ran}")
 
 

@@ -18,8 +18,8 @@ from ..runtime.training import Rank
 
 @dataclass(frozen=True)
 class LearningRate(Extra):
-    """Change the learning rate after every step, by the scheduler that `factory(optimizer)` makes on every rank, such
-    as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100), or `LearningRate.cosine(warmup, total)`.
+    """Change the learning rate after every step, by the scheduler of torch.optim.lr_scheduler that `factory(optimizer)`
+    makes on every rank, such as `functools.partial(StepLR, step_size=100)`, or by `LearningRate.cosine(warmup, total)`.
 
     A run that goes on from a checkpoint takes the schedule up at its step, to the last bit, on any number of ranks. The
     rates of the measured steps, of the optimizer's first group, are the Run's `extras["learning_rates"]`.
