@@ -31,6 +31,7 @@ EXERCISES = {
     "11_balance": "balance",
     "12_communication": "communication",
     "13_for_real": "for_real",
+    "14_own_model": "own_model",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
