@@ -46,6 +46,14 @@ def labels(**options: object) -> Modules:
     return Modules(net(nn.Tanh()), modules.ragged, functional.cross_entropy, **options)
 
 
+def untaught() -> Modules:
+    """Every sample has the same loss: only gradients tell that microbatches have unequal numbers of labels."""
+    model = net(nn.Tanh())
+    for p in model[-1].parameters():
+        nn.init.zeros_(p)
+    return Modules(model, modules.ragged, functional.cross_entropy)
+
+
 CAUSES = {
     "dropout": (squares(nn.Dropout(0.5)), [r"dropout is active \(in 1\)"]),
     "batch normalisation": (squares(nn.BatchNorm1d(6)), [r"batch normalisation \(in 1\) takes the statistics"]),
@@ -54,6 +62,7 @@ CAUSES = {
     "forward": (squares(modules.Reciprocal()), [r"aren't finite: the output of 1 \(Reciprocal\) has the first"]),
     "backward": (squares(modules.Root()), ["aren't finite: the gradient of 0.bias, in the backward"]),
     "labels": (labels(), ["mean losses average to .* let weight"]),
+    "labels at the start": (untaught(), ["mean losses average to .* gradients change by .* let weight"]),
     "batch": (squares(batches=modules.another_batch), [r"batch\(0\) isn't the same when it is made again"]),
     "stages": (squares(kind=modules.Otherwise), ["the stages, one after the other, give another output"]),
     "a state": (squares(modules.Counting()), ["another output for the same batch the second time"]),

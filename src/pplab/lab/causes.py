@@ -172,26 +172,38 @@ class _Whole:
             return 0.0
         return _relative(torch.cat(parts), together)
 
-    @torch.no_grad()
     def uneven(self) -> str:
-        """Whether the microbatches' losses don't make the batch's, though every output is the same."""
+        """Whether the microbatches' losses don't make the batch's, though every output is the same. Gradients tell: a
+        model that has learned nothing yet has the same loss on every sample."""
         self.model.eval()
-        if self._between_microbatches() > self._noise():
-            return ""
-        losses, is_sum = [self.run(each)[1].item() for each in self.microbatches], self.workload.reduction == "sum"
+        with torch.no_grad():
+            if self._between_microbatches() > self._noise():
+                return ""
+        is_sum = self.workload.reduction == "sum"
         weights = [1.0 if is_sum else self.workload.weight(each) for each in self.microbatches]
-        joined = math.fsum(w * x for w, x in zip(weights, losses, strict=True) if w) / (
-            1 if is_sum else math.fsum(weights)
-        )
-        loss = self.run(self.batch)[1].item()
-        if abs(joined - loss) <= self._noise() * abs(loss):
+        total = 1.0 if is_sum else math.fsum(weights)
+        parts = [(w / total, each) for w, each in zip(weights, self.microbatches, strict=True) if w]
+        (joined, ours), (loss, whole) = self._learned(parts), self._learned([(1.0, self.batch)])
+        scale = max((float(g.abs().max()) for g in whole.values()), default=0.0) or 1.0
+        far = max((float((ours[name] - g).abs().max()) for name, g in whole.items() if name in ours), default=0.0)
+        if far / scale <= self._noise() and abs(joined - loss) <= self._noise() * abs(loss):
             return ""
         if is_sum:
             return f"the microbatches' losses add up to {joined:.4g}, and the batch's is {loss:.4g}: is the loss a sum?"
         return (
-            f"the microbatches' mean losses average to {joined:.4g}, and the batch's is {loss:.4g}: they are means "
-            "over different numbers (ignored labels, padded rows): let weight(batch) count them"
+            f"the microbatches' mean losses average to {joined:.6g}, and the batch's is {loss:.6g}; gradients change "
+            f"by {far / scale:.0e} of the largest: the losses are means over different numbers (ignored labels, padded "
+            "rows): let weight(batch) count them"
         )
+
+    def _learned(self, parts: list[tuple[float, Batch]]) -> tuple[float, dict[str, Tensor]]:
+        """The loss of batches that count for so much each, and its gradients."""
+        self.model.zero_grad()
+        losses = [share * self.run(batch)[1] for share, batch in parts]
+        torch.stack(losses).sum().backward()
+        found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad()
+        return math.fsum(x.item() for x in losses), found
 
     def rounded(self) -> str:
         """How much rounding alone changes the gradients of weights of few digits."""
