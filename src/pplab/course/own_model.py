@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..lab.models import TransformersModel
     from .own_parts import Patient, Skip
 
-# Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models": 13B
 LLAMA_2_13B = Transformer(40, 5120, 4096, heads=40, mlp_width=13824, gated=True, vocabulary=32000)
 ILL = {"A": "batch normalisation", "B": "a tied weight kept twice", "C": "labels counted as rows", "D": "dropout"}
 CAUSES = ("dropout", "batch normalisation", "labels counted as rows", "a tied weight kept twice")
@@ -43,18 +42,16 @@ def skip_model() -> Skip:
 
 def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
     """The mean cross entropy of every token's scores (B, T, V) for the next token, where target (B, T) isn't -100."""
-    from torch.nn.functional import cross_entropy
+    from .own_parts import mean_loss
 
-    following = target[:, 1:].flatten()
-    total = cross_entropy(scores[:, :-1].flatten(0, 1), following, ignore_index=-100, reduction="sum")
-    return total / (following != -100).sum().clamp(min=1)
+    return mean_loss(scores, target)
 
 
 def patients() -> dict[str, Patient]:
     """Four models, A to D, each examined here and now in one process: something about it no pipeline can do alike."""
-    from .own_parts import examined
+    from .own_parts import all_examined
 
-    return {letter: examined(what) for letter, what in ILL.items()}
+    return all_examined()
 
 
 def tied_gb(answer: object) -> Verdict:
@@ -125,9 +122,8 @@ def weight(answer: Callable) -> Verdict:
         losses = [float(mean_loss(*both)) for both in zip(scores.split(2), target.split(2), strict=True)]
         found = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
         if abs(found - (expected := float(mean_loss(scores, target)))) > 1e-5:
-            why = _counted_instead(weights, target)
             both = f"make {found:.4f}, and the batch's is {expected:.4f}"
-            return wrong(f"{what}: with the weights {weights} the losses {both}{why}")
+            return wrong(f"{what}: with the weights {weights} the losses {both}{_counted_instead(weights, target)}")
     return right("the microbatches' losses make the batch's, also where a microbatch has no label at all")
 
 
@@ -162,10 +158,11 @@ def batches(answer: Callable) -> Verdict:
         rows = [row for batch in order[3 * epoch : 3 * epoch + 3] for row in batch]
         if sorted(rows) != list(range(12)):
             return wrong(f"steps {3 * epoch} to {3 * epoch + 2} take the rows {rows}: expected each of 0 to 11 once")
-    if order[:3] == order[3:6] or order[3:6] == order[6:]:
-        return wrong("every epoch has the same order: draw another one for each")
-    if sorted(order[0]) == [0, 1, 2, 3] and sorted(order[3]) == [0, 1, 2, 3]:
-        return wrong("the first four rows stay together: shuffle the rows, not the batches")
+    epochs = [order[first : first + 3] for first in (0, 3, 6)]
+    if epochs[0] == epochs[1] or epochs[1] == epochs[2]:
+        return wrong("two epochs have one order: draw another one for each")
+    if len({frozenset(map(frozenset, epoch)) for epoch in epochs}) == 1:
+        return wrong("the same four rows stay together in every epoch: shuffle the rows, not the batches")
     return right("the step's number says it all: the same on every rank and after every break, and shuffled")
 
 
@@ -187,19 +184,11 @@ CARD = 44e6  # bytes
 CHOICES = ("GPipe", "1F1B", "Interleaved1F1B")
 
 
-@cache
 def pictures() -> MeasuredLayers:
     """The profile of a model of pictures: what cuts them into patches keeps most of all for its backward."""
-    from ..lab import MeasuredLayers
+    from .own_parts import PICTURES
 
-    return MeasuredLayers(
-        names=("patches", *(f"layer {n}" for n in range(8)), "head"),
-        forward_ms=(6.0, *[4.0] * 8, 1.0),
-        backward_ms=(9.0, *[8.0] * 8, 2.0),
-        activations=(9_000_000, *[1_500_000] * 8, 200_000),
-        inputs=(600_000, *[400_000] * 9),
-        parameters=(400_000, *[800_000] * 8, 200_000),
-    )
+    return PICTURES
 
 
 def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
@@ -232,8 +221,7 @@ def pictures_cut(answer: Sequence) -> Verdict:
     with told("", ValueError, TypeError, AttributeError):
         ms, held = judged(*answer)
     if max(held) > CARD:
-        rank = held.index(max(held))
-        return wrong(f"{ms:.0f} ms, but rank {rank} would hold {held[rank] / 1e6:.1f} MB")
+        return wrong(f"{ms:.0f} ms, but rank {held.index(max(held))} would hold {max(held) / 1e6:.1f} MB")
     if ms > _fastest() + 1e-6:
         return wrong(f"it fits and takes {ms:.0f} ms; there is a faster one")
     return right(f"{ms:.0f} ms, {max(held) / 1e6:.1f} MB: no cut under these schedules is faster and fits")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..lab import MeasuredLayers
 from ..lab.models import TransformersModel
 from ..runtime import Batch
 from ..runtime.workload import as_tuple
@@ -73,6 +74,23 @@ def handshakes(stages: Sequence[nn.Module], x: Tensor, y: Tensor) -> Tensor:
     return sent[-1][0]
 
 
+def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
+    """The mean cross entropy of every token's scores (B, T, V) for the next token, where target (B, T) isn't -100."""
+    following = target[:, 1:].flatten()
+    total = cross_entropy(scores[:, :-1].flatten(0, 1), following, ignore_index=IGNORED, reduction="sum")
+    return total / (following != IGNORED).sum().clamp(min=1)
+
+
+PICTURES = MeasuredLayers(
+    names=("patches", *(f"layer {n}" for n in range(8)), "head"),
+    forward_ms=(6.0, *[4.0] * 8, 1.0),
+    backward_ms=(9.0, *[8.0] * 8, 2.0),
+    activations=(9_000_000, *[1_500_000] * 8, 200_000),
+    inputs=(600_000, *[400_000] * 9),
+    parameters=(400_000, *[800_000] * 8, 200_000),
+)
+
+
 @dataclass(frozen=True)
 class Patient:
     """How far a model's gradients are from those of the whole batch, relative to the largest of all."""
@@ -88,8 +106,14 @@ class Patient:
         return f"{'  '.join(far)}{self.parameters:8}"
 
 
-def examined(what: str) -> Patient:
-    """A model with something that is named in `ILL`."""
+def all_examined() -> dict[str, Patient]:
+    """The models of `ILL`, with the same random numbers at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {letter: _examined(what) for letter, what in ILL.items()}
+
+
+def _examined(what: str) -> Patient:
     gaps, full = _batch(gaps=True), _batch(gaps=False)
     one = _gradients(what, gaps, 1, healthy=True)
     cut = _gradients(what, gaps, 4)
