@@ -189,6 +189,14 @@ def test_a_damaged_last_checkpoint_is_passed_over(two, whole, saved, tmp_path):
         go_on(steps=1)
 
 
+def test_gradients_are_compared_after_other_checkpoints_took_the_first_ones_place(two, tmp_path):
+    folder = tmp_path / "steps"
+    two.train(built("1F1B"), small(), Save(folder, every=1, keep=1), steps=1)
+    again = Resume(folder), Save(folder, every=1, keep=1)
+    assert two.train(built("1F1B"), small(), *again, steps=3, check_gradients=True).gradients.equal
+    assert sorted(steps_in(folder)) == [1, 4]
+
+
 def test_folders_of_another_run_and_of_none_are_refused(two, saved, tmp_path):
     folder = Path(saved.extras["saved"]).parent
     with pytest.raises(ValueError, match="has a checkpoint of step 3, and this run begins after step 0: go on from it"):

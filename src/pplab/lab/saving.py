@@ -119,7 +119,7 @@ class Save(Extra):
         step = job.first_step + reports[0].steps
         arguments = [report.saved for report in reports], step, job.workload.name
         try:
-            path = self.write(*arguments)
+            path = self.write(*arguments, job.first_step)
         except (OSError, ValueError) as error:  # a disk is full, or a folder has gone
             raise NotSaved(self.place(step), error, arguments) from error
         if failed := reports[0].failed:
@@ -130,11 +130,13 @@ class Save(Extra):
         """Where the checkpoint of a step is."""
         return Path(self.path, f"step-{step:08}.safetensors") if self.every else Path(self.path)
 
-    def write(self, saved: Sequence[Saved], step: int, model: str) -> str:
-        """Write a checkpoint and remove those that are older than the last `keep`; returns its path."""
+    def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
+        """Write a checkpoint and remove those that are older than the last `keep`, but for the one that the run began
+        from, which a comparison with one process reads again; returns its path."""
         path, found = write(self.place(step), saved, step, model), steps_in(self.path) if self.every else {}
         for old in sorted(number for number in found if number <= step)[: -self.keep]:
-            found[old].unlink(missing_ok=True)
+            if old != began:
+                found[old].unlink(missing_ok=True)
         return path
 
 
@@ -167,7 +169,7 @@ class _Saving(Listener):
         if found is not None:
             context.watch("writing a checkpoint")
             try:
-                self.save.write(found, step, job.workload.name)
+                self.save.write(found, step, job.workload.name, job.first_step)
             except (OSError, ValueError) as error:
                 self.failed.append(f"step {step} ({error})")
 
