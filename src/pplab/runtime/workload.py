@@ -49,7 +49,7 @@ class Batch:
         return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
 
     def digest(self) -> int:
-        """A number that tells batches apart, by all bits of each element: some thousand, evenly spread, of a large tensor."""
+        """A number that tells batches apart, to the last bit. Of a large tensor it sees some thousand elements."""
         found = 0
         for x in self.tensors:
             some = x.detach().reshape(-1)[:: x.numel() // 4096 | 1].cpu().contiguous()
