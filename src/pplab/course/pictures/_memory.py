@@ -135,8 +135,8 @@ def _column(
 
 
 def _sum(ax: Axes, x: float, total: float, budget: float, scale: float, fill: str) -> None:
-    """What a column comes to, above it, or inside where it would lie on the line."""
-    top, text = _BASE + total * scale, number(round(total) if total >= 10 else total)
+    """What a column comes to, above it, or inside where it would lie on the line; whole, unless that hides a miss."""
+    top, text = _BASE + total * scale, number(round(total) if total >= 10 and abs(total - budget) >= 1 else total)
     if 0 <= budget * scale + _BASE - top < 16:
         say(ax, x, top - 7, text, color=ink(fill))
     else:
