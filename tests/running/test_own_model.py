@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import modules
 import pplab as pp
-from pplab.lab import Checkpoint, Resume, Save
+from pplab.lab import Checkpoint, Meter, Resume, Save, measure_layers, partition
 from pplab.lab.models import Modules, gpt
 from pplab.runtime import Batch, Pool, RankError
 from pplab.runtime.options import make_job
@@ -117,6 +117,18 @@ def test_names_are_those_of_the_whole_however_it_is_cut():
             for stage in stages:
                 x = stage(x)
             torch.testing.assert_close(x, model(*batch.inputs))
+
+
+def test_a_sequential_is_counted_measured_and_cut_by_the_clock(pool):
+    workload = Modules(net(), modules.batch(), mse_loss, cut=(2, 4))
+    found = measure_layers(workload, 4, steps=1, device="cpu")
+    assert found.names == ("0", "1", "2", "3", "4", "5") and sum(found.forward_ms) > 0
+    assert found.parameters[:3] == (4 * 42, 0, 4 * 42)
+    assert workload.stage_bytes(2) == (4 * 42, 4 * (2 * 42 + 12 + 6))  # the last one's weight is there already
+    counts = partition(found.times_ms, 2)
+    run = pool.train(TWO, Modules(net(), modules.batch(), mse_loss, cut=found.layers(counts)), Meter(), steps=1)
+    for held, predicted in zip(run.held.peak_bytes, TWO.peak_held(found.memory(counts)), strict=True):
+        assert 0 < held <= predicted  # a tanh's output, which the next layer keeps as well, is counted twice
 
 
 def test_a_module_that_stands_in_two_stages_is_one(pool):

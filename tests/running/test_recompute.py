@@ -160,9 +160,7 @@ def test_a_profile_of_layers_predicts_the_bytes_of_every_cut(pool, gpt, model):
 
 
 def test_what_cannot_be_profiled_is_said(gpt):
-    with pytest.raises(
-        ValueError, match="knows the layers of models.gpt, distilbert and from_transformers, got Modules"
-    ):
+    with pytest.raises(ValueError, match="needs a workload with num_layers, .* this Modules has none"):
         lab.measure_layers(modules.workload(nn.Linear(6, 6)))
     found = lab.MeasuredLayers(("embedding", "layer 0", "head"), *[(1, 2, 3)] * 5)
     assert found.layers((2, 1)) == (1, 0) and found.layers((3,)) == (1,)

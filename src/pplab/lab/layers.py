@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +10,11 @@ from ..actions import Action, B, F
 from ..costs import Costs
 from ..errors import positive_int
 from ..footprint import Memory
-from ..runtime import Pool
+from ..runtime import Pool, Workload
 from ..schedule import Schedule
 from .meter import Meter
-from .models import LayeredModel
+from .models import LayeredModel, Modules
+from .models._cutting import weights_of
 from .recompute import Recompute
 
 
@@ -26,6 +28,9 @@ class MeasuredLayers:
     activations: tuple[int, ...]  # bytes that a forward keeps for its backward
     inputs: tuple[int, ...]  # bytes of them that a stage which starts here keeps when it recomputes
     parameters: tuple[int, ...]  # bytes of weights
+    ends: bool = (
+        True  # whether the first and the last are an embedding and a head, which a workload's cut doesn't count
+    )
 
     @property
     def times_ms(self) -> tuple[float, ...]:
@@ -36,8 +41,8 @@ class MeasuredLayers:
         """What a workload's `cut` is for these counts of layers, which include embedding and head."""
         self._stages(counts)
         only = [*counts]
-        only[0] -= 1
-        only[-1] -= 1
+        only[0] -= self.ends
+        only[-1] -= self.ends
         return tuple(only)
 
     def costs(self, counts: Sequence[int], recompute: Collection[int] = ()) -> Costs:
@@ -57,8 +62,8 @@ class MeasuredLayers:
     def _stages(self, counts: Sequence[int]) -> list[slice]:
         if sum(counts) != len(self.names) or min(counts) < 1:
             raise ValueError(
-                f"expected at least one layer per stage and {len(self.names)} in all, embedding and head included, "
-                f"got {tuple(counts)}"
+                f"expected at least one layer per stage and {len(self.names)} in all"
+                f"{', embedding and head included' * self.ends}, got {tuple(counts)}"
             )
         ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
         return [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
@@ -74,7 +79,7 @@ class MeasuredLayers:
 
 
 def measure_layers(
-    workload: LayeredModel,
+    workload: Workload,
     num_microbatches: int = 8,
     *,
     steps: int = 5,
@@ -83,28 +88,37 @@ def measure_layers(
 ) -> MeasuredLayers:
     """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
 
-    `threads` and `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it. What a
-    stage makes once for all its layers, such as a mask or rotary embeddings, counts with every layer here.
+    The workload is one of `lab.models`, of which `Modules` needs an nn.Sequential, whose children are the layers; or
+    any that has `num_layers` and can be cut into as many stages. `threads` and `device` (as `Pool` takes it) must be
+    those of the planned run. Starts a process, and ends it. What a stage keeps once for several layers, such as a mask,
+    or an output that is the next layer's input, counts with each of them here: so a stage holds at most what follows.
     """
-    if not isinstance(workload, LayeredModel):
-        raise ValueError(
-            "measure_layers knows the layers of models.gpt, distilbert and from_transformers, got "
-            f"{type(workload).__name__}: give modules of your own one stage per layer, and read run.costs and "
-            "run.held.memory"
-        )
-    num_layers = workload.num_layers
-    names = ("embedding", *workload.layer_names, "head")
+    layerwise, names = _layer_by_layer(workload)
     last = len(names) - 1
     row = []
     for m in range(positive_int("num_microbatches", num_microbatches)):
         row += [Action(stage, F, m) for stage in range(last + 1)] + [Action(s, B, m) for s in range(last, -1, -1)]
-    layerwise = replace(workload, cut=(0, *[1] * num_layers, 0))
     schedule = Schedule([row], name="layer by layer")
     with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, Meter(), steps=steps)
         inputs = pool.train(schedule, layerwise, Meter(), Recompute(), steps=1, warmup=0).held.bytes_of
-    sizes = [
-        sum(p.numel() * p.element_size() for p in layerwise.build_stage(stage, last + 1).parameters())
-        for stage in range(last + 1)
-    ]
-    return MeasuredLayers(names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, tuple(sizes))
+    sizes = tuple(weights_of(layerwise.build_stage(stage, last + 1)) for stage in range(last + 1))
+    found = names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, sizes
+    return MeasuredLayers(*found, ends=isinstance(workload, LayeredModel))
+
+
+def _layer_by_layer(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """The workload as it has a stage for every layer, and the layers' names. ValueError where it counts none."""
+    if isinstance(workload, LayeredModel):
+        layerwise = replace(workload, cut=(0, *[1] * workload.num_layers, 0))
+        return layerwise, ("embedding", *workload.layer_names, "head")
+    if not getattr(workload, "num_layers", None):
+        raise ValueError(
+            f"measure_layers needs a workload with num_layers, which can be cut into as many stages, and this "
+            f"{type(workload).__name__} has none: give Modules one nn.Sequential, or a Workload of your own num_layers"
+        )
+    if not isinstance(workload, Modules):
+        return workload, tuple(f"layer {layer}" for layer in range(workload.num_layers))
+    layerwise = copy.copy(workload)
+    layerwise.cut = None
+    return layerwise, tuple(workload.children)

@@ -79,8 +79,8 @@ class Batches:
 
     def _no_more(self, step: int, count: int) -> ValueError:
         return ValueError(
-            f"there are {count} batches, and the run asks for that of step {step}: take fewer steps, or {A_FUNCTION}, "
-            f"such as one that returns batches[step % {count}]"
+            f"there are {count} batches, one epoch, and the run asks for that of step {step}: take fewer steps, or "
+            f"{A_FUNCTION}: of epoch step // {count}, shuffled with that number as the seed, batch step % {count}"
         )
 
     def _check_same(self) -> None:

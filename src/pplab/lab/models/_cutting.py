@@ -39,10 +39,19 @@ class LayeredModel(Workload):
         """What the layers are called, in order."""
         return tuple(f"layer {layer}" for layer in range(self.num_layers))
 
+    def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
+        """Bytes of every stage's weights."""
+        return tuple(map(weights_of, cut(self.build_whole(), num_stages, self.cut)))
+
     @property
     def cut_in_words(self) -> str:
         """`cut` in words, where there is one."""
         return f" cut {'+'.join(map(str, self.cut))}" if self.cut else ""
+
+
+def weights_of(module: nn.Module) -> int:
+    """Bytes of a module's weights."""
+    return sum(p.nbytes for p in module.parameters())
 
 
 def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:

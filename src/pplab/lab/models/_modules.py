@@ -14,7 +14,7 @@ from ...errors import shown
 from ...runtime import Batch, Workload
 from ...runtime.workload import Places, as_tuple
 from ._by_step import Batches
-from ._cutting import check_layers, layer_ranges
+from ._cutting import check_layers, layer_ranges, weights_of
 
 
 class Chain(nn.Module):
@@ -98,6 +98,11 @@ class Modules(Workload):
             )
         elif self.cut:
             raise ValueError("cut says how to cut an nn.Sequential, and stages were given: leave it out")
+
+    def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
+        """Bytes of every stage's weights."""
+        self.check(num_stages)
+        return tuple(map(weights_of, self._stages(num_stages)))
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """The module of one stage, its parts under the names that they have in the whole."""
