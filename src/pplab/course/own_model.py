@@ -182,7 +182,7 @@ def causes(answer: Mapping[str, object]) -> Verdict:
     return right("four numbers tell four causes apart: M = 1, M = 4, the same again, and a batch without gaps")
 
 
-CARD = 52e6  # bytes
+CARDS = (56e6, 28e6)  # bytes
 CHOICES = ("GPipe", "1F1B", "Interleaved1F1B")
 
 
@@ -212,21 +212,27 @@ def _cuts(num_stages: int) -> Iterator[tuple[int, ...]]:
 def _fastest() -> float:
     stages = {name: 4 if name == "Interleaved1F1B" else 2 for name in CHOICES}
     found = (judged(name, cut) for name in CHOICES for cut in _cuts(stages[name]))
-    return min(ms for ms, held in found if max(held) <= CARD)
+    return min(ms for ms, held in found if _too_full(held) is None)
+
+
+def _too_full(held: Sequence[float]) -> int | None:
+    return next((rank for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True)) if bytes_ > card), None)
 
 
 @checker("a pair of a schedule's name and its counts of layers", lambda answer: isinstance(answer, (tuple, list)))
 def pictures_cut(answer: Sequence) -> Verdict:
-    """`pictures()` on two ranks with cards of 52 MB and 8 microbatches: the fastest schedule and counts that fit."""
+    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and counts that fit."""
     if len(answer) != 2 or answer[0] not in CHOICES:
         return wrong(f"expected one of {', '.join(CHOICES)} and counts, such as ('1F1B', (5, 5)), got {answer!r}")
     with told("", ValueError, TypeError, AttributeError):
         ms, held = judged(*answer)
-    if max(held) > CARD:
-        return wrong(f"{ms:.0f} ms, but rank {held.index(max(held))} would hold {max(held) / 1e6:.1f} MB")
+    if (rank := _too_full(held)) is not None:
+        of = f"{held[rank] / 1e6:.1f} of its {CARDS[rank] / 1e6:.0f} MB"
+        return wrong(f"{ms:.0f} ms, but rank {rank} would hold {of}")
     if ms > _fastest() + 1e-6:
         return wrong(f"it fits and takes {ms:.0f} ms; there is a faster one")
-    return right(f"{ms:.0f} ms, {max(held) / 1e6:.1f} MB: no cut under these schedules is faster and fits")
+    both = " and ".join(f"{each / 1e6:.1f}" for each in held)
+    return right(f"{ms:.0f} ms, {both} MB: no cut under these schedules is faster and fits")
 
 
 BEST_KNOWN = {"schedule": "ZB-V", "cut": (5, 6, 5, 1, 9, 5, 4, 5), "recompute": (1, 1, 0, 0, 0, 0, 0, 0)}
