@@ -9,13 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOW = "no Chromium found: install one with `python -m playwright install chromium` or `apt-get install chromium`"
@@ -60,6 +60,26 @@ def launched_or_skipped() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=sandbox)
         yield browser
         browser.close()
+
+
+@contextmanager
+def watched_tabs(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Makes tabs without a network. In the end no page may have logged an error, or asked for anything but files."""
+    contexts, wrong = [], []
+
+    def opened(width: int = 1280, **options: object) -> Page:
+        context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else wrong.append(r.url))
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong
 
 
 def main() -> None:

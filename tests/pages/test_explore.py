@@ -34,28 +34,20 @@ def browser() -> Iterator:
 @pytest.fixture
 def visit(browser, tmp_path) -> Iterator:
     """Open what `pp.explore` makes of something. It may log no error, and ask for nothing but its file."""
-    contexts, wrong = [], []
+    with chromium.watched_tabs(browser) as new_tab:
 
-    def opened(thing: object, *, width: int = 1280, html: str | None = None, **options: object):
-        page = explore(thing, tmp_path / "explorer.html", costs=options.pop("costs", None))
-        assert page.path.read_text() == page.page
-        if html:
-            page.path.write_text(html)
-        context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else wrong.append(r.url))
-        tab.goto(page.path.as_uri())
-        if not html:
-            tab.wait_for_selector(".pplab-explorer[data-ready]")
-        return tab
+        def opened(thing: object, *, html: str | None = None, costs: Costs | None = None, **options: object):
+            page = explore(thing, tmp_path / "explorer.html", costs=costs)
+            assert page.path.read_text() == page.page
+            if html:
+                page.path.write_text(html)
+            tab = new_tab(**options)
+            tab.goto(page.path.as_uri())
+            if not html:
+                tab.wait_for_selector(".pplab-explorer[data-ready]")
+            return tab
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not wrong
+        yield opened
 
 
 def settle(tab) -> None:

@@ -86,24 +86,16 @@ def browser() -> Iterator:
 @pytest.fixture
 def visit(site, browser) -> Iterator:
     """Open a page of the site, offline. No page may log an error, or ask for anything but its files."""
-    contexts, wrong = [], []
+    with chromium.watched_tabs(browser) as new_tab:
 
-    def opened(page: str, *, width: int = 1280, settled: str = ".pplab-explorer", **options):
-        context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        tab.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "blob:", "data:")) else None)
-        tab.goto(f"{site.as_uri()}/{page}")
-        if settled:
-            tab.wait_for_selector(f"{settled}[data-ready]:not([data-busy])")
-        return tab
+        def opened(page: str, *, settled: str = ".pplab-explorer", **options):
+            tab = new_tab(**options)
+            tab.goto(f"{site.as_uri()}/{page}")
+            if settled:
+                tab.wait_for_selector(f"{settled}[data-ready]:not([data-busy])")
+            return tab
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not wrong
+        yield opened
 
 
 def settle(tab) -> None:
