@@ -21,7 +21,7 @@ from ..runtime.options import Job
 from ..runtime.rank import RankContext
 from ..runtime.reference import TOLERANCE
 from ..runtime.stage import autocast
-from ..runtime.workload import as_tuple, names_in_whole
+from ..runtime.workload import as_tuple, loss_shares, names_in_whole
 
 _FAR = 10 * TOLERANCE[torch.float32]  # relative: more than another order of sums explains
 NOTHING = "none found: one process shows none of those that pplab.lab.causes looks for"
@@ -66,13 +66,8 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
 def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
     """Whether the batch is another one when it is made again."""
     again = workload.batch(0).to(batch.target.device)
-    pairs = list(zip(_tensors(batch), _tensors(again), strict=False))
-    if len(_tensors(batch)) != len(_tensors(again)) or not all(torch.equal(a, b) for a, b in pairs):
+    if len(batch.tensors) != len(again.tensors) or not all(map(torch.equal, batch.tensors, again.tensors)):
         yield "batch(0) isn't the same when it is made again: make it from the step's number alone, with a seed"
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [*batch.inputs, batch.target, *(batch.context[name] for name in sorted(batch.context))]
 
 
 def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Iterator[str]:
@@ -179,16 +174,14 @@ class _Whole:
         with torch.no_grad():
             if self._between_microbatches() > self._noise():
                 return ""
-        is_sum = self.workload.reduction == "sum"
-        weights = [1.0 if is_sum else self.workload.weight(each) for each in self.microbatches]
-        total = 1.0 if is_sum else math.fsum(weights)
-        parts = [(w / total, each) for w, each in zip(weights, self.microbatches, strict=True) if w]
+        shares = loss_shares(self.workload, self.microbatches)
+        parts = [(share, each) for share, each in zip(shares, self.microbatches, strict=True) if share]
         (joined, ours), (loss, whole) = self._learned(parts), self._learned([(1.0, self.batch)])
         scale = max((float(g.abs().max()) for g in whole.values()), default=0.0) or 1.0
         far = max((float((ours[name] - g).abs().max()) for name, g in whole.items() if name in ours), default=0.0)
         if far / scale <= self._noise() and abs(joined - loss) <= self._noise() * abs(loss):
             return ""
-        if is_sum:
+        if self.workload.reduction == "sum":
             return f"the microbatches' losses add up to {joined:.4g}, and the batch's is {loss:.4g}: is the loss a sum?"
         return (
             f"the microbatches' mean losses average to {joined:.6g}, and the batch's is {loss:.6g}; gradients change "
@@ -213,7 +206,8 @@ class _Whole:
         self.model.eval()
         batch = self.batch
         gradients = self._gradients(self.model, batch)
-        exact = self._gradients(copy.deepcopy(self.model).float(), _single(batch))
+        single = batch.each(lambda x: x.float() if x.is_floating_point() else x)
+        exact = self._gradients(copy.deepcopy(self.model).float(), single)
         scale = max(float(g.abs().max()) for g in exact) or 1.0
         far = max(float((g.float() - e).abs().max()) for g, e in zip(gradients, exact, strict=True)) / scale
         if far <= TOLERANCE[torch.float32]:
@@ -269,13 +263,6 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 def _random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _single(batch: Batch) -> Batch:
-    """The batch with its numbers in single precision."""
-    tensors = [x.float() if x.is_floating_point() else x for x in (*batch.inputs, batch.target)]
-    context = {name: x.float() if x.is_floating_point() else x for name, x in batch.context.items()}
-    return Batch(tuple(tensors[:-1]), tensors[-1], context)
 
 
 def _few(names: list[str]) -> str:

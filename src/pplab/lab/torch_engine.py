@@ -135,15 +135,13 @@ class _Rank(Rank):
 
     def load(self, batch: Batch) -> list[Batch]:
         """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and knows one shape."""
-        pieces = batch.microbatches(self.job.schedule.num_microbatches)
-        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in pieces}
+        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in super().load(batch)}
         self._kind = self._kind or min(kinds)
         if kinds != {self._kind}:
             raise ValueError(
                 f"torch's runtime takes microbatches of one shape in all steps, and here are {self._kind} and "
                 f"{', '.join(sorted(kinds - {self._kind}))}: pad them, or run them by pplab's engine"
             )
-        super().load(batch)
         return [batch.to(self.context.device)]
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

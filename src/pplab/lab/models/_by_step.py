@@ -85,8 +85,7 @@ class Batches:
 
     def _check_same(self) -> None:
         """Whether the first batch is what it was when this was made, or when it was begun before."""
-        first = as_batch(self._last, 0)
-        tensors = [*first.inputs, first.target, *first.context.values()]
+        tensors = as_batch(self._last, 0).tensors
         if self._first is None:
             self._first = [x.clone() for x in tensors]
         elif len(tensors) != len(self._first) or not all(map(torch.equal, tensors, self._first)):
