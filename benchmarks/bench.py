@@ -22,9 +22,9 @@ from pplab.lab import models
 from pplab.lab.against_torch import HEADINGS, versus
 from pplab.lab.models import Modules
 from pplab.lab.probe import multiply_times
-from pplab.lab.results import versions
 from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Batch, Pool
+from pplab.runtime.pool import versions
 from pplab.runtime.stage import Stage
 
 

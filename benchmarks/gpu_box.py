@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pplab.lab.mps import CONTROL
-from pplab.lab.results import versions
+from pplab.runtime.pool import versions
 
 SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # from, and to where there is an end
 

@@ -91,10 +91,8 @@ def stage_by_hand(rank, ranks, device):
 
 def stage_by_tracing(rank, ranks, device):
     begins = {f"blocks.{n * LAYERS // ranks}": SplitPoint.BEGINNING for n in range(1, ranks)}
-    tokens, _ = batch(0)
-    pipe = pipeline(
-        whole_model(), (tokens[: BATCH // MICROBATCHES],), split_spec=begins
-    )  # one microbatch as an example
+    microbatch = batch(0)[0][: BATCH // MICROBATCHES]  # an example of what the model is given
+    pipe = pipeline(whole_model(), (microbatch,), split_spec=begins)
     pipe.get_stage_module(rank).to(device)
     return pipe.build_stage(rank, device)
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from pplab.lab.results import versions
+from pplab.runtime.pool import versions
 
 ROOT = Path(__file__).parents[1]
 SEED = 2026

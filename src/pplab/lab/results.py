@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,15 +103,6 @@ class Tables(tuple):
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self or (Results((), ()),))
-
-
-def versions() -> dict[str, str]:
-    """What a measurement is made with, as `Run.machine` says it. Loads torch."""
-    import torch
-
-    from .. import __version__
-
-    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def find_folder() -> Path | None:

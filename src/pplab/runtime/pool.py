@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .. import __version__
 from ..errors import positive_int, unknown
 from ..schedule import Schedule
 from .devices import choose_transport, notes
@@ -194,8 +195,6 @@ def make_run(
     notes: Sequence[str],
 ) -> Run:
     """Put the ranks' reports together. `devices` and `transport` are theirs; `notes` say what no run can show there."""
-    from .. import __version__
-
     if job.engine_name == "torch" and transport == "shared":
         transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
@@ -208,10 +207,14 @@ def make_run(
         notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
     if (clock_error_ms := max(trace.error_ns for trace in traces) / 1e6) > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
-    versions = {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions, clock_error_ms)
+    machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions(), clock_error_ms)
     losses = tuple(map(sum, zip(*(report.losses for report in reports), strict=True)))
-    first_loss = sum(report.first_loss for report in reports)
     found = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
     extras = {name: each for name, each in found if each is not None}
+    first_loss = sum(report.first_loss for report in reports)
     return Run(job, machine, tuple(notes), losses, first_loss, steps, gradients, extras)
+
+
+def versions() -> dict[str, str]:
+    """What a measurement is made with."""
+    return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}

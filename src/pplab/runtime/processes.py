@@ -188,9 +188,8 @@ def _dismiss(line: socket.socket, made: Future) -> None:
         line.shutdown(socket.SHUT_WR)
         line.settimeout(guard.END_S)
         line.recv(1)  # comes to nothing when it has ended
-    process = made.result()
-    process.kill()
-    process.wait()
+    made.result().kill()
+    made.result().wait()
 
 
 def _kill(processes: Sequence[mp.Process]) -> None:
