@@ -1,14 +1,11 @@
-"""What a rank can do: one action of one stage on one microbatch, or a forward and a backward overlapped.
+"""What a rank can do: one action of one stage on one microbatch, or two at once.
 
 The text form is PyTorch's: `0F3` is stage 0, forward, microbatch 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
-from functools import partial
-from itertools import repeat
 from typing import NamedTuple
 
 
@@ -48,24 +45,15 @@ class Action(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A forward and a full backward of two microbatches that run at the same time on one rank."""
+    """Two computations that run at the same time on one rank; neither waits for the other."""
 
-    forward: Action
-    backward: Action
+    first: Action
+    second: Action
 
     def __str__(self) -> str:
-        return f"({self.forward};{self.backward})OVERLAP_F_B"
+        return f"({self.first};{self.second})OVERLAP_{self.first.kind.value}_{self.second.kind.value}"
 
     __repr__ = __str__
-
-
-def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
-    """One stage and kind on several microbatches (made without a Python call each: builders make millions).
-
-    >>> actions_of(1, F, range(3))
-    [1F0, 1F1, 1F2]
-    """
-    return list(map(partial(tuple.__new__, Action), zip(repeat(stage), repeat(kind), microbatches, strict=False)))
 
 
 def parts(item: Action | Overlap) -> tuple[Action, ...]:

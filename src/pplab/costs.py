@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 
 from .actions import Action, B, F, I, Kind, Overlap, W
 from .errors import MOST, expect, number, shown
@@ -17,8 +18,7 @@ PerStage = float | Sequence[float]  # one number for all stages, or one for each
 class Link:
     """The way from one rank to another: a message arrives `latency` after it has passed at `bandwidth`.
 
-    Messages of one link pass one after the other, so a slow link makes a queue. Bandwidth is in the unit of
-    `Costs.message` per unit of time.
+    A link's messages pass one after the other: a slow one makes a queue. Bandwidth is `Costs.message` per unit of time.
     """
 
     latency: float = 0
@@ -40,11 +40,10 @@ class Costs:
 
     - `backward`: of a full backward; the sum of its halves when left out.
     - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
-    - `overlap`: of an overlapped forward and backward: "sum" or "max" of the two, a duration, or durations by stages,
-      (forward's, backward's); pairs that these lack take the sum.
+    - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of pairs by their kinds
+      {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B, in any order; others take the sum.
     - `latency`, `bandwidth`: of every link between two ranks, but for those in `links[source, target]`.
-    - `message`: what a stage gives the next, and takes back as a gradient, in the unit of bandwidth; per stage: what
-      leaves that stage forward.
+    - `message`: what a stage gives the next, and takes back as a gradient, in bandwidth's unit; per stage: its output.
     """
 
     forward: PerStage = 1
@@ -68,12 +67,14 @@ class Costs:
         if not any(any(each) if isinstance(each, tuple) else each for each in works):
             none = "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare"
             raise ValueError(f"{none} idle time with: give one of them a duration above 0")
+        pairs = {}
         if isinstance(self.overlap, Mapping):
-            vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+            pairs = vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
         elif not isinstance(self.overlap, str):
-            vars(self)["overlap"] = number("overlap", self.overlap)
+            pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
         elif self.overlap not in ("sum", "max"):
             raise ValueError(f'overlap must be "sum", "max" or a duration, got {shown(self.overlap)}')
+        vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
         vars(self).update(vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
         for pair, link in self.links.items():
@@ -91,20 +92,18 @@ class Costs:
         inputs = of_stage(self.backward_input, stage)
         return (inputs if kind == I else inputs + of_stage(self.backward_weight, stage)) + again
 
-    def of_overlap(self, forward_stage: int, backward_stage: int) -> float:
-        """How long a forward takes that is overlapped with a full backward."""
-        if isinstance(self.overlap, Real):
-            return self.overlap
-        forward, backward = self.of(F, forward_stage), self.of(B, backward_stage)
+    def of_overlap(self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B) -> float:
+        """How long two actions take at once: unless their kinds are said, a forward and a full backward."""
+        alone = self.of(first, first_stage), self.of(second, second_stage)
         if self.overlap == "max":
-            return max(forward, backward)
-        given = {} if self.overlap == "sum" else self.overlap
-        return given.get((forward_stage, backward_stage), forward + backward)
+            return max(alone)
+        on_stages = frozenset((f"{first_stage}{first}", f"{second_stage}{second}"))
+        return self._pairs.get(on_stages, self._pairs.get(frozenset((first, second)), sum(alone)))
 
     def of_item(self, item: Action | Overlap) -> float:
         """How long an item of a row takes."""
         if type(item) is Overlap:
-            return self.of_overlap(item.forward.stage, item.backward.stage)
+            return self.of_overlap(item.first.stage, item.second.stage, item.first.kind, item.second.kind)
         return self.of(item.kind, item.stage)
 
     def link(self, source: int, target: int) -> Link:
@@ -149,6 +148,17 @@ class Costs:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
                 ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
                 raise ValueError(f"links names ({source}, {target}), and {ranks}: name two different ones")
+
+
+def _halves(pair: object) -> frozenset[str]:
+    """What a key of `overlap` pairs: {"F", "I"}, or with stages {"0F", "1I"}."""
+    if isinstance(pair, tuple) and len(pair) == 2:
+        if all(isinstance(stage, Integral) for stage in pair):
+            return frozenset((f"{pair[0]}F", f"{pair[1]}B"))
+        if all(isinstance(half, str) and re.fullmatch(r"\d*[FBIW]", half) for half in pair):
+            return frozenset(pair)
+    expected = 'two kinds, such as ("F", "I"), with stages ("0F", "1I"), or two stages (a forward\'s, a backward\'s)'
+    raise ValueError(f"overlap must name pairs by {expected}, got {shown(pair)}")
 
 
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")

@@ -13,8 +13,7 @@ MOST = 1e100  # of a duration or size: sums of millions of them, and their ratio
 class ScheduleError(ValueError):
     """A schedule that can't run.
 
-    Attributes: `rank` and `action` locate the fault (None where it has no single place), `cause` says what is wrong,
-    `remedy` says what to change.
+    `rank` and `action` locate the fault (None: it has no one place), `cause` says what is wrong, `remedy` what to do.
     """
 
     def __init__(self, cause: str, remedy: str, rank: int | None = None, action: object = None):

@@ -63,8 +63,8 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
     page = page.replace("/*given*/", json.dumps([record(each, costs.unit) for each in things]).replace("</", r"<\/"))
     if path is not None:
         Path(path).write_text(page, "utf-8")
-    rows = "~".join(".".join(map(str, row)) for row in schedules[0].rows) if schedules == [thing] and fields else ""
-    rows = rows.replace(";", "-").replace("OVERLAP_F_B", "")  # in characters that need no escape; rows.js reads them
+    rows = schedules[0].rows if schedules == [thing] and fields else ()  # in characters without escapes, for rows.js:
+    rows = "~".join(".".join(str(x).partition("OVERLAP")[0] for x in row) for row in rows).replace(";", "-")
     return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
 
 

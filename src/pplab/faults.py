@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from math import inf
 from typing import NoReturn
 
@@ -160,12 +159,11 @@ def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[fl
     for rank in range(schedule.num_ranks):
         most = of_stage(limits, rank)
         before = memory.constant(schedule.stages_of(rank))
-        halves = list(chain.from_iterable(map(parts, schedule.rows[rank])))
-        levels = list(memory.levels(halves))
-        for action, (during, after) in zip(halves, levels, strict=True):
+        levels = list(memory.levels(schedule.rows[rank]))
+        for item, (during, after) in zip(schedule.rows[rank], levels, strict=True):
             if during > most:
-                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {action}, which "
+                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {item}, which "
                 cause += f"needs {during - before:g} more, and the limit is {most:g}"
-                remedy = f"run a backward before {action}, or raise the limit to {max(levels)[0]:g}"
-                raise ScheduleError(cause, remedy, rank, action)
+                remedy = f"run a backward before {item}, or raise the limit to {max(levels)[0]:g}"
+                raise ScheduleError(cause, remedy, rank, item)
             before = after

@@ -52,10 +52,12 @@ class Memory:
         changes = {stage: self.changes(stage) for stage in stages}
         after = self.constant(stages)
         for item in row:
+            ended = 0
             for stage, kind, _ in parts(item):
                 at_start, at_end = changes[stage][kind]
-                during = after + at_start
-                after = during + at_end
+                after += at_start
+                ended += at_end
+            during, after = after, after + ended
             yield during, after
 
     def constant(self, stages: Sequence[int]) -> float:

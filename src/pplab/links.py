@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from math import inf
 
 from .costs import Costs
 from .schedule import Graph
@@ -19,19 +18,20 @@ def lags_of(graph: Graph, costs: Costs) -> list[float]:
     return [0 if a == b else lag_of(a, b) if lag_of else costs.latency for a, b in ways]
 
 
-def queueing(graph: Graph, costs: Costs, lags: Sequence[float]) -> Send:
+def queueing(graph: Graph, costs: Costs, lags: Sequence[float], widths: Sequence[float] = (1,)) -> Send:
     """What tells the simulator's loop when an entry's message arrives that leaves now.
 
-    Those of one narrow link pass one after the other, in the order of its source's row, so that no other clock decides.
+    Those of one link pass one after the other, in the order of its source's row, so that no other clock decides. Where
+    microbatches are slices in turn, each of one of `widths`, their messages are as large a part.
     """
     columns, ranks, targets, link_of = graph.columns, graph.columns.ranks, graph.targets, cache(costs.link)
     free: dict[tuple[int, int], float] = defaultdict(int)  # when a link has let everything pass so far
 
     def send(entry: int, now: float) -> float:
-        source, target = ranks[entry], targets[entry]
-        if source != target and (link := link_of(source, target)).bandwidth < inf:
-            takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link.bandwidth)
-            free[source, target] = now = max(now, free[source, target]) + takes
+        way = ranks[entry], targets[entry]
+        if way[0] != way[1]:
+            takes = costs.occupancy(columns.kinds[entry], columns.stages[entry], link_of(*way).bandwidth)
+            free[way] = now = max(now, free[way]) + takes * widths[columns.microbatches[entry] % len(widths)]
         return now + lags[entry]
 
     return send

@@ -14,9 +14,8 @@ LoweredRow = tuple[Action | Overlap, ...]
 def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     """The rows of `schedule` with a SEND after every action whose result another rank needs, and the RECV for it.
 
-    A receive stands `ahead` actions before the one that needs it. Messages from one rank to another are received in
-    the order in which they are sent, so that a channel that keeps its order (NCCL) can't deadlock. Stages on one rank
-    exchange nothing.
+    A receive stands `ahead` actions before the one that needs it. A rank receives what another sends in the order of
+    sending, so that a channel that keeps it (NCCL) can't deadlock. Stages on one rank exchange nothing.
 
     >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)

@@ -128,7 +128,7 @@ def fill_of(timeline: Timeline, span: Span) -> list[str]:
 
 
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
-    """One collection of bars per colour; an overlap shows its forward in the upper half, its backward in the lower."""
+    """One collection of bars per colour; of an overlap, the first is in the upper half, the second in the lower."""
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:

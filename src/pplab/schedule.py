@@ -132,14 +132,14 @@ class Columns:
     """The actions of all rows as flat lists, which a pass over millions of actions reads.
 
     Items have ids, counted along rank 0's row, then rank 1's, and so on: an overlap has one, like any action. The lists
-    have an entry per id, the item's action (an overlap's forward), and behind those one per overlap, its backward.
+    have an entry per id, the item's action (an overlap's first), and behind those one per overlap, its second.
     """
 
     bounds: tuple[int, ...]  # rank r's ids are range(bounds[r], bounds[r + 1])
     stages: list[int]  # of every entry
     kinds: list[Kind]
     microbatches: list[int]
-    overlaps: list[int]  # their ids; the backward of the k-th is entry bounds[-1] + k
+    overlaps: list[int]  # their ids; the second half of the k-th is entry bounds[-1] + k
     num_stages: int
     num_microbatches: int
 
@@ -149,10 +149,9 @@ class Columns:
         is so large that most are missing, before anything of that size is made."""
         items, overlaps = list(chain.from_iterable(rows)), []
         stages = [*map(itemgetter(0), items)]
-        if Action in set(map(type, stages)):  # an overlap's forward stands where a stage should
+        if Action in set(map(type, stages)):  # an overlap's first half stands where a stage should
             overlaps = [i for i, item in enumerate(items) if type(item) is Overlap]
-            backwards = [items[i].backward for i in overlaps]
-            items = [item.forward if type(item) is Overlap else item for item in items] + backwards
+            items = [x.first if type(x) is Overlap else x for x in items] + [items[i].second for i in overlaps]
             stages = [*map(itemgetter(0), items)]
         kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
         if strange := set(map(type, kinds)) - {Kind}:
@@ -199,20 +198,19 @@ def _count(name: str, column: list[int]) -> int:
 class Graph:
     """Who waits for whom: `deps.needs` in integers, for millions of items, found by where they stand in a list.
 
-    A microbatch makes 2S hops, down through S stages and back up. The list has a block of M slots for each hop, and in
-    it a slot for each microbatch. So what waits for a message stands one block, M slots, behind what makes it:
+    A microbatch makes 2S hops, down through S stages and back up. The list has a block for each hop, with a slot for
+    each of M microbatches. So what waits for a message stands one block, M slots, behind what makes it:
 
         block     0      1      2    ...     S         S+1     ...  2S-1    2S    2S+1
                (empty)   F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B1 --> B0  (empty)
 
-    An I stands where the B would. A W waits for no message, only for its turn: the blocks of W lie behind all these,
-    each between two empty ones.
+    An I stands where the B would. A W waits for no message: its blocks lie behind, each between two empty ones.
     """
 
     columns: Columns
     slots: list[int]  # of every entry
     entries: list[int]  # of every slot, or NOBODY
-    second: dict[int, int]  # of every overlap: the entry of its backward
+    second: dict[int, int]  # of every overlap: the entry of its second half
     whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
 
     @classmethod
@@ -241,7 +239,7 @@ class Graph:
         return [rank if user == NOBODY else ranks[user] for rank, user in zip(ranks, users, strict=True)]
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
-        """The messages for which an item waits: the entry that does, forward first, and the entry that makes it."""
+        """The messages for which an item waits: the entry that does, first half first, and the entry that makes it."""
         halves = [i, self.second[i]] if i in self.second else [i]
         makers = [self.entries[self.slots[entry] - self.columns.num_microbatches] for entry in halves]
         return [(entry, maker) for entry, maker in zip(halves, makers, strict=True) if maker >= 0]
@@ -261,13 +259,13 @@ def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
     `blocks`: entries of every stage's F, of its B or I, and of its W; none doubled, and of the first two none missing.
     """
     kinds, found = columns.kinds, set(columns.kinds)
-    places = sum(map(len, columns.holders))
-    if places == columns.num_stages and found in ({F, B}, {F, I, W}):  # one rank each, and all backwards are alike
+    alike = found == {F, B} or (found == {F, I, W} and not columns.overlaps)
+    if alike and sum(map(len, columns.holders)) == columns.num_stages:  # one rank each
         return B in found or all(all(map(gt, weights, inputs)) for _, inputs, weights in zip(*blocks, strict=True))
-    ranks = columns.ranks
+    ranks, ids = columns.ranks, [*range(columns.bounds[-1]), *columns.overlaps]
     for of_stage in zip(*blocks, strict=True):
         for f, b, w in zip(*of_stage, strict=True):
-            follows = w > b and ranks[w] == ranks[b]
+            follows = w >= 0 and ids[w] > ids[b] and ranks[w] == ranks[b]
             if ranks[f] != ranks[b] or (w >= 0 and not follows) or follows != (kinds[b] is I):
                 return False
     return found <= COMPUTE

@@ -119,8 +119,7 @@ def validate(
 
 def check_form(schedule: Schedule) -> None:
     """Raise ScheduleError unless every rank runs something, and every stage is where a stage may be."""
-    if not isinstance(schedule, Schedule):
-        expect(Schedule, schedule=schedule)
+    expect(Schedule, schedule=schedule)
     if schedule.copies > 1 or not all(schedule.rows):
         from .faults import check_placement
 
@@ -137,10 +136,9 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
 
 def durations_of(columns: Columns, costs: Costs) -> list[float]:
     """How long every id takes."""
-    stages = range(columns.num_stages)
-    table = {kind: [costs.of(kind, stage) for stage in stages] for kind in COMPUTE}
-    durations = [table[kind][stage] for kind, stage in zip(columns.kinds, columns.stages, strict=True)]
-    of_overlap = cache(costs.of_overlap)
-    for backward, i in enumerate(columns.overlaps, columns.bounds[-1]):
-        durations[i] = of_overlap(columns.stages[i], columns.stages[backward])
+    kinds, stages, of_overlap = columns.kinds, columns.stages, cache(costs.of_overlap)
+    table = {kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE}
+    durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
+    for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
+        durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])
     return durations[: columns.bounds[-1]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from .actions import Action, B, F, Kind, Overlap
+from .actions import COMPUTE, Action, Kind, Overlap
 from .errors import expect, shown
 
 _ACTION = re.compile(r"(\d{1,99})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,99})")
-_OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_([FBIW])_([FBIW])")
+_PAIRS = "(0F7;7B3)OVERLAP_F_B or (0W1;0I2)OVERLAP_W_I"
 
 
 def parse(text: str) -> Action | Overlap:
@@ -20,26 +21,28 @@ def parse(text: str) -> Action | Overlap:
     >>> parse("1F3"), parse("(0F7;7B3)OVERLAP_F_B")
     (1F3, (0F7;7B3)OVERLAP_F_B)
     """
-    if type(text) is not str:
-        expect(str, text=text)
+    expect(str, text=text)
     text = text.strip()
     if match := _ACTION.fullmatch(text):
         stage, kind, microbatch = match.groups()
         return Action(int(stage), Kind(kind), int(microbatch))
     if match := _OVERLAP.fullmatch(text):
-        return overlap(*(parse(half) for half in match.groups()))
-    forms = "stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or (0F7;7B3)OVERLAP_F_B"
+        pair = overlap(parse(match[1]), parse(match[2]))
+        if (pair.first.kind, pair.second.kind) != match.groups()[2:]:
+            raise ValueError(f"{shown(text)} is not an overlap: expected {pair}")
+        return pair
+    forms = f"stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or {_PAIRS}"
     raise ValueError(f"{shown(text)} is not an action: expected {forms}")
 
 
-def overlap(forward: Action | Overlap, backward: Action | Overlap) -> Overlap:
-    """Pair a forward with a full backward, checked."""
-    pair = Overlap(forward, backward)
-    legal = type(forward) is type(backward) is Action and forward.kind is F and backward.kind is B
-    if not legal or (forward.stage, forward.microbatch) == (backward.stage, backward.microbatch):
-        expected = "a forward, and a full backward of something else, as in (0F7;7B3)"
-        raise ValueError(f"{shown(pair)} is not an overlap: expected {expected}")
-    return pair
+def overlap(first: Action | Overlap, second: Action | Overlap) -> Overlap:
+    """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of it."""
+    both = first, second
+    computes = all(type(a) is Action and type(a.kind) is Kind and a.kind in COMPUTE for a in both)
+    if computes and (first.stage, first.microbatch) != (second.stage, second.microbatch):
+        return Overlap(*both)
+    expected = f"expected two computations, of different stages or microbatches, as in {_PAIRS}"
+    raise ValueError(f"{shown(Overlap(*both) if computes else both)} is not an overlap: {expected}")
 
 
 def checked(rows: object) -> tuple[tuple[Action | Overlap, ...], ...]:

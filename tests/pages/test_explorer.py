@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import unescape
 from itertools import product
 from urllib.parse import parse_qs
@@ -76,11 +76,12 @@ def random_costs(rng: random.Random) -> dict:
     return costs | {"overlap": rng.choice(["sum", "max", number(rng)])}
 
 
-def configurations(name: str, most_ranks: int, most_microbatches: int, times: int = 1) -> list[dict]:
-    """Every size up to those, with every number of stages per rank where it can be chosen, each under random costs."""
+def configurations(name: str, most_ranks: int, microbatches: Iterable[int], times: int = 1) -> list[dict]:
+    """Every number of ranks up to that with these of microbatches, and every number of stages per rank where it can be
+    chosen, each under random costs."""
     rng = random.Random(name)
     stages = (1, 2, 3) if "stages_per_rank" in find(name).options else (None,)
-    sizes = product(range(1, most_ranks + 1), range(1, most_microbatches + 1), stages)
+    sizes = product(range(1, most_ranks + 1), microbatches, stages)
     return [configuration(name, *size, random_costs(rng)) for size in sizes for _ in range(times)]
 
 
@@ -103,9 +104,10 @@ def skip_unless_made(evaluate: Evaluate, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_searched(name)])
 def test_every_action_and_figure(evaluate: Evaluate, name: str) -> None:
-    """All small sizes. An order that depends on the costs is compared under more of them."""
+    """All small sizes, then only multiples of the ranks: test_the_largest has others. An order that depends on the
+    costs is compared under more of them."""
     skip_unless_made(evaluate, name)
-    agree(evaluate, configurations(name, 4, 12, 2 if "costs" in find(name).options else 1))
+    agree(evaluate, configurations(name, 4, (*range(1, 7), 8, 12), 2 if "costs" in find(name).options else 1))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_searched(name)])
@@ -127,7 +129,7 @@ def test_every_searched_action_and_figure(evaluate: Evaluate, name: str) -> None
     rng = random.Random(name)
     sizes = [(2, 8), (3, 7), (4, 6), (4, 9), (5, 8)]
     agree(evaluate, [configuration(name, P, M, None, random_costs(rng)) for P, M in sizes])
-    agree(evaluate, configurations(name, 3, 5))
+    agree(evaluate, configurations(name, 3, range(1, 6)))
 
 
 def test_searches_that_a_rare_preference_decides(evaluate: Evaluate) -> None:
@@ -403,7 +405,10 @@ CSV = [
     '"0F0","0B0"\n1F0,1B0',
     "0F0,0SEND_F0,0UNSHARD,0B0\n1RECV_F0,1F0,1B0",
     "0F0,(0F1;0B0)OVERLAP_F_B,0B1",
+    "0F0,(0F1;0I0)OVERLAP_F_I,(0W0;0I1)OVERLAP_W_I,0W1",
     "0F0,(0B1;0B0)OVERLAP_F_B,0B1",
+    "0F0,(0F0;0B0)OVERLAP_F_B",
+    "0F0,(0F1;0SEND_F0)OVERLAP_F_B",
     "0F0,0X0\n",
     "0F0,0B0\n1F0,hello",
     "",

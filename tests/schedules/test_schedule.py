@@ -7,7 +7,8 @@ import pytest
 import pplab as pp
 from conftest import is_ready, random_schedule
 from pplab import lab
-from pplab.actions import SEND_F, actions_of
+from pplab.actions import SEND_F
+from pplab.builders._weave import actions_of
 from pplab.course.figures import schedule_html
 from pplab.deps import incoming, needs, outgoing
 from pplab.text import overlap
@@ -20,8 +21,8 @@ def test_text_form_of_an_action_is_read_back(text):
 
 
 def test_text_form_of_an_overlap_is_read_back():
-    text = "(0F7;7B3)OVERLAP_F_B"
-    assert str(pp.parse(text)) == text
+    for text in ("(0F3;1I2)OVERLAP_F_I", "(0W1;0I2)OVERLAP_W_I", "(2W1;0F2)OVERLAP_W_F", "(0F7;7B3)OVERLAP_F_B"):
+        assert str(pp.parse(text)) == text
     assert pp.parse(text) == pp.Overlap(pp.Action(0, pp.Kind.F, 7), pp.Action(7, pp.Kind.B, 3))
 
 
@@ -35,8 +36,11 @@ def test_junk_is_not_an_action(junk):
 
 
 def test_an_overlap_is_of_two_different_things():
-    with pytest.raises(ValueError, match="something else"):
-        overlap(pp.parse("0F0"), pp.parse("0B0"))
+    for halves in ("0F0 0B0", "0I0 0W0", "0W0 0F0", "0F0 0F0"):  # one waits for the other, or is it
+        with pytest.raises(ValueError, match="not an overlap: expected two computations, of different stages or micro"):
+            overlap(*map(pp.parse, halves.split()))
+    with pytest.raises(ValueError, match=r"\(0F0;0I1\)OVERLAP_F_B' is not an overlap: expected \(0F0;0I1\)OVERLAP_F_I"):
+        pp.parse("(0F0;0I1)OVERLAP_F_B")
 
 
 def test_actions_makes_many():
@@ -83,13 +87,12 @@ def test_peaks_count_from_forward_to_the_weight_gradient():
         ([[pp.Action(0, "F", 0)]], "kind must be a pplab.Kind, such as Kind.F, not a str"),
         ([["0F0", "0F999999999"]], "1 stage and 1000000000 microbatches need more than 2 actions; number stages and"),
         ([["99999F99999"]], "100000 stages and 100000 microbatches need more than 1 action;"),
-        ([[pp.Overlap(pp.parse("0B0"), pp.parse("0B1"))]], r"\(0B0;0B1\)OVERLAP_F_B is not an overlap"),
         (
-            [[pp.Overlap(pp.parse("0F0"), pp.parse("0I1"))]],
-            "is not an overlap: expected a forward, and a full backward",
+            [[pp.Overlap(pp.parse("0F0"), pp.parse("0SEND_F1"))]],
+            r"\(0F0, 0SEND_F1\) is not an overlap: expected two comp",
         ),
-        ([[pp.Overlap(pp.parse("1F0"), pp.parse("1B0"))]], "something else"),
-        ([[pp.Overlap(1, 2)]], r"\(1;2\)OVERLAP_F_B is not an overlap"),
+        ([[pp.Overlap(pp.parse("1F0"), pp.parse("1B0"))]], "of different stages or microbatches, as in"),
+        ([[pp.Overlap(1, 2)]], r"\(1, 2\) is not an overlap"),
         ([[pp.Action(0, pp.Kind.F, 0.5)]], "microbatch must be a whole number of at least 0, got 0.5"),
     ],
 )

@@ -2,14 +2,16 @@
 
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
 import pplab as pp
 from conftest import random_costs, random_schedule, registry, slow_simulate
 from pplab import lab
+from pplab.course import dualpipe as exercise
 from pplab.course import figures
 from pplab.lab import formulas
 from pplab.lab.cli import summary
@@ -246,6 +248,89 @@ def test_closed_forms_of_dualpipe(P, F, I, W, overlap):  # noqa: E741
             if overlap == "sum":
                 assert t.idle == pytest.approx((idle,) * P)
             assert t.peak_in_flight == (formulas.dualpipe_peak_in_flight(PP),) * P
+
+
+MIXTURE = lab.with_all_to_all(pp.Costs(4, 4, 2), forward=2, backward_input=2)  # F & B takes 6, F & I and W & I take 4
+
+
+def mixed(name: str, M: int, c: float = 0, **options) -> float:
+    s = pp.build(name, num_ranks=4, num_microbatches=M, **options)
+    return pp.simulate(s, replace(MIXTURE.finer(s.num_stages // 4), latency=c)).makespan
+
+
+def test_what_pairs_take_of_a_mixture_of_experts():
+    """P=4, M=8 and 64, without latency, and M=64 with 1."""
+    for name, V, split, makespans in (
+        ("DualPipe", None, None, [74, 410, 461]),
+        ("DualPipeV", None, None, [75, 411, 515]),
+        ("paired-1F1B", 1, False, [82, 418, 486]),
+        ("paired-1F1B", 2, False, [73, 409, 545]),
+        ("paired-1F1B", 4, False, [68.5, 404.5, 676.5]),
+        ("paired-1F1B", 1, True, [64, 400, 412]),
+        ("paired-1F1B", 2, True, [62, 398, 416]),
+        ("paired-1F1B", 4, True, [59, 395, 548]),
+    ):
+        options = {} if V is None else {"stages_per_rank": V, "split": split}
+        assert [mixed(name, M, c, **options) for M, c in ((8, 0), (64, 0), (64, 1))] == makespans, (name, V, split)
+    for V in (1, 2, 4):
+        whole, halved = (
+            pp.build("paired-1F1B", num_ranks=4, num_microbatches=64, stages_per_rank=V, split=each)
+            for each in (False, True)
+        )
+        assert max(whole.peak_in_flight) == max(halved.peak_in_flight) == {1: 8, 2: 12, 4: 20}[V]
+    joined = exercise.paired(pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=64).rows)  # no forward more
+    assert pp.simulate(pp.Schedule(joined), MIXTURE.finer(2)).makespan == 535
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (4, 4, 2), (3, 4, 2), (5, 1, 1), (1, 3, 2)])
+def test_closed_forms_of_pairs(times):
+    """P divides M; where there is one stage per rank, it needn't."""
+    F, I, W = times  # noqa: E741
+    B = I + W
+    for P, M, V in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12), (1, 2, 3)):
+        s = pp.build("paired-1F1B", num_ranks=P, num_microbatches=M, stages_per_rank=V)
+        for overlapped in (max(F, B), max(F, B) + min(F, B) / 4, F + B):
+            t, form = pp.simulate(s, pp.Costs(*times, overlap=overlapped)), formulas.paired_makespan
+            if V == 1 or M % P == 0:
+                assert t.makespan == form(P, M, F, B, overlapped, V), (P, M, V)
+                assert s.peak_in_flight == formulas.paired_peak_in_flight(P, M, V)
+            elif overlapped < F + B:
+                assert t.makespan != form(P, M, F, B, overlapped, V), (P, M, V)
+
+
+# A layer of the mixture, as what computes (c) and what is on the network (n).
+PIECES = {"F": "cncn", "B": "nccncc", "I": "ncnc", "W": "cc"}
+
+
+def least(a: str, b: str) -> int:
+    """How long two sequences of pieces of 1 take at least: tried in every order in which they can be started."""
+    best = 99
+    for places in combinations(range(len(a) + len(b)), len(a)):
+        free, done, rest = {"c": 0, "n": 0}, [0, 0], [iter(a), iter(b)]
+        for place in range(len(a) + len(b)):
+            whose = place not in places
+            stream = next(rest[whose])
+            done[whose] = free[stream] = max(free[stream], done[whose]) + 1
+        best = min(best, max(done))
+    return best
+
+
+def test_a_pair_takes_what_its_pieces_take_on_two_streams():
+    """Exactly where pieces of one fit under those of the other; where they'd have to be shifted by one, at least."""
+    F, B, I, W = map(pp.Kind, "FBIW")  # noqa: E741
+    found = {a + b: MIXTURE.of_overlap(0, 0, pp.Kind(a), pp.Kind(b)) for a, b in product("FBIW", repeat=2)}
+    assert {pair: found[pair] for pair in ("FB", "FI", "WI", "WF", "BW")} == dict(FB=6, FI=4, WI=4, WF=4, BW=6)
+    for (a, b), lasts in found.items():
+        slower = least(PIECES[a], PIECES[b]) - lasts
+        assert slower == 0 if {a, b} & {"W"} or {a, b} == {"F", "B"} or {a, b} == {"F", "I"} else slower == 1, (a, b)
+    assert lab.with_all_to_all(pp.Costs(4, 4, 2), 3, 3).of_overlap(0, 0, F, I) == 6  # the network is busy all the time
+    per_stage = lab.with_all_to_all(pp.Costs([4, 6], 4, 2), [2, 4], 2)
+    assert [per_stage.of_overlap(s, 0, F, B) for s in (0, 1)] == [6, 6]
+    assert [per_stage.of_overlap(0, s, I, F) for s in (0, 1)] == [4, 6]
+    assert MIXTURE.finer(2).of_overlap(0, 1, W, I) == 2
+    for wrong, says in ((5, "forward: 5 of it is all-to-all, and F on stage 0 takes 4"), ([1, 2, 3], "3 values for 2")):
+        with pytest.raises(ValueError, match=says):
+            lab.with_all_to_all(pp.Costs([4, 4], 4, 2), wrong, 2)
 
 
 def test_where_dualpipes_closed_form_is_off():
@@ -552,6 +637,40 @@ def test_an_overlap_by_its_stages():
     assert same.makespan == pp.simulate(s, pp.Costs(overlap=2.5)).makespan
     assert pp.simulate(s, pp.Costs(overlap={})).makespan == pp.simulate(s).makespan  # the sum
     assert pp.Costs(overlap={(0, 1): 3}).finer(2).overlap == {(0, 1): 1.5}
+
+
+def test_each_kind_of_pair_has_its_time():
+    """By hand, rank 0 of a schedule: pairs by their kinds, by their stages, and those that nothing is said of."""
+    costs = pp.Costs(4, 4, 2, overlap={("F", "B"): 6, (pp.Kind.I, pp.Kind.F): 5, ("1F", "0I"): 4.5, (1, 1): 7})
+    pairs = ("(0F9;0B0)OVERLAP_F_B 6", "(0B9;0F0)OVERLAP_B_F 6", "(1F9;1B0)OVERLAP_F_B 7", "(0F9;0I0)OVERLAP_F_I 5")
+    pairs += (
+        "(1F9;0I0)OVERLAP_F_I 4.5",
+        "(0I9;1F0)OVERLAP_I_F 4.5",
+        "(0W9;0I0)OVERLAP_W_I 6",
+        "(0F9;0F0)OVERLAP_F_F 8",
+    )
+    for text, lasts in map(str.split, pairs):
+        assert costs.of_item(pp.parse(text)) == float(lasts), text
+    assert pp.Costs(4, 4, 2, overlap=6).of_item(pp.parse("(0W9;0I0)OVERLAP_W_I")) == 6 == 2 + 4
+    assert pp.Costs(4, 4, 2, overlap=5).of_item(pp.parse("(0W9;0I0)OVERLAP_W_I")) == 6  # the 5 is of F and B
+    s = pp.Schedule([["0F0", "(0F1;0I0)OVERLAP_F_I", "(0W0;0I1)OVERLAP_W_I", "0W1"]])
+    assert pp.simulate(s, costs).makespan == 4 + 5 + 6 + 2
+
+
+@pytest.mark.parametrize("pair", [("F", "X"), (0, "B"), ("F",), "FB", ("F", 3), (0.5, 1), None])
+def test_a_pair_has_two_names(pair):
+    with pytest.raises(ValueError, match="overlap must name pairs by two kinds, .* got "):
+        pp.Costs(overlap={pair: 1})
+
+
+def test_an_overlap_holds_what_both_halves_need():
+    """A weight gradient frees what it holds when it ends, not when the forward beside it starts."""
+    s = pp.Schedule([["0F0", "0I0", "(0W0;0F1)OVERLAP_W_F", "(0I1;0F2)OVERLAP_I_F", "0W1", "0B2"]])
+    memory = pp.Memory(activation=10, weight_input=4)
+    assert list(memory.levels(s.rows[0])) == [(10, 10), (10, 4), (14, 10), (20, 14), (14, 10), (10, 0)]
+    with pytest.raises(pp.ScheduleError, match=r"holds 4 when it reaches \(0W0;0F1\)OVERLAP_W_F, which needs 10 more"):
+        pp.validate(s, memory=memory, limit=13)
+    assert lab.held_over_time(pp.simulate(s), memory)[0] == ([0, 2, 4, 6, 7, 9], [10, 14, 20, 14, 10, 0])
 
 
 def test_two_ranks_may_wait_for_one_overlap():

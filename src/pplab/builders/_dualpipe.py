@@ -30,9 +30,8 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     rows = []
     for rank in range(P):
         mirror = P - 1 - rank
-        near, far = Local(rank), Local(mirror, first_microbatch=M // 2)
-        if rank > mirror:
-            near, far = far, near
+        streams = Local(rank), Local(mirror, first_microbatch=M // 2)
+        near, far = streams if rank < mirror else streams[::-1]
         rows.append(dualpipe_row(near, far, min(rank, mirror), P // 2, M // 2, turns=abs(rank - mirror) == 1))
     return rows
 

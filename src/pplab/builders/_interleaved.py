@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ..actions import Action, B, F, Kind, actions_of
+from ..actions import Action, B, F, Kind
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..simulator import stuck_at
-from ._weave import phases
+from ._weave import actions_of, phases
 from .registry import Rows, register
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..actions import B, F, actions_of
+from ..actions import B, F
+from ._weave import actions_of
 from .registry import Rows, register
 
 

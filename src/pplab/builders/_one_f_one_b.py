@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..actions import Action, B, F, actions_of
+from ..actions import Action, B, F
 from ..errors import positive_int
-from ._weave import phases
+from ._weave import actions_of, phases
 from .registry import Rows, register
 
 

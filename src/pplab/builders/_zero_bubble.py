@@ -20,8 +20,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
 def zb_h2(num_ranks: int, num_microbatches: int) -> Rows:
     """Twice the warm-up and W put off twice as far: 2P-1 forwards held, and no bubble inside any rank's span if F=I=W.
 
-    The ranks' spans are shifted against each other, so the makespan keeps P-1 forwards: the zero is that of the span
-    bubble.
+    The ranks' spans are shifted against each other, so the makespan keeps P-1 forwards: only the span bubble is zero.
     """
     P, M = num_ranks, num_microbatches
     return [split_backwards(capped_row(rank, 2 * (P - rank) - 1, M), delay=2 * rank) for rank in range(P)]

@@ -77,8 +77,7 @@ def find(name: str) -> Builder:
 def build(name: str, *, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
     """Build the schedule `name` for `num_ranks` ranks and `num_microbatches` microbatches.
 
-    `pplab schedules` lists the names with their options and rules. Raises ValueError that names what was given and
-    what was expected.
+    `pplab schedules` lists the names with their options and rules. ValueError names what was given and expected.
 
     >>> print(build("1F1B", num_ranks=2, num_microbatches=3))
     1F1B: 2 ranks, 2 stages, 3 microbatches, 12 actions

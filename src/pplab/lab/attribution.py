@@ -26,7 +26,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from ..actions import Action, B, F, I, Kind, Overlap, W
+from ..actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from ..costs import Costs, Link, PerStage
 from ..palette import NAME
 from ..schedule import Schedule
@@ -226,14 +226,14 @@ def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, 
     for span in timeline.spans:
         lasted = span.end - span.start
         if isinstance(span.action, Overlap):
-            durations[Overlap].append(lasted)
-            durations[Overlap, span.action.forward.stage, span.action.backward.stage].append(lasted)
+            durations[tuple(sorted(half.kind for half in span.action))].append(lasted)
+            durations[tuple(sorted(f"{half.stage}{half.kind}" for half in span.action))].append(lasted)
         else:
             durations[span.action.kind].append(lasted)
             durations[span.action.kind, span.action.stage].append(lasted)
     mean = {key: total(found) / len(found) for key, found in durations.items()}
-    overlap = mean.get(Overlap, "sum")
-    overlaps = {key[1:]: value for key, value in mean.items() if isinstance(key, tuple) and key[0] is Overlap}
+    overlaps = {key: value for key, value in mean.items() if isinstance(key, tuple) and isinstance(key[1], str)}
+    of_kinds = {pair: value for pair, value in overlaps.items() if pair[0] in COMPUTE}
 
     def of(kind: Kind, stage: int) -> float:
         return mean.get((kind, stage), mean.get(kind, 0))
@@ -242,10 +242,10 @@ def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, 
         stages = range(schedule.num_stages)
         forward, whole, inputs, weights = ([value(kind, s) + late[s] for s in stages] for kind in (F, B, I, W))
         if I not in mean:
-            return Costs(forward, whole, 0, unit=timeline.unit)
+            return Costs(forward, whole, 0, overlap=of_kinds, unit=timeline.unit)
         if B not in mean:
             whole = [i + w for i, w in zip(inputs, weights, strict=True)]
-        return Costs(forward, inputs, weights, backward=whole, overlap=overlap, unit=timeline.unit)
+        return Costs(forward, inputs, weights, backward=whole, overlap=of_kinds, unit=timeline.unit)
 
     none = [0] * schedule.num_stages
     found, lateness = observe(timeline, message)
@@ -253,12 +253,11 @@ def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, 
     links = {pair: fit(messages, action, total(lateness) / len(lateness)) for pair, messages in found.items()}
     holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
-    on_stages = replace(costs(of, none), overlap=overlaps or "sum")
+    on_stages = replace(costs(of, none), overlap=overlaps)
     with_links = replace(on_stages, links=links, message=message)
     with_overhead = replace(costs(of, late), links=links, message=message)
-    if overlaps:
-        beside = total(lateness) / len(lateness)
-        with_overhead = replace(with_overhead, overlap={pair: value + beside for pair, value in overlaps.items()})
+    beside = total(lateness) / len(lateness)
+    with_overhead = replace(with_overhead, overlap={pair: value + beside for pair, value in overlaps.items()})
     return costs(lambda kind, _: mean.get(kind, 0), none), on_stages, with_links, with_overhead
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from ..errors import positive_int
+from ..errors import number, positive_int
 from . import cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
 from .json_form import run_to_dict
@@ -50,7 +50,7 @@ def option_flags() -> Iterator[Flag]:
         "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
         "optimizer": {
             "name": "--learning-rate",
-            "type": lambda rate: partial(torch.optim.AdamW, lr=float(rate)),
+            "type": _adamw,
             "metavar": "R",
             "default": "0.001",
             "help": "of AdamW",
@@ -67,6 +67,16 @@ def option_flags() -> Iterator[Flag]:
         usual = {"dest": each.name, "name": name, "help": each.metadata["says"], "default": each.default}
         taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
         yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
+
+
+def _adamw(rate: str) -> partial:
+    """What makes AdamW, by a learning rate as text."""
+    from torch.optim import AdamW
+
+    try:
+        return partial(AdamW, lr=number("a learning rate", float(rate)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{rate} is not a learning rate: expected a number from 0 on") from error
 
 
 def _train_flags() -> Iterator[Flag]:
@@ -200,7 +210,7 @@ WORKLOAD: tuple[Flag, ...] = (
     dict(
         name="--model",
         default="gpt",
-        help="gpt, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
+        help="gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
     ),
     dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
     dict(name="--device", default="auto", help="auto, cpu or cuda"),

@@ -2,7 +2,8 @@
 
 A file is CSV without a header: row i is rank i, rows are ragged, blank cells are ignored and never written.
 It is what `torch.distributed.pipelining` dumps and loads (`_PipelineScheduleRuntime._dump_csv`, `_load_csv`). A lowered
-file also names communication and sharding; reading keeps the computation.
+file also names communication and sharding; reading keeps the computation. Of two actions at once torch knows a forward
+and a full backward, OVERLAP_F_B; others are written in the same way, OVERLAP_F_I and so on, and only pplab reads them.
 """
 
 from __future__ import annotations

@@ -92,6 +92,26 @@ def interleaved_peak_in_flight(P: int, M: int, V: int) -> tuple[int, ...]:
     return tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))
 
 
+def sliced_makespan(P: int, M: int, k: int, F: float, B: float, V: int = 1) -> float:
+    """Seq1F1B (Sun et al. 2024) with k slices of equal times, and at V = 1 TeraPipe (Li et al. 2021); F and B of a
+    whole microbatch, of one of the V stages. Without latency, for M >= 1, and kM >= P where V > 1.
+
+    The bubble is that of 1F1B with microbatches of a k-th: (P-1)(F+B)/k. Found by simulating.
+    """
+    if V > 1 and k * M < P:
+        raise ValueError(f"the closed form needs at least P slices, got P={P}, k={k}, M={M}")
+    return (k * V * M + P - 1) * (F + B) / k
+
+
+def sliced_peak_in_flight(P: int, M: int, k: int) -> tuple[float, ...]:
+    """Seq1F1B with one stage per rank: per rank s, in whole microbatches' activations, (P-s+k-1)/k, at most M.
+
+    >>> sliced_peak_in_flight(P=4, M=8, k=2), sliced_peak_in_flight(P=4, M=8, k=4)
+    ((2.5, 2.0, 1.5, 1.0), (1.75, 1.5, 1.25, 1.0))
+    """
+    return tuple(min(P - s + k - 1, k * M) / k for s in range(P))
+
+
 def zb_h1_bubble(P: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-H1 (Qi et al. 2023): idle time per rank, for W <= I and at least P microbatches. 1F1B's is (P-1)(F+I+W).
 
@@ -143,6 +163,20 @@ def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
 def dualpipe_peak_in_flight(PP: int) -> int:
     """The same on every rank, in stages."""
     return PP + 1
+
+
+def paired_makespan(P: int, M: int, F: float, B: float, overlapped: float, V: int = 1) -> float:
+    """1F1B in pairs, and with V stages per rank interleaved 1F1B with one more warm-up forward, in pairs; F, B and
+    `overlapped`, a forward and a backward at once, of one of the V stages.
+
+    For M >= 2P that P divides, without latency, and max(F, B) <= overlapped <= F + B. Found by simulating.
+    """
+    return V * P * (F + B) + (V * M - (V - 1) * P - 1) * overlapped
+
+
+def paired_peak_in_flight(P: int, M: int, V: int = 1) -> tuple[int, ...]:
+    """The same: per rank r, in stages: 2(P-r) + (V-1)P, one more than interleaved 1F1B; never more than MV."""
+    return tuple(min(2 * (P - r) + (V - 1) * P, M * V) for r in range(P))
 
 
 def v_half_makespan(P: int, M: int) -> int:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from ..actions import B, F, actions_of
+from ..actions import B, F
 from ..builders import capped_row, interleaved, looped_rows, register, split_backwards, stages_of_loop
+from ..builders._weave import actions_of
 from ..builders.registry import Rows
 
 

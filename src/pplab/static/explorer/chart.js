@@ -217,7 +217,7 @@ var pplabChart = (() => {
     return drawn.join("") + (other && `<path d="${other}" fill="${OTHER}"/>`);
   }
 
-  /** One path per colour; an overlap shows its forward in the upper half, its backward in the lower. */
+  /** One path per colour; an overlap shows its first action in the upper half, its second in the lower. */
   function drawBars({ x, scale }, chart) {
     const bars = new Map(), texts = { "#ffffff": "", "#111111": "" };
     chart.timeline.byRank.forEach((row, rank) => {

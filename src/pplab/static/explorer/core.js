@@ -31,21 +31,22 @@ var pplab = (function make(schedules) {
     return value;
   }
 
-  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap the pair [forward, backward] ------------------
+  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap a pair of them --------------------------------
 
   const F = "F", B = "B", I = "I", W = "W";
   const action = (stage, kind, microbatch) => ({ stage, kind, microbatch });
   const actions = (stage, kind, microbatches) => microbatches.map((m) => action(stage, kind, m));
   const textOf = ({ stage, kind, microbatch }) => `${stage}${kind}${microbatch}`;
 
-  /** What stands in a row: a text and its parts, two when a forward and a backward overlap. */
+  /** What stands in a row: a text and its parts, two of an overlap. */
   function itemOf(made) {
-    if (Array.isArray(made)) return { text: `(${made.map(textOf).join(";")})OVERLAP_F_B`, parts: made };
+    if (Array.isArray(made)) return { text: `(${made.map(textOf).join(";")})OVERLAP_${made.map(({ kind }) => kind).join("_")}`, parts: made };
     return { text: textOf(made), parts: [made] };
   }
 
   const ACTION = /^(\d{1,99})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,99})$/;
-  const OVERLAP = /^\(([^;()]*);([^;()]*)\)OVERLAP_F_B$/;
+  const OVERLAP = /^\(([^;()]*);([^;()]*)\)OVERLAP_([FBIW])_([FBIW])$/;
+  const PAIRS = "(0F7;7B3)OVERLAP_F_B or (0W1;0I2)OVERLAP_W_I";
 
   /** Read an item from its text form. Throws ScheduleError with what was expected. */
   function parse(text) {
@@ -53,24 +54,22 @@ var pplab = (function make(schedules) {
     let match = ACTION.exec(text);
     if (match) return itemOf(action(Number(match[1]), match[2], Number(match[3])));
     match = OVERLAP.exec(text);
-    if (match) return overlap(parse(match[1]), parse(match[2]));
-    throw new ScheduleError(
-      `${repr(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, ` +
-        "or (0F7;7B3)OVERLAP_F_B",
-    );
+    if (match) {
+      const pair = overlap(parse(match[1]).parts[0], parse(match[2]).parts[0]);
+      if (pair.text.endsWith(`_${match[3]}_${match[4]}`)) return pair;
+      throw new ScheduleError(`${repr(text)} is not an overlap: expected ${pair.text}`);
+    }
+    throw new ScheduleError(`${repr(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or ${PAIRS}`);
   }
 
-  /** Pair the items of a forward and of a full backward, checked. */
+  /** Pair two computations, checked. All that a stage does for a microbatch waits for the rest of it. */
   function overlap(first, second) {
-    const [forward] = first.parts, [backward] = second.parts;
-    const isSameWork = forward.stage === backward.stage && forward.microbatch === backward.microbatch;
-    if (first.parts.length + second.parts.length > 2 || forward.kind !== F || backward.kind !== B || isSameWork) {
-      throw new ScheduleError(
-        `(${first.text};${second.text})OVERLAP_F_B is not an overlap: expected a forward, and a full backward of ` +
-          "something else, as in (0F7;7B3)",
-      );
+    const computes = first.kind.length + second.kind.length === 2;
+    if (!computes || (first.stage === second.stage && first.microbatch === second.microbatch)) {
+      const given = computes ? itemOf([first, second]).text : `(${textOf(first)}, ${textOf(second)})`;
+      throw new ScheduleError(`${given} is not an overlap: expected two computations, of different stages or microbatches, as in ${PAIRS}`);
     }
-    return itemOf([forward, backward]);
+    return itemOf([first, second]);
   }
 
   const range = (end) => Array.from({ length: end }, (_, i) => i);
@@ -88,8 +87,8 @@ var pplab = (function make(schedules) {
 
   /**
    * The actions of all rows, one after the other. Every action has one id; the halves of an overlap have one each:
-   * first the forward's, a gate that waits for the forward's input and takes no time, then the backward's, which stands
-   * for the pair from then on.
+   * first the first one's, a gate that waits for what that needs and takes no time, then the second's, which stands for
+   * the pair from then on.
    */
   function columnsOf(rows) {
     const columns = { bounds: [0], ranks: [], stages: [], kinds: [], microbatches: [], gates: [], isGate: [] };
@@ -135,12 +134,12 @@ var pplab = (function make(schedules) {
     return slots.map((slot) => maker[slot - M]);
   }
 
-  /** Of every id, the id that makes what it waits for: its `dep`, but the gate for an overlap's forward half. */
+  /** Of every id, the id that makes what it waits for: its `dep`, but the gate for an overlap's first half. */
   function madeBy({ columns, dep }) {
-    const last = columns.numStages - 1; // whose backward waits for its own forward
     return dep.map((d, i) => {
-      const ofPair = d > 0 && columns.isGate[d - 1];
-      return ofPair && (columns.kinds[i] === F || columns.stages[i] === last) ? d - 1 : d;
+      if (d < 1 || !columns.isGate[d - 1]) return d;
+      const [need] = needs(columns.action(i), columns.numStages), made = columns.action(d);
+      return need.stage === made.stage && need.microbatch === made.microbatch && need.kinds.includes(made.kind) ? d : d - 1;
     });
   }
 
@@ -187,14 +186,19 @@ var pplab = (function make(schedules) {
   const atStart = (kind) => (kind === F ? 1 : 0);
   const atEnd = (kind) => (kind === B || kind === W ? -1 : 0);
 
+  /** What a rank holds while an item runs, when it holds `now` before, and after it. */
+  function levelsOf({ parts }, now) {
+    const during = now + sum(parts.map(({ kind }) => atStart(kind)));
+    return [during, during + sum(parts.map(({ kind }) => atEnd(kind)))];
+  }
+
   /** Per rank, the most forwards whose activations are held at once: from F until B, or until W when split. */
-  function peakInFlight({ numRanks, columns }) {
-    return range(numRanks).map((rank) => {
-      let now = 0, peak = -Infinity;
-      for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
-        now += atStart(columns.kinds[i]);
-        peak = Math.max(peak, now);
-        now += atEnd(columns.kinds[i]);
+  function peakInFlight({ rows }) {
+    return rows.map((row) => {
+      let during, now = 0, peak = -Infinity;
+      for (const item of row) {
+        [during, now] = levelsOf(item, now);
+        peak = Math.max(peak, during);
       }
       return peak;
     });
@@ -221,7 +225,8 @@ var pplab = (function make(schedules) {
 
   /**
    * How long things take: a number for all stages, or a list with one for each. `backward` is a full backward's, the sum
-   * of its halves when left out; `overlap` that of an overlapped pair: "sum" or "max" of the two, or a duration.
+   * of its halves when left out; `overlap` that of an overlap: "sum" or "max" of the two, or a duration of a forward and
+   * a full backward, where others take the sum.
    */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overlap = "sum" } = given;
@@ -248,10 +253,10 @@ var pplab = (function make(schedules) {
       backward,
       overlap,
       of,
-      ofOverlap(forwardStage, backwardStage) {
-        if (typeof overlap === "number") return overlap;
-        const [f, b] = [of(F, forwardStage), of(B, backwardStage)];
-        return overlap === "sum" ? f + b : Math.max(f, b);
+      ofOverlap(first, second) {
+        const [a, b] = [first, second].map(({ kind, stage }) => of(kind, stage));
+        if (overlap === "max") return Math.max(a, b);
+        return typeof overlap === "number" && [first.kind, second.kind].sort().join("") === "BF" ? overlap : a + b;
       },
       /** The costs of the same model cut into `stagesPerRank` times as many stages. */
       finer(stagesPerRank) {
@@ -311,11 +316,11 @@ var pplab = (function make(schedules) {
   }
 
   /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
-  function durationsOf({ stages, kinds, gates }, costs) {
+  function durationsOf({ stages, kinds, gates, action }, costs) {
     const durations = kinds.map((kind, i) => costs.of(kind, stages[i]));
     for (const gate of gates) {
       durations[gate] = 0;
-      durations[gate + 1] = costs.ofOverlap(stages[gate], stages[gate + 1]);
+      durations[gate + 1] = costs.ofOverlap(action(gate), action(gate + 1));
     }
     return durations;
   }
@@ -390,17 +395,18 @@ var pplab = (function make(schedules) {
   // ---- metrics.py ---------------------------------------------------------------------------------------------------
 
   /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
-  function inFlight({ schedule: { columns }, times: { starts, ends } }, rank) {
+  function inFlight({ byRank }, rank) {
     const steps = [[0, 0]];
     const step = (time, count) => {
       const last = steps[steps.length - 1];
       if (time === last[0]) last[1] = count;
       else if (count !== last[1]) steps.push([time, count]);
     };
-    let now = 0;
-    for (let i = columns.bounds[rank]; i < columns.bounds[rank + 1]; i++) {
-      step(starts[i], (now += atStart(columns.kinds[i])));
-      step(ends[i], (now += atEnd(columns.kinds[i])));
+    let during, now = 0;
+    for (const { item, start, end } of byRank[rank]) {
+      [during, now] = levelsOf(item, now);
+      step(start, during);
+      step(end, now);
     }
     return steps;
   }
@@ -566,6 +572,16 @@ var pplab = (function make(schedules) {
   builders["InterleavedZeroBubble"] = (P, M, { stagesPerRank = 2 }) =>
     loopRows(P, M, stagesPerRank, 1).map((row, rank) => splitBackwards(row, rank));
 
+  builders["paired-1F1B"] = (P, M, { stagesPerRank = 1 }) => loopRows(P, M, stagesPerRank, 2).map(pairedRow);
+
+  /** A row's forwards before its first backward, then each other forward with a backward, then the backwards left over. */
+  function pairedRow(row) {
+    const [forwards, backwards] = [F, B].map((kind) => row.filter((each) => each.kind === kind));
+    const first = row.findIndex(({ kind }) => kind === B), together = forwards.length - first;
+    const pairs = forwards.slice(first).map((forward, i) => [forward, backwards[i]]);
+    return [...forwards.slice(0, first), ...pairs, ...backwards.slice(together)];
+  }
+
   builders["LoopedBFS"] = (P, M, { stagesPerRank = 2 }) => {
     const order = range(M), back = range(M).reverse();
     return range(P).map((rank) => {
@@ -592,6 +608,37 @@ var pplab = (function make(schedules) {
   function groupsOf(P, M) {
     const count = Math.max(1, Math.floor(M / P)), each = Math.floor(M / count), rest = M % count;
     return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
+  }
+
+  // sliced_schedules.py in the lab: what counts as a microbatch is one of two slices of a sequence
+
+  const SLICES = 2;
+
+  builders["Seq1F1B"] = (P, M, { stagesPerRank = 1 }) => {
+    positiveInt("stages_per_rank", stagesPerRank);
+    sequencesOf("Seq1F1B", M);
+    const groups = groupsOf(Math.ceil(P / SLICES), M / SLICES).map((group) => group.flatMap((m) => [2 * m, 2 * m + 1]));
+    return range(P).map((rank) => {
+      const stages = loopStages(rank, P, stagesPerRank);
+      const inGroups = (order, kind) => groups.flatMap((group) => order.flatMap((stage) => actions(stage, kind, group)));
+      const forwards = inGroups(stages, F);
+      const lastFirst = inGroups([...stages].reverse(), B).map(({ stage, microbatch: n }) => action(stage, B, n ^ 1));
+      const warmup = (stages.length - 1) * groups[0].length + P - 1 - rank + SLICES - 1;
+      return phases(forwards, lastFirst, Math.min(warmup, forwards.length - 1));
+    });
+  };
+
+  builders["TeraPipe"] = (P, M) => {
+    sequencesOf("TeraPipe", M);
+    return range(P).map((rank) => [...actions(rank, F, range(M)), ...actions(rank, B, range(M).reverse())]);
+  };
+
+  function sequencesOf(name, M) {
+    if (M % SLICES) {
+      throw new ScheduleError(
+        `${name} takes a multiple of slices = ${SLICES} microbatches, since each counts as a slice, got ${M}`,
+      );
+    }
   }
 
   // _v_shape.py: stages r and 2P-1-r on rank r
@@ -632,7 +679,7 @@ var pplab = (function make(schedules) {
     return row;
   }
 
-  // _controllable.py: a building block, repeated, and the plan that it gives squeezed and reordered
+  // lab/controllable.py, reordering.py: a building block, repeated, and the plan that it gives squeezed and reordered
 
   const INTERVAL = 6; // units that a microbatch's F, I and W take on a rank with two stages
 
@@ -814,7 +861,7 @@ var pplab = (function make(schedules) {
     return row.concat(waiting); // 8
   }
 
-  // _search.py: rows grow by running them, by some hundred policies; those with the least span bubble are kept ---------
+  // lab/searching.py, growth.py: rows grow by running them, by some hundred policies; the least span bubble is kept -----
 
   // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
   // ranks one array of P times 3M of them.

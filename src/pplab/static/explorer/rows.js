@@ -61,9 +61,9 @@ var pplabRows = (() => {
   }
 
   // An address holds rows in characters that it needs no escape for: 0F0.(0F1-0B0)~1F0 are two ranks. `pp.explore` writes it.
-  const packed = (cell) => cell.trim().replace(";", "-").replace(/\)OVERLAP_F_B$/, ")");
+  const packed = (cell) => cell.trim().replace(";", "-").replace(/\)OVERLAP_[FBIW]_[FBIW]$/, ")");
   const pack = (text) => linesOf(text).map((cells) => cells.map(packed).filter(Boolean).join(".")).join("~");
-  const unpack = (text) => text.replace(/~/g, "\n").replace(/\./g, ",").replace(/\((\d+F\d+)-(\d+B\d+)\)(?!O)/g, "($1;$2)OVERLAP_F_B");
+  const unpack = (text) => text.replace(/~/g, "\n").replace(/\./g, ",").replace(/\((\d+([FBIW])\d+)-(\d+([FBIW])\d+)\)(?!O)/g, "($1;$3)OVERLAP_$2_$4");
 
   // ---- faults.py -----------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ var pplabRows = (() => {
           const { parts } = rows[rank][next[rank]], awaited = waits(rank);
           if (awaited.some(({ made }) => !made)) break;
           const start = Math.max(clock[rank], ...awaited.map(({ made }) => made.end + (made.rank === rank ? 0 : given.latency)));
-          const [a, b] = parts, lasts = b ? given.ofOverlap(a.stage, b.stage) : given.of(a.kind, a.stage);
+          const [a, b] = parts, lasts = b ? given.ofOverlap(a, b) : given.of(a.kind, a.stage);
           clock[rank] = start + lasts;
           starts[rank].push(start);
           ends[rank].push(clock[rank]);
