@@ -138,6 +138,13 @@ def test_bad_input_is_an_error_in_one_line(command, says, capsys):
     assert says in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("rate", ["nan", "-1", "inf", "fast"])
+def test_a_learning_rate_that_is_none_is_refused_before_ranks_start(rate, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--schedule", "GPipe", "--ranks", "2", "--microbatches", "2", f"--learning-rate={rate}"])
+    assert f"{rate} is not a learning rate: expected a number from 0 on" in capsys.readouterr().err
+
+
 def test_a_deadlock_in_a_csv_is_explained(tmp_path, capsys):
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")

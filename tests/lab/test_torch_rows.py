@@ -96,6 +96,14 @@ def test_an_order_that_torch_loses_track_of_is_refused(pool):
         pool.train(s, stages(2), lab.TorchEngine())
 
 
+def test_torch_is_given_no_pair_that_it_has_no_name_for(pool):
+    s = pp.build("paired-1F1B", num_ranks=2, num_microbatches=4, split=True)
+    with pytest.raises(ValueError, match=r"has \(0F3;0I0\)OVERLAP_F_I, and torch knows no overlap but a forward with"):
+        lower_by_torch(s)
+    with pytest.raises(ValueError, match="run it by pplab's engine"):
+        pool.train(s, stages(2), lab.TorchEngine())
+
+
 def test_torchs_lowering_takes_no_bidirectional_schedule():
     with pytest.raises(ValueError, match="bidirectional"):
         lower_by_torch(pp.build("DualPipe", num_ranks=4, num_microbatches=8))

@@ -221,6 +221,13 @@ def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
         pool.run(modules.echo, torch.zeros(width, width))
 
 
+def test_a_stopped_rank_is_called_so_also_by_a_pool_that_has_little_patience(fork_server):
+    with Pool(2, device="cpu", timeout_s=1.5) as pool:
+        with pytest.raises(RankError, match=r"rank 1 was stopped \(SIGSTOP\) at the barrier") as caught:
+            pool.run(hurts.halting, 1, "SIGSTOP")
+    assert caught.value.rank == 1
+
+
 def test_a_rank_that_is_stopped_while_it_answers(pool):
     with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while answering"):
         pool.run(hurts.answer_in_part, 0, "SIGSTOP")

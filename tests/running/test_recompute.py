@@ -11,7 +11,7 @@ from transformers import BertConfig
 
 import modules
 import pplab as pp
-from conftest import built, random_schedule
+from conftest import built, in_turn, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.recompute import Recomputing
@@ -37,10 +37,10 @@ def gpt():
 @pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
 def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
-    plain = pool.train(s, gpt, METER, steps=1)
+    plain = pool.train(s, gpt, METER, steps=1, warmup=0)
     some = ([0], range(1, s.num_stages)) if name in ("1F1B", "ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV") else ()
     for stages in (None, *some):
-        run = pool.train(s, gpt, METER, lab.Recompute(stages), steps=1, check_gradients=True)
+        run = pool.train(s, gpt, METER, lab.Recompute(stages), steps=1, warmup=0, check_gradients=True)
         assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
         assert run.held.peak_bytes == run.predicted_peak_bytes
         assert run.held.peak_in_flight == s.peak_in_flight
@@ -63,7 +63,7 @@ def test_any_legal_order_on_any_placement_equals_one_process(pool, rng):
     workload = modules.workload(*stages, size=size)
     run = pool.train(s, workload, METER, lab.Recompute(again), steps=1, check_gradients=True)
     assert run.gradients.equal, (s.rows, run)
-    assert run.held.peak_in_flight == s.peak_in_flight
+    assert run.held.peak_in_flight == in_turn(s).peak_in_flight
 
 
 def test_stages_that_exchange_several_tensors(pool):

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, T5Config
 
 import modules
 import pplab as pp
-from conftest import built, random_schedule
+from conftest import built, in_turn, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.models import Modules
@@ -58,6 +58,17 @@ def test_every_schedule_equals_one_process(pools, gpt, name, num_ranks):
         assert run.gradients.loss_difference < 1e-5
         assert run.held.peak_in_flight == s.peak_in_flight
         assert run.held.peak_bytes == run.predicted_peak_bytes
+
+
+def test_an_order_that_beats_every_published_one_equals_one_process(pools, gpt):
+    """With messages as long as an action, in ZB-H1's memory: 39 are proved to be least, where ZB-H1 takes 41."""
+    frontier = lab.frontiers()["latency-8"]
+    published, found = next(pair for pair in frontier.beaten() if pair[0].name == "ZB-H1")
+    assert (published.time, found.time, found.proved) == (41, 39, True)
+    assert pp.simulate(found.schedule, pp.Costs(latency=1)).makespan == 39
+    run = pools(4).train(found.schedule, gpt, METER, steps=1, warmup=0, check_gradients=True)
+    assert run.gradients.equal, run
+    assert max(run.held.peak_in_flight) == 4 and run.held.peak_in_flight == found.schedule.peak_in_flight
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
@@ -126,7 +137,7 @@ def test_any_legal_order_on_any_placement_equals_one_process(pools, rng, num_ran
     workload = modules.workload(*stages, size=2 * s.num_microbatches)
     run = pools(num_ranks).train(s, workload, METER, steps=1, check_gradients=True)
     assert run.gradients.equal, (s, run)
-    assert run.held.peak_in_flight == s.peak_in_flight
+    assert run.held.peak_in_flight == in_turn(s).peak_in_flight
     assert pp.simulate(s, run.costs).makespan > 0
 
 
@@ -196,6 +207,20 @@ def test_a_long_schedule_needs_no_more_slots_than_are_free(pools):
     stages = [nn.Linear(6, 6) for _ in range(4)]
     s = pp.build("LoopedBFS", num_ranks=2, num_microbatches=256)
     assert pools(2).train(s, modules.workload(*stages, size=256), steps=1, check_gradients=True).gradients.equal
+
+
+def test_a_run_measures_each_kind_of_pair(pools):
+    """An input gradient beside a forward and beside a weight gradient: what never ran alone counts as its pairs do."""
+    s = pp.build("paired-1F1B", num_ranks=2, num_microbatches=4, split=True)
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)]
+    workload = Modules(stages, modules.batch(), nn.functional.mse_loss, overlap=modules.backward_first)
+    run = pools(2).train(s, workload, check_gradients=True)
+    assert run.gradients.equal, run
+    assert set(run.costs.overlap) == {("0F", "0I"), ("1F", "1I"), ("0I", "0W"), ("1I", "1W")}
+    alone = {(rank, item.kind) for rank, row in enumerate(s.rows) for item in row if isinstance(item, pp.Action)}
+    pairs = [run.costs.overlap["1F", "1I"], run.costs.overlap["1I", "1W"]]
+    assert (1, "I") not in alone and min(pairs) <= run.costs.of("I", 1) <= max(pairs)
+    assert pp.simulate(s, run.costs).makespan > 0
 
 
 def test_a_model_can_run_the_halves_of_an_overlap_itself(pools):

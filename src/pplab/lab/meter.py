@@ -103,6 +103,11 @@ class Counting(Listener):
     def stages(self) -> Iterable:
         return self.rank.stages.values()
 
+    @property
+    def keepers(self) -> list:
+        """Who keeps something for backwards that autograd doesn't save: stages, and what carries between slices."""
+        return [*self.stages, *(c for module in self.rank.modules.values() for c in getattr(module, "carried", ()))]
+
     def begin(self, event: str, what: object) -> None:
         """A row starts with a new count, an action with what is held so far."""
         if event == "steps":
@@ -113,8 +118,8 @@ class Counting(Listener):
             modules = self.rank.modules.values()
             resident = (t for module in modules for t in (*module.parameters(), *module.buffers()))
             self.meter = SavedBytes([*resident, *(x for microbatch in what for x in microbatch.tensors)])
-            for stage in self.stages:
-                stage.hold = self.meter.hold
+            for keeper in self.keepers:
+                keeper.hold = self.meter.hold
         elif event == "again":
             self._held = self.meter.held
         else:
@@ -131,8 +136,8 @@ class Counting(Listener):
             meter.__exit__()
         if event == "row":
             found.peak_bytes = meter.peak
-            for stage in self.stages:
-                stage.hold = None
+            for keeper in self.keepers:
+                keeper.hold = None
             self._passes -= 1
             if not self._passes:
                 self.rank.around.remove(self, "row", "action", "again")

@@ -17,6 +17,7 @@ from ..runtime import Extra, Listener
 from ..runtime.comm import producer
 from ..runtime.options import Job
 from ..runtime.training import Rank
+from .slices import Slices
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -31,9 +32,13 @@ class PacedLink(NamedTuple):
 @dataclass(frozen=True)
 class Pace(Extra):
     """Stretches every action to the durations of `costs`, which need a unit of time, and delays messages as its links
-    would. On a GPU an action computes, and then lasts as long as it was told to."""
+    would. On a GPU an action computes, and then lasts as long as it was told to.
+
+    The costs are those of whole microbatches; where `slices` cut them, each action lasts as long as its slice takes.
+    """
 
     costs: Costs
+    slices: Slices | None = None
     name = "pace"
 
     def check(self, job: Job) -> Job:
@@ -43,10 +48,16 @@ class Pace(Extra):
             raise ValueError(
                 f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {self.costs!r}'
             )
+        if self.slices is not None:
+            self.slices.check(job.schedule)
         return replace(job, how="paced")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Messages can be delayed only where they say when they have left."""
+        """Messages can be delayed only where they say when they have left; torch's runtime knows of no slices."""
+        if self.slices is not None and job.engine_name != "pplab":
+            raise ValueError(
+                "pace with slices needs pplab's engine: torch's actions last as long as whole microbatches'"
+            )
         if self._delays and job.engine_name != "pplab":
             raise ValueError("pace with latency or bandwidth needs pplab's engine: torch's messages can't be delayed")
         if self._delays and transport != "shared":
@@ -56,7 +67,14 @@ class Pace(Extra):
 
     def listen(self, rank: Rank) -> Listener:
         """Stretch this rank's actions and messages."""
-        return _Pacing(self.seconds(rank.job.schedule.num_stages), self._links(rank) if self._delays else {}, rank)
+        widths, stages = (1,), range(rank.job.schedule.num_stages)
+        seconds = {kind: [(each,) for each in of_stages] for kind, of_stages in self.seconds(len(stages)).items()}
+        if self.slices is not None:
+            widths, unit = self.slices.widths, _SECONDS[self.costs.unit]
+            for kind in set(rank.job.schedule.columns.kinds):
+                of_stages = (self.slices.durations_of(kind, stage, self.costs) for stage in stages)
+                seconds[kind] = [tuple(unit * each for each in of_slices) for of_slices in of_stages]
+        return _Pacing(seconds, self._links(rank) if self._delays else {}, rank, widths)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """What of a paced run is valid where ranks share the machine or compute on GPUs."""
@@ -94,11 +112,21 @@ class Pace(Extra):
 
 
 class _Pacing(Listener):
-    """A rank's actions last as long as `seconds` says, and its messages arrive when `links` let them."""
+    """A rank's actions last as long as `seconds` says, and its messages arrive when `links` let them.
 
-    def __init__(self, seconds: Mapping[Kind, Sequence[float]], links: Mapping[tuple[int, int], PacedLink], rank: Rank):
+    Both by slice: of each kind and stage, a duration for every slice, and of messages, how large a part (`widths`).
+    """
+
+    def __init__(
+        self,
+        seconds: Mapping[Kind, Sequence[Sequence[float]]],
+        links: Mapping[tuple[int, int], PacedLink],
+        rank: Rank,
+        widths: Sequence[float],
+    ):
         self.events = frozenset(("action", "receive", "send") if links else ("action", "receive"))
         self.seconds, self.links, self.rank, self.device = seconds, links, rank.context.rank, rank.context.device
+        self.widths = widths
         self.comm = rank.comm
         self._begun: dict[Action, float] = {}  # the halves of an overlap may run at once
         self._free_ns: dict[int, int] = {}  # per target: when what was sent has left the link
@@ -111,14 +139,16 @@ class _Pacing(Listener):
         elif event == "send":
             target = self.comm.peer(what)
             start = max(time.perf_counter_ns(), self._free_ns.get(target, 0))
-            self._free_ns[target] = start + round(1e9 * self.links[self.rank, target].passing_s[producer(what)])
+            part = self.widths[what.microbatch % len(self.widths)]
+            self._free_ns[target] = start + round(1e9 * part * self.links[self.rank, target].passing_s[producer(what)])
             self.comm.leaves_ns = self._free_ns[target]
 
     def end(self, event: str, what: Action) -> None:
         """Wait until an action's time is up, or a message would be there."""
         if event == "action":
             settle(self.device)
-            _sleep_until(self._begun.pop(what) + self.seconds[what.kind][what.stage])
+            of_slices = self.seconds[what.kind][what.stage]
+            _sleep_until(self._begun.pop(what) + of_slices[what.microbatch % len(of_slices)])
         elif event == "receive":
             settle(self.device)
             if self.links:

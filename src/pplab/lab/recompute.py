@@ -12,6 +12,7 @@ from ..runtime import Batch, Extra, Stage
 from ..runtime.options import Job
 from ..runtime.stage import roots_of
 from ..runtime.training import Rank
+from .random_numbers import random_state, set_random_state
 
 
 def _numbers(text: str) -> list[int]:
@@ -71,10 +72,10 @@ class Recomputing(Stage):
 
     def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """As a stage's, but what it keeps is only what is needed to run it again."""
-        before = _random_state(batch.target.device)
+        before = random_state(batch.target.device)
         with torch.no_grad():
             made = super().forward(microbatch, received, batch)
-        drew = not all(map(torch.equal, before, _random_state(batch.target.device)))
+        drew = not all(map(torch.equal, before, random_state(batch.target.device)))
         self.again[microbatch] = (batch, before if drew else [])
         return made
 
@@ -86,25 +87,15 @@ class Recomputing(Stage):
         batch, random = self.again.pop(microbatch)
         held, device = self.held[microbatch], batch.target.device
         with self.around("again", self.index):
-            now = _random_state(device) if random else ()
+            now = random_state(device) if random else ()
             buffers = [(b, b.clone()) for b in self.module.buffers()]
-            _set_random_state(device, random)
+            set_random_state(device, random)
             try:
                 held.roots, held.differentiable = roots_of(self.run(held.leaves, batch))
             finally:
-                _set_random_state(device, now)
+                set_random_state(device, now)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
         del held  # so that it goes as soon as the backward has used it
         return super().backward(microbatch, gradients)
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    """Where the random numbers of the host, and of a GPU that computes, stand."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
-    for value, put in zip(state, (torch.set_rng_state, lambda x: torch.cuda.set_rng_state(x, device)), strict=False):
-        put(value)

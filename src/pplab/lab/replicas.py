@@ -35,5 +35,5 @@ def replicate(schedule: Schedule, replicas: int) -> Schedule:
 
 def _shifted(item: Action | Overlap, by: int) -> Action | Overlap:
     if isinstance(item, Overlap):
-        return Overlap(_shifted(item.forward, by), _shifted(item.backward, by))
+        return Overlap(_shifted(item.first, by), _shifted(item.second, by))
     return item._replace(microbatch=item.microbatch + by)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,22 @@ def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
             raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
         recordings.append(Recording(path, data))
     return tuple(recordings)
+
+
+def write(
+    path: Path,
+    parts: Sequence[Mapping],
+    *,
+    device: str,
+    command: str,
+    versions: Mapping[str, str],
+    box: Mapping[str, object] | None = None,
+    date: str = "",
+) -> None:
+    """Write the recording of a command that needs no GPU. It has a date where what it says is of that day's machine."""
+    about = {"form": FORM, "device": device, "kind": "cpu", "date": date, "command": command, "versions": versions}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(about | {"box": box or {}, "parts": parts, "not_run": []}, indent=1) + "\n")
 
 
 def problems(data: object) -> list[str]:

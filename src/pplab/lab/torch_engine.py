@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
-from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
+from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, Overlap, W, parts
 from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
@@ -24,6 +24,7 @@ from ..runtime.training import Rank, RankReport
 from ..schedule import Schedule
 from .csv_form import to_csv
 from .pace import Pace, paced, settle
+from .torch_pairs import run_pairs
 
 CLASSES = {
     "GPipe": "ScheduleGPipe",
@@ -68,6 +69,7 @@ class TorchEngine(Extra):
         if job.workload.tied(schedule.num_stages):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
         _check_order_of_losses(schedule)
+        check_pairs(schedule)
         return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
@@ -76,6 +78,14 @@ class TorchEngine(Extra):
             raise ValueError(
                 "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
             )
+
+
+def check_pairs(schedule: Schedule) -> None:
+    """ValueError for two actions at once that torch has no name for."""
+    pairs = (item for row in schedule.rows for item in row if isinstance(item, Overlap))
+    if strange := [item for item in pairs if (item.first.kind, item.second.kind) != (F, B)]:
+        known = "torch knows no overlap but a forward with a full backward, OVERLAP_F_B"
+        raise ValueError(f"{schedule.name} has {strange[0]}, and {known}: run it by pplab's engine")
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:
@@ -101,6 +111,8 @@ def train_torch(
     times: dict[Action, tuple[object, object]] = {}
     messages = _Queue(rank) if one_queue else None
     runner = _runner(rank, pace, times, rows, messages)
+    if rank.overlap is not None and schedule.columns.overlaps:
+        run_pairs(runner, rank, times)
     last = schedule.num_stages - 1 in rank.modules
 
     def run(batches: list[Batch]) -> dict[int, torch.Tensor]:
@@ -112,8 +124,9 @@ def train_torch(
             inputs = batch.inputs if 0 in rank.modules else ()
             runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
-            halves = [times[action] for action in parts(item)]  # torch runs the halves of an overlap in turn
-            rank.clock.add(item, halves[0][0], halves[-1][1], "item")
+            # By itself torch runs the halves of an overlap in turn.
+            marks = [times[item]] if item in times else [times[action] for action in parts(item)]
+            rank.clock.add(item, marks[0][0], marks[-1][1], "item")
         return dict(rank.losses)
 
     rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass

@@ -14,7 +14,7 @@ from ..runtime.rank import RankContext
 from ..schedule import Schedule
 from .pace import Pace
 from .queues import compute_of, parse_lowered, simulate_lowered
-from .torch_engine import CLASSES, TorchEngine
+from .torch_engine import CLASSES, TorchEngine, check_pairs
 
 
 def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredRow, ...]:
@@ -26,6 +26,7 @@ def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredR
 
     if schedule.copies > 1:
         raise ValueError(f"{schedule.name} is bidirectional, which torch can't lower: take pplab.lower")
+    check_pairs(schedule)
     rows = {}
     for rank, row in enumerate(schedule.rows):
         actions = schedules._add_unshard_reshard([schedules._Action.from_str(str(item)) for item in row])

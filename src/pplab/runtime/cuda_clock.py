@@ -15,8 +15,7 @@ class CudaClock(Clock):
     """Marks are events on the compute stream: when the device got there, not when it was asked to."""
 
     def tie(self) -> None:
-        """Tie the stream's time to the host's, too. The event happened between the two readings around it; the closest
-        pair of some says best when."""
+        """Tie the stream's time to the host's, too: the event happened between two readings, at best close ones."""
         super().tie()
         torch.cuda.synchronize()
         readings = []

@@ -5,8 +5,7 @@ then. What is no Linear (norms, embeddings, weights used in another way) can't b
 the input's. In a transformer that takes next to no time.
 
 In mixed precision autograd's own Linear keeps a copy of its weight in the lower precision with every forward. These
-Linears keep the weight itself and cast it again in the backward, so what a microbatch holds doesn't depend on whether
-its backward is split.
+Linears keep the weight itself and cast it again in the backward: what a microbatch holds is the same in both.
 """
 
 from __future__ import annotations

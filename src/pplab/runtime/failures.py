@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from ..actions import F, parts
 from ..text import parse
 from .comm import LostPeer
 
@@ -91,7 +92,7 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
 def remedy(error: str, action: object = None) -> str:
     """What to do about an error of the system's, or of Python's at an action, that a user can do something about."""
     if action and (found := re.search(r"forward\(\) (?:missing .*: (.*)|got an unexpected keyword argument)", error)):
-        stage = getattr(action, "forward", action).stage  # of an overlap, the forward
+        stage = max(parts(action), key=lambda half: half.kind is F).stage  # of an overlap, the forward
         gets = f": stage {stage} gets what the one before returns (the first: the inputs), and Batch.context by name"
         return f"{gets}: {f'put {found[1]} there' if found[1] else 'let its forward take **context'}"
     if "Too many open files" in error:
@@ -136,8 +137,7 @@ class Stillness:
         self._failed: tuple[float, list[int]] | None = None  # since when ranks have failed, and where the others were
 
     def look(self, answers: Mapping[int, object], still_s: float) -> None:
-        """Raise RankError once it is known what has failed, or that none of the ranks that haven't answered will, or
-        once it took too long."""
+        """Raise RankError once it is known what failed, that no rank that is left will answer, or it took too long."""
         now, board = time.monotonic(), self.ranks.board
         if self.ranks.closed:
             raise RankError(None, None, "the pool was closed while it ran")
@@ -150,7 +150,7 @@ class Stillness:
         for rank in pending:
             if state(self.ranks.processes[rank].pid) != "T":
                 self._stopped_since.pop(rank, None)
-            elif now - self._stopped_since.setdefault(rank, now) > STOPPED_S:
+            elif now - self._stopped_since.setdefault(rank, now) > STOPPED_S or still_s > self.timeout_s:
                 action, words = whereabouts(board.place(rank)[0])
                 raise RankError(rank, action, f"rank {rank} was stopped (SIGSTOP) {words}: all ranks were ended")
         if failures:

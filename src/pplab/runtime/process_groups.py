@@ -1,8 +1,7 @@
 """Tensors between ranks by gloo or NCCL: one one-way channel for every ordered pair of ranks that exchange something.
 
-Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of sending, and the
-receiver posts its receives in that same order (`lower` sees to it): so a transport that keeps order, like NCCL, can't
-deadlock either.
+Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of sending, in which
+the receiver posts its receives (`lower` sees to it): so a transport that keeps order, like NCCL, can't deadlock either.
 
 On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside the compute stream.
 torch orders them by events: a send or a receive starts after what the compute stream was given before it, and `wait`

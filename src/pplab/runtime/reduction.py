@@ -43,7 +43,7 @@ class Reducer(Listener):
 
     def __init__(self, rank: Rank, tied: Mapping[str, Places]):
         self.rank, self.schedule, self.wire = rank, rank.job.schedule, rank.context.wire
-        own = {stage: dict(module.named_parameters()) for stage, module in rank.modules.items()}
+        own = {s: {n: p for n, p in m.named_parameters() if p not in rank.apart} for s, m in rank.modules.items()}
         shared = {place for places in tied.values() for place in places}
         held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
         held |= {f"stage {stage}": (stage,) for stage in range(self.schedule.num_stages)}

@@ -88,8 +88,7 @@ def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> G
 def report_gradients(
     reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None
 ) -> GradientReport:
-    """Compare per parameter; of copies of one, that which differs most counts. ValueError when the ranks don't have the
-    parameters of the whole model."""
+    """Compare per parameter; of copies, that which differs most counts. ValueError for others than the model's."""
     loss, one = whole
     found: dict[str, float] = {}
     for name, gradient in (item for report in reports for item in report.gradients.items()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..actions import B, F, I, Kind, Overlap, W
+from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
@@ -109,28 +109,29 @@ class Run:
 
     @property
     def costs(self) -> Costs:
-        """The median durations of this run's actions, per stage, in ms; of overlaps, the median of all.
+        """The median durations of this run's actions, per stage, in ms, and of overlaps by the stages of their halves.
 
-        Where no backward is split, a full backward counts as input gradient. Where a stage has none alone, it is the
-        sum of its halves. Running a forward again is `recompute`, not part of the gradients' times.
+        Where no backward is split, a full one counts as input gradient; where a stage has none, as the sum of its
+        halves. What never runs alone counts as its overlaps do. Running a forward again is `recompute`, part of none.
         """
-        times: dict[tuple[int, Kind] | type, list[float]] = defaultdict(list)
+        times, at_most = defaultdict(list), defaultdict(list)
         for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
-            key = Overlap if isinstance(item, Overlap) else (item.stage, item.kind)
-            times[key].append(end - start)
-        median = {key: statistics.median(found) for key, found in times.items()}
+            names = sorted(f"{half.stage}{half.kind}" for half in parts(item))
+            times[tuple(names) if isinstance(item, Overlap) else (item.stage, item.kind)].append(end - start)
+            for half in parts(item):
+                at_most[half.stage, half.kind].append(end - start)
+        median = {key: statistics.median(found) for key, found in (at_most | times).items()}
         stages = range(self.schedule.num_stages)
         again = self.recompute_ms or (0,) * len(stages)
-        for s, kind in product(stages, (B, I)):
-            if (s, kind) in median:
-                median[s, kind] = max(0, median[s, kind] - again[s])
+        for s, kind in median.keys() & {*product(stages, (B, I))}:
+            median[s, kind] = max(0, median[s, kind] - again[s])
         inputs = [median.get((s, I), median.get((s, B))) for s in stages]
         weights = [median.get((s, W), 0) for s in stages]
         halves = [i + w for i, w in zip(inputs, weights, strict=True)]
-        forwards = [median[s, F] for s in stages]
         backwards = [median.get((s, B), halves[s]) for s in stages] if any(weights) else None
-        more = {"recompute": again if any(again) else 0, "overlap": median.get(Overlap, "sum"), "unit": "ms"}
-        return Costs(forwards, inputs, weights, backward=backwards, **more)
+        pairs = {key: lasted for key, lasted in median.items() if isinstance(key[0], str)}
+        more = {"recompute": again if any(again) else 0, "overlap": pairs or "sum", "unit": "ms"}
+        return Costs([median[s, F] for s in stages], inputs, weights, backward=backwards, **more)
 
     def __str__(self) -> str:
         schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..actions import COMPUTE, SEND_B, SEND_F, Action, I, Overlap, parts
 from ..deps import incoming
@@ -42,8 +42,7 @@ class Rank:
         self.context, self.job = context, job
         context.watch("building its stages")
         schedule, build = job.schedule, job.workload.build_stage
-        stages = schedule.stages_of(context.rank)
-        self.modules = {index: build(index, schedule.num_stages).to(context.device) for index in stages}
+        self.modules = {s: build(s, schedule.num_stages).to(context.device) for s in schedule.stages_of(context.rank)}
         self.names = names_in_whole(job.workload, self.modules, schedule.num_stages)
         parameters = [(name, p) for p, name in self.names.items() if p.requires_grad]
         self.optimizer = job.options.optimizer(parameters) if job.options.optimizer and parameters else None
@@ -54,6 +53,7 @@ class Rank:
             self.clock = CudaClock(context.ahead)
         self.comm: Comm | None = None
         self.stages: dict[int, Stage] = {}  # none, where another engine runs
+        self.overlap, self.apart = job.workload.overlap, set[nn.Parameter]()  # apart: weights that no copy has, too
         self.last = False  # no step follows: a listener has said so, on all ranks after the same step
         self.shares: list[float] = []  # what each microbatch's loss counts for in that of the step's batch
         context.watch("setting up")
@@ -80,8 +80,7 @@ class Rank:
     def train(self, run: Callable[[list[Batch]], Mapping[int, Tensor]]) -> RankReport:
         """Take all steps; `run(microbatches)` runs the row once and returns the losses of those that end here.
 
-        The first pass isn't timed: it agrees on shapes and collects gradients. None of the passes before the measured
-        steps changes a weight.
+        The first pass isn't timed: it agrees on shapes and collects gradients. Only measured steps change weights.
         """
         options = self.job.options
         first_loss = self.step(run, 0)
@@ -200,7 +199,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
     for stage in stages.values():
         stage.around = around
-    executor = Executor(context.rank, row, stages, num_stages, home, comm, around, workload.overlap)
+    executor = Executor(context.rank, row, stages, num_stages, home, comm, around, rank.overlap)
 
     def run(microbatches: list[Batch]) -> dict[int, Tensor]:
         comm.expect(microbatches)

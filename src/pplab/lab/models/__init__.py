@@ -1,5 +1,5 @@
-"""The models of the course, as workloads for a pipeline: a small GPT, DistilBERT and other models of transformers,
-and whatever modules you bring."""
+"""The models of the course, as workloads for a pipeline: a small GPT, one with experts, DistilBERT and other models of
+transformers, and whatever modules you bring."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from ...errors import unknown
 from ._cutting import LayeredModel, cut, layer_ranges
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt
+from ._mixture import Mixture, MixtureConfig, mixture
 from ._modules import Chain, Modules
+from ._sliced import Sliced, sliced
 from ._transformers import TransformersModel, from_transformers
 
-WORKLOADS = {"gpt": gpt, "distilbert": distilbert}
+WORKLOADS = {"gpt": gpt, "distilbert": distilbert, "mixture": mixture}
 
 
 def workload(name: str, **options: object) -> LayeredModel:
@@ -29,6 +31,7 @@ def workload(name: str, **options: object) -> LayeredModel:
     return WORKLOADS[name](**options)
 
 
-__all__ = ["GPT", "Chain", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "Modules", "TransformersModel"]
-__all__ += ["layer_ranges", "cut", "from_transformers", "workload"]
+__all__ = ["GPT", "Chain", "DistilBert", "GPTConfig", "LanguageModel", "LayeredModel", "Mixture"]
+__all__ += ["MixtureConfig", "Modules", "Sliced", "TransformersModel"]
+__all__ += ["layer_ranges", "cut", "from_transformers", "sliced", "workload"]
 __all__ += WORKLOADS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
@@ -37,6 +38,8 @@ class GPTConfig:
 class Embedding(nn.Module):
     """Tokens to vectors: what the token is plus where it stands."""
 
+    first = 0  # where the first token stands, of a slice of a sequence
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.token = nn.Embedding(config.vocabulary, config.width)
@@ -44,11 +47,14 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) to (B, T, C)."""
-        return self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        places = torch.arange(self.first, self.first + tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(places)
 
 
-class Block(nn.Module):
-    """Attention to earlier tokens, then an MLP, each added to what comes in."""
+class Attention(nn.Module):
+    """What blocks have in common: attention to earlier tokens, and the norm of what comes behind it."""
+
+    attention = staticmethod(partial(functional.scaled_dot_product_attention, is_causal=True))
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -56,16 +62,27 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.num_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, C / heads) each
+        y = self.attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(Attention):
+    """Attention to earlier tokens, then an MLP, each added to what comes in."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
         self.up = nn.Linear(config.width, 4 * config.width)
         self.down = nn.Linear(4 * config.width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.num_heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, C / heads) each
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.attend(x)
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
@@ -85,11 +102,13 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """A GPT, or a part of one: the blocks it holds, with the embedding if they are the first, the head if the last."""
 
+    block = Block
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.embedding: nn.Module | None = Embedding(config)
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in range(config.num_layers)})
+        self.blocks = nn.ModuleDict({str(layer): self.block(config) for layer in range(config.num_layers)})
         self.head: nn.Module | None = Head(config)
         if config.tied:
             nn.init.normal_(self.embedding.token.weight, std=config.width**-0.5)  # for scores of about 1

@@ -55,7 +55,7 @@ class Modules(Workload):
     a pair (inputs, target). Of the batch's `context`, every module gets what its `forward` names.
 
     `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`, where it isn't as
-    many as there are samples, how many of `batch.target` a mean is over. `overlap(forward, backward)` may run the two
+    many as there are samples, how many of `batch.target` a mean is over. `overlap(first, second)` may run the two
     halves of an overlap at once: it is given functions without arguments, and returns what both return.
 
     The modules travel to the ranks with their weights. Their classes, the loss and other functions must be importable
