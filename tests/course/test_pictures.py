@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from itertools import combinations
 
@@ -58,6 +59,13 @@ DRAWN = {
     "floor": lambda: pictures.floor_receipt(4, 8),
     "floor in ms": lambda: pictures.floor_receipt(8, 32, 82.5, 165, unit="ms"),
     "floor of one": lambda: pictures.floor_receipt(1, 4),
+    "experts": pictures.experts,
+    "experts of four GPUs": lambda: pictures.experts([(0, 2), (1, 3), (0, 1), (2, 3)], gpus=4),
+    "pair": pictures.pair,
+    "pair on a slow network": lambda: pictures.pair(1, 4),
+    "pair of three layers": lambda: pictures.pair(1, 1, layers=3),
+    "fold": pictures.fold,
+    "fold of six": lambda: pictures.fold(6),
     "tickets": lambda: ridden("1F1B", 1300)[1],
     "tickets, eager": lambda: ridden("eager-1F1B", 1300)[1],
     "tickets, parked": lambda: ridden("GPipe", 1500)[1],
@@ -259,8 +267,10 @@ def test_the_receipt_is_the_floor(P, M, F, B):
     assert [p.get_y() for p in down] == sorted((p.get_y() for p in down), reverse=True)
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B", "eager-1F1B"])
-def test_tickets_are_where_the_timeline_has_them(name, rng):
+def test_tickets_are_where_the_timeline_has_them(name, seed):
+    rng = random.Random(f"{name} {seed}")
     timeline, _ = ridden(name, 0, ranks=rng.randint(1, 5), microbatches=rng.randint(1, 9))
     schedule = timeline.schedule
     for at in (0, *(rng.uniform(0, timeline.makespan) for _ in range(4)), timeline.makespan):

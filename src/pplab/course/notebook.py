@@ -162,9 +162,8 @@ def explored(
     found = []
     for name in filter(None, (schedule, compare)):
         if name == "own":
-            built = lab.read_csv(
-                re.sub(r"\((\w+)-(\w+)\)", r"(\1;\2)OVERLAP_F_B", rows).replace(".", ",").replace("~", "\n")
-            )
+            named = re.sub(r"\((\d+(.)\d+)-(\d+(.)\d+)\)", r"(\1;\3)OVERLAP_\2_\4", rows)
+            built = lab.read_csv(named.replace(".", ",").replace("~", "\n"))
         else:
             builder = builders.find(name)
             options = {"stages_per_rank": stages_per_rank, "costs": of_stage(2 if builder.placement == "V" else 1)}

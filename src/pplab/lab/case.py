@@ -8,12 +8,14 @@ from math import isfinite
 from numbers import Real
 
 from ..costs import Link
-from ..errors import positive_int
+from ..errors import expect, positive_int
 from ..footprint import Memory
 from ..schedule import Schedule
 from ..timeline import Timeline, total
 from .balance_sheet import Table
+from .expert_layers import ExpertLayers
 from .layout import Layout, Machine, Plan, plan
+from .stage_costs import layers_of, recomputed_of
 from .transformer import Transformer
 
 # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3
@@ -43,6 +45,7 @@ class Case:
     latency_ms: float = 0  # of a message, in addition
     dollars_per_hour: float = 2  # for a GPU: an assumption, prices differ and change
     tokens: float = 1e9  # to train on
+    experts: ExpertLayers | None = None  # in place of every layer's MLP, over pipelines side by side
 
     def __post_init__(self) -> None:
         positive_int("num_ranks", self.num_ranks)
@@ -52,6 +55,13 @@ class Case:
             if not (number and (isfinite(value) or name == "gigabits")):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         Link(self.latency_ms)
+        if self.experts is not None:
+            expect(ExpertLayers, experts=self.experts)
+
+    @property
+    def num_gpus(self) -> int:
+        """To be paid for: of all pipelines, where experts are spread over several."""
+        return self.num_ranks * (self.experts.gpus if self.experts else 1)
 
     @property
     def machine(self) -> Machine:
@@ -79,6 +89,11 @@ class Case:
         """How long that takes from rank to rank."""
         return self.latency_ms + self.message_mb * 8 / self.gigabits
 
+    @property
+    def all_to_all_ms(self) -> float:
+        """How long one of a layer's two all-to-alls takes, of a sequence; 0 without experts."""
+        return self.experts.all_to_all_time(self.model, self.machine.between) * 1e3 if self.experts else 0.0
+
     def stage_ms(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
         """Per rank: its stage's forward of a sequence, on the last rank with the head."""
         return tuple(s * 1e3 for s in self.plan("naive", 1, cut=cut).costs.forward)
@@ -94,7 +109,12 @@ class Case:
     def plan(self, schedule: str | Schedule, num_microbatches: int, microbatch: int = 1, **options: object) -> Plan:
         """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
         layout, batch = Layout(pp=self.num_ranks), num_microbatches * microbatch
-        return plan(self.model, self.machine, layout, batch, microbatch, schedule=schedule, **options)
+        found = plan(self.model, self.machine, layout, batch, microbatch, schedule=schedule, **options)
+        if self.experts is None:
+            return found
+        layers = layers_of(self.model, found.timeline.schedule.num_stages, options.get("cut"))
+        again = recomputed_of(layers, options.get("recompute", False))
+        return self.experts.spread(found, self.model, self.machine, microbatch, layers, again)
 
     def row(
         self,
@@ -121,14 +141,16 @@ class Case:
         if schedule in (ONE_GPU, PERFECT):
             if cut is not None or recompute or options:
                 raise ValueError(f"{schedule!r} has no cut, no recomputation and no options: give microbatches alone")
-            alone = replace(self, num_ranks=1)
+            alone = replace(self, num_ranks=1, experts=self.experts and replace(self.experts, gpus=1))
             one = alone.row("naive", **asked)
             if schedule == PERFECT:
                 return Entry(self, PERFECT, **asked, step_s=one.step_s / self.num_ranks, busy=1.0)
             state = alone.state_gb()
             too_large = Entry(alone, ONE_GPU, **asked, held_gb=state)
             return replace(one, what=ONE_GPU) if too_large.fits else too_large
-        found = self.plan(schedule, **asked, cut=cut, recompute=recompute, **options)
+        chosen = asked | {"cut": cut, "recompute": recompute} | options
+        found = self.plan(schedule, **chosen)
+        alone = replace(self, experts=None).plan(schedule, **chosen) if self.experts else found
         memory, rows = _in_gb(found.memory), found.timeline.schedule
         tickets = options.get("in_flight")
         return Entry(
@@ -138,7 +160,7 @@ class Case:
             cut=None if cut is None else tuple(cut),
             recompute=recompute if isinstance(recompute, bool) else tuple(recompute),
             step_s=found.step_s,
-            busy=total(found.timeline.busy) / (self.num_ranks * found.step_s),
+            busy=total(alone.timeline.busy) / (self.num_ranks * found.step_s),
             held_gb=rows.peak_held(memory),
             timeline=found.timeline,
             memory=memory,
@@ -170,12 +192,13 @@ class Entry:
     def hours(self) -> float | None:
         """Of the job."""
         tokens = self.num_microbatches * self.microbatch * self.case.model.sequence  # in a step
+        tokens *= self.case.num_gpus // self.case.num_ranks
         return self.step_s and self.case.tokens / tokens * self.step_s / 3600
 
     @property
     def dollars(self) -> float | None:
         """Of the job, for all GPUs."""
-        return self.step_s and self.hours * self.case.num_ranks * self.case.dollars_per_hour
+        return self.step_s and self.hours * self.case.num_gpus * self.case.dollars_per_hour
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import Kind
-from ..plot import BAR, LABEL_SIZE, WIDTH, dress, idle_styles, new_axes, rank_names
+from ..plot import BAR, LABEL_SIZE, WIDTH, dress, fill_of, idle_styles, ink, new_axes, rank_names
 from ..timeline import total
 from .attribution import IDLE_PARTS, Where
 from .palette import CATEGORIES, PART
@@ -15,6 +15,7 @@ from .palette import CATEGORIES, PART
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .block import Block
     from .layout import Plan
 
 _AXES = {
@@ -158,4 +159,25 @@ def bars(
         ax.legend(handles=handles, fontsize=LABEL_SIZE, **beside)
     said = ", ".join(f"{name} {amount:.3g}" for name, amount in zip(rows, sums, strict=True))
     ax.set_label(f"{title}: {said} {unit}{mark and f'; {mark} {mean:.3g}'}")
+    return ax
+
+
+def block_chart(block: Block, copies: int, ax: Axes | None = None) -> Axes:
+    """Draw a building block in colour, the next ones stamped after it pale, and the interval between two of them."""
+    timeline = block.stamp(copies)
+    if ax is None:
+        ax = new_axes(block.num_ranks)
+    title = f"{block.name}: {copies} microbatches, a new one every {block.interval:g}"
+    dress(ax, rank_names(timeline), title, timeline.unit, timeline.makespan)
+    ax.set_ylim(block.num_ranks - 0.5, -0.5)
+    points = ax.get_window_extent().width * 72 / ax.figure.dpi / timeline.makespan  # per unit of time
+    for span in timeline.spans:
+        (fill,), takes, own = fill_of(timeline, span), span.end - span.start, span.action.microbatch == 0
+        ax.barh(span.rank, takes, left=span.start, height=BAR, color=fill, alpha=1 if own else 0.3, ec="white", lw=0.5)
+        if own and takes * points > LABEL_SIZE:
+            place = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE}
+            ax.text(span.start + takes / 2, span.rank, span.action.kind.value, color=ink(fill), **place)
+    for m in range(copies):
+        ax.axvline(block.starts["0F"] + m * block.interval, color="black", lw=0.8, ls=":", alpha=0.6)
+    ax.set_label(f"A building block on {block.num_ranks} ranks and {copies - 1} more, each {block.interval:g} later")
     return ax

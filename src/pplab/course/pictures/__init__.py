@@ -4,11 +4,27 @@ Each takes its sizes, ranks and gigabytes as arguments and returns the Axes, who
 They are so narrow, and their letters so large, that a phone shows them whole.
 """
 
+from ._experts import experts
 from ._floor import floor_receipt
+from ._fold import fold
 from ._graph import handshake
 from ._knobs import knobs
 from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
+from ._pair import pair, streams
 from ._tickets import tickets
 
-__all__ = ["crossing", "cut_model", "floor_receipt", "handshake", "knobs", "more_slices", "tickets", "what_is_held"]
+__all__ = [
+    "crossing",
+    "cut_model",
+    "experts",
+    "floor_receipt",
+    "fold",
+    "handshake",
+    "knobs",
+    "more_slices",
+    "pair",
+    "streams",
+    "tickets",
+    "what_is_held",
+]
