@@ -1,28 +1,23 @@
-"""V-Half and V-Min: two stages per rank in a V, in about a half and a third of 1F1B's memory.
+"""V-Half and V-Min: two stages per rank in a V, in about a half and a third of 1F1B's memory; ZB-V's block beside them.
 
-A building block says in which units of F = I = W the first microbatch runs on a rank; repeated every six units, the
-interval in which a rank does a microbatch's work, it is a plan for all of them. Of each of its two stages a rank holds
-at most the lifespan of the activations divided by the interval, rounded up: a shorter block holds less.
+They are building blocks (`Block`), repeated every six units of F = I = W, the interval in which a rank does a
+microbatch's work. A block that brings microbatches back sooner holds fewer.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import product
 
-from ..actions import Action, F, I, W
-from ..builders.registry import Rows, register
+from ..actions import Action, F, I
+from ..builders.registry import Rows, build, register
 from ..costs import Costs
-from ..deps import needs
-from ..schedule import Schedule
+from ..errors import positive_int
 from ..simulator import simulate
+from .block import Block, filled
 
 _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism"
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages
-
-Plan = dict[int, Action]  # what a rank runs in which unit
-Starts = tuple[int, int, int, int]  # the units in which a rank runs the first microbatch's F down, F up, I up, I down
 
 # The blocks on four ranks: F I W of the stage on the way down, f i w of the one on the way up; W where it is free.
 #
@@ -42,6 +37,61 @@ Starts = tuple[int, int, int, int]  # the units in which a rank runs the first m
 # V-Half's turn at the bottom takes a unit more, too.
 
 
+def v_block(num_ranks: int, offsets: tuple[int, int, int, int], waits: tuple[int, int, int], name: str = "V") -> Block:
+    """A block on a V, in units of F = I = W: the space of the controllable-memory paper, and V-Half and V-Min in it.
+
+    `offsets`: from rank to rank, between the starts of F on the way down, F up, I down and I up again; `waits`: units
+    between the end of one of these four and the start of the next, at the bottom, on rank 0, and at the bottom.
+    ValueError for a block that meets itself.
+
+    >>> block = v_block(4, (1, 1, 1, 1), (0, 0, 0))
+    >>> block.peak, block.bound
+    ((4, 4, 4, 4), (4, 4, 5, 4))
+    """
+    P = positive_int("num_ranks", num_ranks)
+    down, up, back_down, back_up = _legs(P, offsets, waits)
+    starts = {f"{stage}{F}": start for stage, start in enumerate(down + up)}
+    starts |= {f"{2 * P - 1 - hop}{I}": start for hop, start in enumerate(back_down + back_up)}
+    return Block(starts, (*range(P), *reversed(range(P))), _INTERVAL, name=name)
+
+
+def _legs(P: int, offsets: Sequence[int], waits: Sequence[int]) -> list[list[int]]:
+    """When each of the four chains starts on the ranks that it passes, one after the other."""
+    first, legs = 0, []
+    for step, wait in zip(offsets, (*waits, 0), strict=True):
+        legs.append([first + step * hop for hop in range(P)])
+        first = legs[-1][-1] + 1 + wait
+    return legs
+
+
+def v_blocks(num_ranks: int) -> Iterator[Block]:
+    """The blocks on a V with offsets of up to three units down and two up, with the shortest waits that they allow."""
+    for offsets in product((1, 2, 3), (1, 2), (1, 2, 3), (1, 2)):
+        for waits in product((0, 1), range(_INTERVAL), (0, 1)):
+            down, up, back_down, back_up = _legs(num_ranks, offsets, waits)
+            each = zip(down, reversed(up), back_down, reversed(back_up), strict=True)
+            if all(len({start % _INTERVAL for start in starts}) == 4 for starts in each):
+                yield v_block(num_ranks, offsets, waits, "block {}{}{}{}".format(*offsets))
+                break
+
+
+def v_half_block(num_ranks: int) -> Block:
+    """V-Half's."""
+    return v_block(num_ranks, (2, 1, 2, 1), (0, 3 * (num_ranks % 2 == 0), 1), "V-Half's block")
+
+
+def v_min_block(num_ranks: int) -> Block:
+    """V-Min's."""
+    return v_block(num_ranks, (1, 1, 1, 1), (0, 2 * (num_ranks % 3 == 0), 0), "V-Min's block")
+
+
+def zb_v_block(num_ranks: int) -> Block:
+    """ZB-V's, read off the middle of its chart at F = I = W = 1."""
+    middle = 3 * positive_int("num_ranks", num_ranks)
+    steady = simulate(build("ZB-V", num_ranks=num_ranks, num_microbatches=2 * middle))
+    return Block.of(steady, middle, name="ZB-V's block")
+
+
 @register(
     "V-Half",
     rules="any number of ranks and microbatches; no gap in the steady state where W + 2I >= 2F and W + 2F >= 2I",
@@ -53,9 +103,7 @@ def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None)
 
     `costs` are of a stage, half a rank's share; all ones when left out.
     """
-    P, gap = num_ranks, 3 if num_ranks % 2 == 0 else 0
-    block = [(2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2) for r in range(P)]
-    return _fastest(block, num_microbatches, costs or Costs())
+    return v_half_block(num_ranks).reorder(num_microbatches, costs).schedule.rows
 
 
 @register(
@@ -68,28 +116,14 @@ def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) 
     """About a third of 1F1B's memory, the least that a V allows without a bubble in every period of F = I = W: the
     fastest for `costs` of a few orders.
     """
-    P, gap = num_ranks, 2 if num_ranks % 3 == 0 else 0
-    block = [(r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1) for r in range(P)]
-    return _fastest(block, num_microbatches, costs or Costs())
+    return v_min_block(num_ranks).reorder(num_microbatches, costs).schedule.rows
 
 
-def _fastest(block: list[Starts], M: int, costs: Costs) -> Rows:
-    costs.check(2 * len(block), len(block))
-    return min(_candidates(block, M), key=lambda rows: simulate(Schedule(rows), costs).makespan)
+def repeated(rank: int, P: int, M: int, starts: tuple[int, int, int, int]) -> dict[int, Action]:
+    """A rank's part of a block on a V, repeated every six units for M microbatches: what it runs in which unit.
 
-
-def _candidates(block: list[Starts], M: int) -> Iterator[Rows]:
-    """The repeated block as it is, and reordered around three steady states, the longer ones P and 2P units more."""
-    P = len(block)
-    plans = [repeated(rank, P, M, starts) for rank, starts in enumerate(block)]
-    yield [list(plan.values()) for plan in plans]
-    first, last = block[0][3], _INTERVAL * (M - 1)  # rank 0's first I and last F of its stage 0
-    for more in (0, P, 2 * P):
-        yield _reordered(plans, range(first - more, last + more + 1))
-
-
-def repeated(rank: int, P: int, M: int, starts: Starts) -> Plan:
-    """A rank's block repeated every six units for M microbatches, a weight gradient in every unit that is left free.
+    `starts`: the units in which it runs the first microbatch's F down, F up, I up, I down. A weight gradient runs in
+    every unit that is left free. `Block` is the same for all ranks, and checks what it is given.
 
     >>> plan = repeated(rank=0, P=1, M=2, starts=(0, 1, 2, 3))
     >>> {unit: str(action) for unit, action in plan.items() if unit < 7}
@@ -97,75 +131,5 @@ def repeated(rank: int, P: int, M: int, starts: Starts) -> Plan:
     """
     down, up = rank, 2 * P - 1 - rank
     places = zip(starts, ((down, F), (up, F), (up, I), (down, I)), strict=True)
-    at = {start + _INTERVAL * m: Action(stage, kind, m) for start, (stage, kind) in places for m in range(M)}
-    plan: Plan = {}
-    waiting: deque[Action] = deque()
-    for unit in range(max(at) + 2 * M + 1):
-        if action := at.get(unit):
-            plan[unit] = action
-            if action.kind is I:
-                waiting.append(action._replace(kind=W))
-        elif waiting:
-            plan[unit] = waiting.popleft()
-    return plan
-
-
-def _reordered(plans: list[Plan], steady: range) -> Rows:
-    """The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
-
-    Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
-    F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
-    is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
-    """
-    most = max(_peak(plan.values()) for plan in plans)
-    left = [_parts(plan, steady) for plan in plans]
-    rows: list[list[Action]] = [[] for _ in plans]
-    held, done = [0] * len(plans), set()
-
-    def is_ready(action: Action) -> bool:
-        return all(Action(n.stage, n.kinds[-1], n.microbatch) in done for n in needs(action, 2 * len(plans)))
-
-    def chosen(rank: int) -> Action | None:
-        ahead = peak = held[rank]  # when what is passed over runs as planned, and the most until here
-        tried, weight = set(), None
-        for action in left[rank][0] if left[rank] else ():
-            stage, kind, _ = action
-            if (stage, kind) not in tried:  # of these, later microbatches aren't ready earlier
-                tried.add((stage, kind))
-                if (kind is not F or peak < most) and is_ready(action):
-                    if kind is not W:
-                        return action
-                    weight = weight or action
-            ahead += _change(action)
-            peak = max(peak, ahead)
-        return weight
-
-    while any(left):
-        running = [(rank, action) for rank in range(len(plans)) if (action := chosen(rank))]
-        for rank, action in running:
-            rows[rank].append(action)
-            done.add(action)
-            held[rank] += _change(action)
-            left[rank][0].remove(action)
-            if not left[rank][0]:
-                left[rank].popleft()
-    return rows
-
-
-def _parts(plan: Plan, steady: range) -> deque[list[Action]]:
-    """A plan in parts that are run one after the other, each in any order."""
-    if not steady:
-        return deque([list(plan.values())])
-    before = [action for unit, action in plan.items() if unit < steady[0]]
-    after = [action for unit, action in plan.items() if unit > steady[-1]]
-    between = [[action] for unit, action in plan.items() if unit in steady]
-    return deque(part for part in (before, *between, after) if part)
-
-
-def _change(action: Action) -> int:
-    """By how much a rank holds more activations after an action. It holds them while the W runs, too."""
-    return (action.kind is F) - (action.kind is W)
-
-
-def _peak(row: Iterable[Action]) -> int:
-    return max(accumulate(map(_change, row)))
+    fixed = [(start + _INTERVAL * m, Action(stage, kind, m)) for start, (stage, kind) in places for m in range(M)]
+    return dict(filled(fixed, Costs(), {down, up}))

@@ -1,0 +1,85 @@
+"""Rows that are improved step by step: of what delays the end, two neighbours are exchanged, or one is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from .row_slots import Key, Problem, Rows
+
+_MEMORY = 50  # steps: what isn't worse than so long ago is accepted (late acceptance, Burke and Bykov 2017)
+_FARTHEST = 6  # places that one is moved
+_CRITICAL = 0.8  # of the changes are on a critical path, the others anywhere
+
+
+def improved(problem: Problem, rows: Rows, tries: int, rng: Random) -> Iterator[tuple[Key, Rows | None]]:
+    """Try so many changes of `rows`: yields the best key so far, and its rows where they are better than all before."""
+    rows = [row[:] for row in rows]
+    times = problem.times(rows)
+    now = best = problem.key(rows, *times)
+    accepted, pairs = [now] * _MEMORY, None
+    for k in range(tries):
+        pairs = _critical(problem, rows, *times, rng) if pairs is None else pairs
+        rank, place = pairs[rng.randrange(len(pairs))] if pairs and rng.random() < _CRITICAL else _anywhere(rows, rng)
+        row = _changed(problem, rows[rank], place, rng)
+        if row and (row := problem.fitted(rank, row)):
+            before, rows[rank] = rows[rank], row
+            tried = problem.times(rows)
+            made = problem.key(rows, *tried) if tried else None
+            if made and (made <= now or made <= accepted[k % _MEMORY]):
+                times, now, pairs = tried, made, None
+            else:
+                rows[rank] = before
+        accepted[k % _MEMORY] = now
+        if now < best:
+            best = now
+            yield best, [row[:] for row in rows]
+        else:
+            yield best, None
+
+
+def _critical(
+    problem: Problem, rows: Rows, starts: list[float], ends: list[float], rng: Random
+) -> list[tuple[int, int]]:
+    """(rank, place in its row) of all that waited for the one before it in its row, on one critical path."""
+    M, ranks, lags = problem.num_microbatches, problem.rank_of, problem.lags
+    slots = [slot for row in rows for slot in row]
+    where = [-1] * len(ranks)
+    for i, slot in enumerate(slots):
+        where[slot] = i
+    firsts = [0]
+    for row in rows:
+        firsts.append(firsts[-1] + len(row))
+    i, found = problem.last(rows, starts, ends), []
+    while True:
+        rank = ranks[slots[i]]
+        maker, is_first = where[slots[i] - M], i == firsts[rank]
+        arrived = ends[maker] + lags[slots[maker]] if maker >= 0 else -1
+        if maker >= 0 and (is_first or arrived > ends[i - 1] or (arrived == ends[i - 1] and rng.random() < 0.5)):
+            i = maker
+        elif is_first:
+            return found
+        else:
+            found.append((rank, i - firsts[rank]))
+            i -= 1
+
+
+def _changed(problem: Problem, row: list[int], place: int, rng: Random) -> list[int] | None:
+    """A row in which what stands at `place` no longer waits for the one before it; None where that can't be."""
+    input_of = problem.input_of
+    before, slot = row[place - 1], row[place]
+    if problem.same[before] == problem.same[slot]:  # one stage's microbatches stay in order
+        return None
+    how = rng.random()
+    if how < 0.3 and before in input_of:  # a weight gradient, further back
+        to = min(len(row), place + 1 + rng.randrange(3 * _FARTHEST)) if how < 0.2 else len(row)
+        return row[: place - 1] + row[place:to] + [before] + row[to:]
+    to = place - 1 if how < 0.7 else max(0, place - 1 - rng.randrange(_FARTHEST))
+    if input_of.get(slot) in row[to:place]:
+        return None
+    return row[:to] + [slot] + row[to:place] + row[place + 1 :]
+
+
+def _anywhere(rows: Rows, rng: Random) -> tuple[int, int]:
+    rank = rng.randrange(len(rows))
+    return rank, rng.randrange(1, len(rows[rank]))
