@@ -9,7 +9,7 @@ ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 PARALLEL := --dist loadfile --no-loadscope-reorder
 SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
 
-.PHONY: help book test check lab attack bench gpu notebooks clean
+.PHONY: help book test check lab attack bench frontier gpu notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,9 @@ attack: $(ENVIRONMENT) ## break what can be broken, far more often than the test
 
 bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
 	@$(PY) benchmarks/bench.py
+
+frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (some thirty minutes)
+	@$(PY) benchmarks/frontier.py
 
 gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json
 	@$(PY) benchmarks/gpu.py
