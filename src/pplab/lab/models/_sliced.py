@@ -1,0 +1,261 @@
+"""A GPT that is trained slice by slice: a microbatch goes through the pipeline as pieces of its sequences.
+
+A slice's queries look at the keys of its own tokens and of all before them. So on every stage each block keeps a
+sequence's keys and values from slice to slice. Backwards come in the opposite order: a slice's gives gradients to the
+keys and values of the slices before it, which wait there until those slices' own backwards take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from ...errors import expect, positive_int, shown
+from ...runtime.workload import Batch
+from ._cutting import LayeredModel, layer_ranges
+from ._gpt import GPT, LanguageModel
+
+
+class Place(NamedTuple):
+    """Which slice of which microbatch a stage works on, and how many tokens stand before it."""
+
+    microbatch: int
+    slice: int
+    first: int
+
+
+class Carried:
+    """A block's attention to earlier tokens, with what it carries between the slices of a microbatch."""
+
+    def __init__(self) -> None:
+        self.at: Place | None = None  # None: a whole sequence
+        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # microbatch -> of every slice so far: keys, values
+        self.due: dict[int, list[tuple]] = {}  # microbatch -> of the slices that wait: their gradients, and `hold`'s
+        self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A slice's queries, keys and values, (B, heads, t, C / heads) each, to what its tokens take of all."""
+        if self.at is None:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return SliceAttention.apply(q, k, v, self, self.at)
+
+    def keep(self, place: Place, k: Tensor, v: Tensor) -> None:
+        """Add a slice's keys and values. ValueError when a slice before it is missing."""
+        kept = self.kept.setdefault(place.microbatch, [])
+        if len(kept) < place.slice:
+            raise ValueError(
+                f"slice {place.slice} of microbatch {place.microbatch} runs forward before slice {len(kept)}, whose "
+                f"keys and values it needs: {_REMEDY}"
+            )
+        del kept[place.slice :]  # when it runs again, or what a pass without backwards has left
+        kept.append((k, v))
+
+    def so_far(self, place: Place) -> tuple[Tensor, Tensor]:
+        """Keys and values of a slice and of all before it, (B, heads, T, C / heads) each."""
+        keys, values = zip(*self.kept[place.microbatch][: place.slice + 1], strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+    def give(self, place: Place, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave the gradients that a slice's backward has for earlier slices; returns its own, those that were left
+        for it included. ValueError when a later slice's are still to come."""
+        m, kept = place.microbatch, self.kept[place.microbatch]
+        if len(kept) != place.slice + 1:
+            raise ValueError(
+                f"slice {place.slice} of microbatch {m} runs backward before slice {len(kept) - 1}, which has "
+                f"gradients for its keys and values: {_REMEDY}"
+            )
+        lengths = [k.shape[2] for k, _ in kept]
+        new = zip(of_keys.split(lengths, 2), of_values.split(lengths, 2), strict=True)
+        if m not in self.due:  # the last slice: copies, since a part would hold the whole
+            *earlier, own = new
+            pairs = [tuple(x.clone() for x in pair) for pair in earlier]
+            self.due[m] = [(*pair, self.hold and [self.hold(x) for x in pair]) for pair in pairs]
+        else:
+            for (left_k, left_v, _), (k, v) in zip(self.due[m], new, strict=True):
+                left_k += k
+                left_v += v
+            own = self.due[m].pop()[:2]
+        kept.pop()
+        if not kept:
+            del self.kept[m], self.due[m]
+        return own
+
+
+class SliceAttention(torch.autograd.Function):
+    """Causal attention of a slice's queries to the keys of all tokens so far. The scores are computed a second time in
+    the backward, as FlashAttention's are: a slice keeps its own queries, keys and values, and nothing of others."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, carried: Carried, place: Place) -> Tensor:
+        carried.keep(place, k.detach(), v.detach())
+        ctx.save_for_backward(q, k, v)
+        ctx.carried, ctx.place = carried, place
+        return _attend(q, *carried.so_far(place))
+
+    @staticmethod
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, *_ = ctx.saved_tensors
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in (q, *ctx.carried.so_far(ctx.place))]
+            of_queries, *of_others = torch.autograd.grad(_attend(*leaves), leaves, gradients)
+        return of_queries, *ctx.carried.give(ctx.place, *of_others), None, None
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The queries are the last of all tokens': (B, heads, t, d) and twice (B, heads, T, d) to (B, heads, t, d).
+
+    Scores of later tokens in the slice itself are computed and masked: a slice's work is t T, and that of a kernel
+    which leaves them out would be t (T - t / 2).
+    """
+    length, total = q.shape[2], keys.shape[2]
+    seen = torch.ones(length, total, dtype=torch.bool, device=q.device).tril(total - length)
+    return functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+
+
+_REMEDY = 'take a schedule of slices, such as pplab.build("Seq1F1B", ..., slices=k), with the k of the workload'
+
+
+class SlicedGPT(GPT):
+    """A GPT, or a part of one, whose blocks carry keys and values. Given no `place`, it takes whole sequences."""
+
+    def __init__(self, part: GPT):
+        nn.Module.__init__(self)
+        self.config, self.embedding, self.blocks, self.head = part.config, part.embedding, part.blocks, part.head
+        self.carried = [Carried() for _ in self.blocks]
+        for block, carried in zip(self.blocks.values(), self.carried, strict=True):
+            block.attention = carried
+
+    def forward(self, x: Tensor, place: Tensor | None = None) -> Tensor:
+        """Tokens (B, t) or an earlier part's (B, t, C) to scores (B, t, vocabulary) or (B, t, C)."""
+        at = None if place is None else Place(*place.tolist())
+        for carried in self.carried:
+            carried.at = at
+        if self.embedding is not None:
+            self.embedding.first = 0 if at is None else at.first
+        return super().forward(x)
+
+
+@dataclass(frozen=True)
+class Slice(Batch):
+    """A slice of a microbatch; its `place` is read by the host."""
+
+    def to(self, device: torch.device) -> Slice:
+        """The slice on `device`, but for its place: a GPU that were asked for it would have to be waited for."""
+        return replace(super().to(device), context=self.context)
+
+
+@dataclass(frozen=True)
+class SlicedBatch(Batch):
+    """A batch of rows (B, T), each of whose microbatches is cut into slices of so many tokens."""
+
+    lengths: tuple[int, ...] = field(kw_only=True)
+
+    def microbatches(self, num_microbatches: int) -> list[Batch]:
+        """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all of a microbatch's."""
+        count, rest = divmod(num_microbatches, len(self.lengths))
+        if rest:
+            raise ValueError(
+                f"{num_microbatches} slices don't make microbatches of {len(self.lengths)} slices each: {_REMEDY}"
+            )
+        bounds = [*enumerate(pairwise(accumulate(self.lengths, initial=0)))]
+        found = []
+        for m, rows in enumerate(super().microbatches(count)):
+            for j, (a, b) in bounds:
+                inputs, place = tuple(x[:, a:b] for x in rows.inputs), torch.tensor(Place(m, j, a))
+                found.append(Slice(inputs, rows.target[:, a:b], {"place": place}))
+        return found
+
+
+@dataclass(frozen=True)
+class Sliced(LayeredModel):
+    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`."""
+
+    model: LanguageModel
+    lengths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The model's name, and its slices."""
+        return f"{self.model.name}, in slices of {'+'.join(map(str, self.lengths))}"
+
+    @property
+    def batch_size(self) -> int:
+        """Slices in a batch: what a schedule's microbatches are made of."""
+        return self.model.batch_size * len(self.lengths)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The model's."""
+        return self.model.notes
+
+    @property
+    def num_layers(self) -> int:
+        """The model's."""
+        return self.model.num_layers
+
+    @property
+    def cut(self) -> tuple[int, ...] | None:
+        """The model's."""
+        return self.model.cut
+
+    def tied(self, num_stages: int) -> dict:
+        """The model's."""
+        return self.model.tied(num_stages)
+
+    def carried_bytes(self, num_stages: int, samples: int) -> tuple[int, ...]:
+        """Per stage: what the gradients of its keys and values take, of whole sequences of a microbatch."""
+        config = self.model.config
+        each = 2 * samples * config.context * config.width * torch.get_default_dtype().itemsize
+        return tuple(each * len(layers) for layers in layer_ranges(self.num_layers, num_stages, self.cut))
+
+    def build_whole(self) -> GPT:
+        """The model, which takes whole sequences: what gradients are compared with owes nothing to slices."""
+        return self.model.build_whole()
+
+    def build_stage(self, stage: int, num_stages: int) -> SlicedGPT:
+        """One stage, which keeps keys and values between slices."""
+        return SlicedGPT(self.model.build_stage(stage, num_stages))
+
+    def batch(self, step: int) -> SlicedBatch:
+        """The model's batch of a step, to be cut along its sequences, too."""
+        batch = self.model.batch(step)
+        return SlicedBatch(batch.inputs, batch.target, batch.context, lengths=self.lengths)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The model's, of a slice: a mean over its tokens."""
+        return self.model.loss(output, target)
+
+    def weight(self, batch: Batch) -> float:
+        """A slice counts for its tokens."""
+        return batch.target.numel()
+
+
+def sliced(model: LanguageModel, slices: int | Sequence[int]) -> Sliced:
+    """`model`, trained in slices of its sequences: in so many equal ones, or in slices of these numbers of tokens.
+
+    Run it under a schedule of as many slices: `pplab.build("Seq1F1B", ..., num_microbatches=M * k, slices=k)`, whose
+    microbatch number m k + j is slice j of microbatch m. `pplab.lab.Slices` predicts times and memory. ValueError for
+    slices that don't make up the sequence.
+
+    >>> from pplab.lab import models
+    >>> model = sliced(models.gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16), 2)
+    >>> [tuple(each.target.shape) for each in model.batch(0).microbatches(4)]
+    [(2, 8), (2, 8), (2, 8), (2, 8)]
+    """
+    expect(LanguageModel, model=model)
+    length = model.config.context
+    if isinstance(slices, Sequence) and not isinstance(slices, str | bytes):
+        lengths = tuple(positive_int(f"slices[{j}]", each) for j, each in enumerate(slices))
+        if sum(lengths) != length:
+            raise ValueError(f"slices of {shown(lengths)} tokens make {sum(lengths)}, and a sequence has {length}")
+        return Sliced(model, lengths)
+    each, rest = divmod(length, count := positive_int("slices", slices))
+    if rest or not each:
+        raise ValueError(f"a sequence of {length} tokens doesn't divide into {count} equal slices: give their lengths")
+    return Sliced(model, (each,) * count)
