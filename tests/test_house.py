@@ -28,8 +28,8 @@ from pplab import builders, errors, lower, palette, plot, text
 from pplab import lab
 from pplab.lab import formulas, results
 t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8))
-lab.table([t])._repr_html_(), lab.timeline_to_dict(t)
-heavy = {"torch", "matplotlib", "numpy", "transformers", "datasets"} & sys.modules.keys()
+lab.table([t])._repr_html_(), lab.timeline_to_dict(t), lab.floor(lab.Problem(4, 8)), lab.optimum
+heavy = {"torch", "matplotlib", "numpy", "transformers", "datasets", "ortools"} & sys.modules.keys()
 assert not heavy, heavy
 """
 

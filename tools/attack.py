@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from pplab.lab import results
 from pplab.runtime.pool import versions
 
 ROOT = Path(__file__).parents[1]
@@ -81,19 +82,9 @@ def _rows(name: str, tries: int, seed: int, recorded: dict[str, dict]) -> list[d
 def _write(path: Path, recorded: dict[str, dict]) -> None:
     """A recording of the form that `pplab.lab.results` reads. It has no date: what it says is kept by the tests."""
     cores = len(os.sched_getaffinity(0))
-    about = {
-        "form": 1,
-        "device": f"a machine of {cores} cores, without a GPU",
-        "kind": "cpu",
-        "date": "",
-        "command": "make attack",
-        "versions": versions(),
-        "box": {"cores": cores},
-        "parts": [recorded[name] for name in TRIES if name in recorded],
-        "not_run": [],
-    }
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(about, indent=1) + "\n")
+    parts = [recorded[name] for name in TRIES if name in recorded]
+    device, box = f"a machine of {cores} cores, without a GPU", {"cores": cores}
+    results.write(path, parts, device=device, command="make attack", versions=versions(), box=box)
 
 
 if __name__ == "__main__":

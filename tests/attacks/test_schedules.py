@@ -30,8 +30,8 @@ def fault(rows: Rows) -> str:
     for x in (x for row in plain for x in row):
         if any(kind not in "FBIW" for _, kind, _ in x):
             return "communication"
-        if len(x) == 2 and ((x[0][1], x[1][1]) != ("F", "B") or x[0][::2] == x[1][::2]):
-            return "an overlap of other things"
+        if len(x) == 2 and x[0][::2] == x[1][::2]:
+            return "an overlap of a stage's work on a microbatch"
     S, M = 1 + max(stage for _, stage, _, _ in flat), 1 + max(m for *_, m in flat)
     of = defaultdict(list)
     for rank, stage, kind, m in flat:
@@ -74,7 +74,7 @@ def stuck(plain: list, S: int) -> str:
 
 def shifted(item: Action | Overlap, by: int) -> Action | Overlap:
     if type(item) is Overlap:
-        return Overlap(shifted(item.forward, by), shifted(item.backward, by))
+        return Overlap(shifted(item.first, by), shifted(item.second, by))
     return item._replace(microbatch=item.microbatch + by)
 
 
@@ -82,7 +82,7 @@ def change(item: Action | Overlap, draw: random.Random, **values: object) -> Act
     """The item, or a half of it, with another field."""
     if type(item) is Action:
         return item._replace(**values)
-    half = draw.choice(("forward", "backward"))
+    half = draw.choice(("first", "second"))
     return item._replace(**{half: getattr(item, half)._replace(**values)})
 
 
@@ -248,12 +248,13 @@ def test_the_oracle_knows_the_rules():
         "0F0 1F0 1B0 0B0 1F1 1B1 / 0F1 0B1": "a stage on ranks that may not share it",
         "0B0 0F0": "an order that can't run",
         "1F0 1B0 / 0B0 0F0": "an order that can't run",
+        "(0F0;1F0)OVERLAP_F_F 1B0 0B0": "an order that can't run",
     }
     for text, word in words.items():
         rows = [[pp.parse(x) for x in row.split()] for row in text.split("/")]
         assert fault(rows) == word, text
     pair = Overlap(pp.parse("0F0"), pp.parse("0B0"))
-    assert fault([[pair]]) == "an overlap of other things"
+    assert fault([[pair]]) == "an overlap of a stage's work on a microbatch"
 
 
 def test_every_mutation_changes_something():
