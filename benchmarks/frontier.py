@@ -15,87 +15,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pplab as pp
 from pplab import lab
 from pplab.lab.exact import CLOSE
 from pplab.lab.frontier import COMMAND
+from pplab.lab.frontier_settings import SETTINGS, P, Setting
 
 ROOT = Path(__file__).parents[1]
-P = 4
-CASE = lab.Case()
-CUTS = {
-    "one stage per rank": [8, 9, 8, 7],
-    "loop": [3, 4, 4, 4, 4, 5, 5, 3],
-    "V": [4, 4, 4, 4, 5, 5, 4, 2],
-}  # chapter 7
-KNOWN = {"one stage per rank": "1F1B", "loop": "Interleaved1F1B", "V": "ZB-V"}  # a schedule of that placement
-LIMITS = {  # in a rank's activations of a microbatch
-    "one stage per rank": [1, 2, 3, 4, 5, 6, 7, 8],
-    "one stage per rank, whole": [1, 2, 3, 4, 5, 6, 7, 8],
-    "V": [1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5],
-    "loop": [2, 2.5, 3, 3.5, 4, 4.5, 5],
-    "bidirectional": [2, 3, 4, 5, 6],
-}
-GIGABYTES = [48, 56, 64, 72, 80, 96]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Times of a whole rank's share; None: those of the running case."""
-
-    name: str
-    title: str
-    num_microbatches: int
-    costs: pp.Costs | None
-    unit: str = ""
-
-    def problems(self) -> Iterator[tuple[lab.Problem, list[float]]]:
-        """Every placement's, with the limits to look at."""
-        for look, limits in LIMITS.items():
-            if look == "loop" and self.num_microbatches > 8:  # the solver doesn't get far
-                continue
-            placement, split = look.removesuffix(", whole"), not look.endswith("whole")
-            asked = {"num_ranks": P, "num_microbatches": self.num_microbatches, "placement": placement, "split": split}
-            if self.costs is None:
-                if placement in CUTS:
-                    plan = CASE.plan(KNOWN[placement], self.num_microbatches, cut=CUTS[placement])
-                    memory = plan.memory
-                    yield lab.Problem(**asked, costs=plan.costs, memory=memory), [gb * 1e9 for gb in GIGABYTES]
-            else:
-                each = 2 if placement in ("V", "loop") else 1
-                costs, memory = self.costs.finer(each), pp.Memory(1 / each)
-                if isinstance(costs.forward, tuple) and placement != "one stage per rank":
-                    costs = spread(self.costs, placement)
-                yield lab.Problem(**asked, costs=costs, memory=memory), limits
-
-
-def spread(costs: pp.Costs, placement: str) -> pp.Costs:
-    """Costs per rank as costs per stage: half of a rank's for each of its two, all for each of two copies."""
-    order = {"V": [0, 1, 2, 3, 3, 2, 1, 0], "loop": [0, 1, 2, 3] * 2, "bidirectional": [0, 1, 2, 3]}[placement]
-    share = len(order) / P
-    names = ("forward", "backward_input", "backward_weight")
-    return replace(costs, **{name: [getattr(costs, name)[rank] / share for rank in order] for name in names})
-
-
-SLOW = (2, 2, 3, 2)
-PROFILE = pp.Costs(18.522, 18.086, 9.337, latency=0.601, unit="ms")
-TIMES = [
-    ("equal", "F = I = W", pp.Costs(), ""),
-    ("3-4-2", "F, I, W = 3, 4, 2", pp.Costs(3, 4, 2), ""),
-    ("latency", "F = I = W, and a message takes as long as each", pp.Costs(latency=1), ""),
-    ("slow-rank", "F = I = W = 2, on rank 2 3", pp.Costs(SLOW, SLOW, SLOW), ""),
-    ("profile", "the zero-bubble paper's times", PROFILE, "ms"),
-    ("case", "the running case", None, "s"),
-]
-SETTINGS = [
-    Setting(f"{name}-{M}", f"{title}; {P} ranks, {M} microbatches", M, costs, unit)
-    for M in (8, 16)
-    for name, title, costs, unit in TIMES
-    if not (name == "slow-rank" and M == 16)
-]
 
 
 def points(setting: Setting, seconds: float, workers: int, recorded: list[dict]) -> Iterator[dict]:
@@ -140,11 +68,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10, help="for each placement and limit")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", nargs="*", help=f"of {', '.join(s.name for s in SETTINGS)}")
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join(SETTINGS)}")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "frontier.json")
     given = parser.parse_args()
     parts = json.loads(given.out.read_text())["parts"] if given.out.exists() else []
-    for setting in SETTINGS:
+    for setting in SETTINGS.values():
         if given.only and setting.name not in given.only:
             continue
         began, rows = time.perf_counter(), []

@@ -14,8 +14,11 @@ from .. import palette
 from ..actions import Kind
 from ..plot import LABEL_SIZE, WIDTH
 from ..schedule import Schedule
+from ..simulator import simulate
+from ..timeline import Timeline
 from .bounds import floor
 from .exact import CLOSE, Optimum, optimum
+from .frontier_settings import SETTINGS
 from .palette import CATEGORIES
 from .problem import PLACEMENTS, Problem
 from .results import load
@@ -103,6 +106,18 @@ class Frontier:
             if better := min(others, key=lambda each: (each.time, each.held), default=None):
                 pairs.append((point, better))
         return tuple(pairs)
+
+    def timelines(self) -> dict[Point, Timeline]:
+        """Every point's order at the setting's times; KeyError where the setting isn't one of `make frontier`'s."""
+        problems = [problem for problem, _ in SETTINGS[self.name].problems()]
+        known = {(p.placement, t.schedule.name): t for p in problems for t in p.published()}
+        of = {(p.placement, p.split): p for p in problems}
+        return {
+            point: known[point.placement, point.name]
+            if point.limit is None
+            else simulate(point.schedule, of[point.placement, point.split].costs)
+            for point in self.points
+        }
 
 
 def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
