@@ -15,7 +15,7 @@
   function open(panel) {
     const orders = JSON.parse(panel.querySelector("script").textContent);
     const label = panel.querySelector("label"), list = label.querySelector("select");
-    const says = panel.querySelector(".pplab-says"), host = panel.querySelector(".pplab-picked");
+    const says = panel.querySelector(".pplab-told"), host = panel.querySelector(".pplab-scroll");
     const targets = orders.map((_, i) => panel.querySelector(`[id="point-${panel.dataset.name}-${i}"]`));
     const pick = (number) => {
       list.value = number;

@@ -14,8 +14,8 @@ _TARGET = 16  # points across: what a finger meets
 
 
 class FrontierView:
-    """`lab.frontier_chart` of settings, one at a time on the book's page, where each order can be picked: with the pointer
-    on the chart, or from a list. Without scripts, and elsewhere, the charts stand one above the other.
+    """`lab.frontier_chart` of settings. On the book's page one is shown at a time, and every order can be picked, on
+    the chart or from a list; without scripts, and elsewhere, the charts stand one above the other.
     """
 
     def __init__(self, *frontiers: Frontier):
@@ -30,7 +30,7 @@ class FrontierView:
             self._said.append(figures.alternative_text(ax.figure))
             low, high = ax.get_ylim()
             shown = {p: t for p, t in frontier.timelines().items() if low <= p.time <= high}
-            for number, point in enumerate(shown):
+            for number, point in reversed([*enumerate(shown)]):  # the published ones on top
                 x = point.held if point.limit is None else point.limit
                 ax.plot(x, point.time, "o", ms=_TARGET, alpha=0, gid=f"point-{frontier.name}-{number}", zorder=9)
             chart = figures.figure_html(ax.figure)
@@ -43,7 +43,8 @@ class FrontierView:
     def _page(self) -> str:
         titles = "".join(f"<option>{html.escape(f.title)}</option>" for f in self.frontiers)
         return (
-            f'<div class="pplab-frontier"><label class="pplab-of-all" hidden>Times <select>{titles}</select></label>'
+            f'<div class="pplab-frontier pplab-live">'
+            f'<label class="pplab-of-all" hidden>Times <select>{titles}</select></label>'
             f"{''.join(self._pages)}</div>"
         )
 
@@ -63,7 +64,7 @@ def _panel(frontier: Frontier, chart: str, shown: dict[Point, Timeline]) -> str:
     return (
         f'<div class="pplab-panel" data-name="{frontier.name}">{chart}'
         f"<label hidden>Order <select>{listed}</select></label>"
-        f'<p class="pplab-says" aria-live="polite"></p><div class="pplab-picked" style="overflow-x:auto"></div>'
+        f'<p class="pplab-told" aria-live="polite"></p><div class="pplab-scroll"></div>'
         f'<script type="application/json">{data}</script></div>'
     )
 

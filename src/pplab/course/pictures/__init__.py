@@ -12,6 +12,7 @@ from ._knobs import knobs
 from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
+from ._stays import stays
 from ._tickets import tickets
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "knobs",
     "more_slices",
     "pair",
+    "stays",
     "streams",
     "tickets",
     "what_is_held",
