@@ -6,6 +6,7 @@ import pytest
 from checkers import builds, raises, slow, table_tests
 
 import pplab as pp
+from pplab import lab
 from pplab.course import zero_bubble as exercise
 
 one_f_one_b = builds("1F1B")
@@ -26,7 +27,7 @@ def both_now(x, weight, gradient):
 
 ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
 AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
-LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
+TEAMS = {"A": "overhead", "B": "long W", "C": "barrier", "D": "as hoped"}
 
 WRONG = [
     (exercise.small_weights, 0.035, "takes every W to fill a gap"),
@@ -53,10 +54,6 @@ WRONG = [
     (exercise.least_memory, builds("ZB-H1")(4, 8), "4 + 4 + 4 + 4 = 16; one rank can"),
     (exercise.least_memory, one_f_one_b(2, 4), "keep 4 ranks"),
     (exercise.least_memory, [["0B0"]], "0F0 is missing"),
-    (exercise.balanced_placement, LOOP, "rank 0 would hold the most"),
-    (exercise.balanced_placement, [[0, 7], [1, 6], [2, 5], [3, 4]], "four ranks with four stages each"),
-    (exercise.balanced_placement, [[0, 1, 2, 3]] * 4, "on exactly one rank"),
-    (exercise.balanced_placement, 16, "expected a list of four lists"),
     (exercise.affordable_overhead, 12 / 64, "share of B = 6"),
     (exercise.affordable_overhead, 3 / 32, "what each half may be longer"),
     (exercise.affordable_overhead, 1 / 64, "both halves are longer"),
@@ -69,9 +66,16 @@ WRONG = [
     (exercise.least_held_for_zero, 7, "here it leaves 6"),
     (exercise.least_held_for_zero, 9, "16 of the 18"),
     (exercise.least_held_for_zero, 11, "one less is enough"),
-    (exercise.table_5, (0.124, 0.0674, 0.04), "ZB-H2: 0.04 isn't it; the number is larger"),
-    (exercise.table_5, (0.124, 0.0674), "expected three numbers"),
-    (exercise.table_5, 0.124, "expected three numbers"),
+    (exercise.teams, TEAMS | {"A": "as hoped"}, "A: its I and W take 46 together"),
+    (exercise.teams, TEAMS | {"C": "overhead"}, "C: between two actions no rank waits"),
+    (exercise.teams, TEAMS | {"D": "luck"}, "D: expected one of as hoped, barrier, long W, overhead, got 'luck'"),
+    (exercise.teams, "barrier", "expected a dict with the keys A, B, C and D"),
+    (exercise.eight_sequences, ("ZB-H1", [8, 9, 8, 7]), "$3.42 more than the best that we know"),
+    (exercise.eight_sequences, ("ZB-H2", [8, 9, 8, 7]), "it doesn't fit: rank"),
+    (exercise.eight_sequences, ("ZB-V", [4, 4, 4, 4, 5, 5, 4, 2]), "expected 4 stages, got 8"),
+    (exercise.eight_sequences, ("ZB-H1", [32]), "cut"),
+    (exercise.eight_sequences, "ZB-H1", "expected a schedule and a cut"),
+    (exercise.eight_sequences, ("ZB-H1",), "got 1 answers"),
     (exercise.split_linear, 3, "expected a function"),
     slow(exercise.split_linear, both_now, "nothing is put off"),
     slow(exercise.split_linear, lambda x, w, g: (g @ w, g.t() @ x), "must be a function"),
@@ -85,21 +89,10 @@ WRONG = [
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
-def test_other_measures_of_table_5_are_named():
-    costs = pp.Costs(18.546, 18.097, 9.321, latency=0.762)
-    t = pp.simulate(pp.build("1F1B", num_ranks=8, num_microbatches=64), costs)
-    assert "the bubble ratio" in exercise.table_5((t.bubble_ratio, 0, 0)).says
-    assert "that is the makespan" in exercise.table_5((t.makespan, 0, 0)).says
-    without = pp.simulate(t.schedule, pp.Costs(18.546, 18.097, 9.321))
-    assert "without the latency" in exercise.table_5((without.span_bubble_fraction, 0, 0)).says
-
-
 def test_any_right_answer_is_accepted():
-    assert exercise.table_5((0.1240, 0.0674, 0.0444))  # as printed in the paper
     assert exercise.affordable_overhead(0.0313) and exercise.affordable_overhead(0.0312)  # of 0.03125
     assert exercise.small_weights(0.139)
     assert exercise.products([8, 4])
-    assert exercise.balanced_placement([[0, 6, 9, 15], [1, 7, 8, 14], [2, 4, 11, 13], [3, 5, 10, 12]])
     assert exercise.place_weights(builds("ZB-H1")(4, 8).rows[3])
 
 
@@ -122,3 +115,19 @@ def test_the_affordable_overhead_is_where_the_simulations_cross(M):
 @pytest.mark.slow
 def test_a_split_may_multiply_in_another_order():
     assert exercise.split_linear(lambda x, w, g: (g @ w, lambda: (x.t() @ g).t()))
+
+
+def test_the_teams_saved_what_their_table_says():
+    def step(name, F, B, I, W):  # noqa: E741
+        return pp.simulate(builds(name)(4, 16), pp.Costs(F, I, W, backward=B)).makespan
+
+    measured = [(20, 40, 26, 20), (10, 40, 10, 30), (30, 60, 40, 20)]
+    assert [step("1F1B", *t) - step("ZB-H1", *t) for t in measured] == [6, 120, 120]
+    assert [2 * 3 * W for *_, W in measured] == [120, 180, 120]
+    assert step("ZB-H1", 20, None, 20, 20) == step("ZB-H2", 20, None, 20, 20)  # behind a barrier
+
+
+def test_the_best_known_bill_is_found_again():
+    plan = exercise.CASE.plan("ZB-H1", 8, cut=[8, 9, 9, 6])
+    found = lab.search(4, 8, costs=plan.costs, memory=plan.memory, limit=80e9)
+    assert exercise.CASE.row(found.schedule, 8, cut=[8, 9, 9, 6]).dollars == pytest.approx(exercise.EIGHT, abs=1e-3)

@@ -15,7 +15,7 @@ from ..lab.pairs import with_all_to_all
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, drawn, schedule_from, shape_of, sizes_of
+from .answers import builder, drawn, schedule_from, shape_of, sizes_of, told_bill
 from .verdict import (
     Verdict,
     Wrong,
@@ -193,16 +193,7 @@ def long_sequences(answer: Mapping[str, object]) -> Verdict:
         raise Wrong("a step has 8 microbatches of one sequence each: leave num_microbatches and microbatch out")
     if row.timeline is None:
         raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
-    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
-    if not row.fits:
-        full = max(range(4), key=row.held_gb.__getitem__)
-        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
-    above = row.dollars - TWICE_AS_LONG.row(**BEST_KNOWN).dollars
-    if above > NEAR:
-        raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
-    if above < -1e-6:
-        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
-    return right(f"{bill}, {f'${above:.2f} above ' if above > 1e-6 else ''}the best that we know")
+    return told_bill(row, TWICE_AS_LONG.row(**BEST_KNOWN).dollars, NEAR)
 
 
 def paired_builder(answer: object) -> Verdict:

@@ -12,8 +12,8 @@ from ..lab.case import Case
 from ..lab.controllable import v_half  # noqa: F401 (registers V-Half)
 from ..schedule import Schedule
 from ..simulator import simulate
-from .answers import schedule_of
-from .verdict import Verdict, Wrong, checker, number, numbers, one_or_several, right, told, wrong
+from .answers import judge_bill, schedule_of
+from .verdict import Verdict, Wrong, checker, number, numbers, one_or_several, right, wrong
 
 BROKEN = {"0F": 0, "1F": 1, "2F": 2, "2B": 4, "1B": 6, "0B": 8}  # exercise 3: no rank has room for its backward
 V_HALF = 86.5  # exercise 5: what it takes, and the most that it holds
@@ -97,17 +97,4 @@ def beat_v_half(answer: object) -> Verdict:
 @checker('a schedule and a cut, such as ("V-Half", [4, 4, 4, 4, 5, 5, 4, 2])', lambda answer: isinstance(answer, tuple))
 def smaller_cards(answer: tuple[str | Schedule, Sequence[int]]) -> Verdict:
     """The running case on cards of 64 GB, 16 sequences a step: a schedule and a cut, for the smallest bill."""
-    if len(answer) != 2:
-        raise Wrong(f"expected a schedule and a cut, got {len(answer)} answers")
-    with told("", ValueError, TypeError):
-        row = SMALL.row(answer[0], 16, cut=answer[1])
-    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
-    if not row.fits:
-        full = max(range(4), key=row.held_gb.__getitem__)
-        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB of 64")
-    above = row.dollars - BEST_KNOWN
-    if above > NEAR:
-        raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
-    if above < -0.005:
-        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
-    return right(f"{bill}, {f'${above:.2f} above ' if above > 0.005 else ''}the best that we know")
+    return judge_bill(SMALL, answer, 16, BEST_KNOWN, NEAR)
