@@ -12,6 +12,7 @@ from ._knobs import knobs
 from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
+from ._slices import sliced_attention
 from ._stays import stays
 from ._tickets import tickets
 
@@ -25,6 +26,7 @@ __all__ = [
     "knobs",
     "more_slices",
     "pair",
+    "sliced_attention",
     "stays",
     "streams",
     "tickets",
