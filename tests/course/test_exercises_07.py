@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from checkers import builds, raises, slow, table_tests
 
-import pplab as pp
 from pplab import lab
 from pplab.course import zero_bubble as exercise
 
@@ -27,19 +26,46 @@ def both_now(x, weight, gradient):
 
 ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
 AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
-TEAMS = {"A": "overhead", "B": "long W", "C": "barrier", "D": "as hoped"}
+LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
+
+
+def one_shared_sum(inputs, weight, gradients):
+    return [g @ weight for g in gradients], sum(gradients).t() @ sum(inputs)
+
+
+def by_hand(inputs, weight, gradients):
+    pairs = list(zip(inputs, gradients, strict=True))
+    return [g @ weight for _, g in pairs], sum(g.t() @ x for x, g in pairs)
+
+
+written: dict = {}
+exec(exercise.PUT_OFF, written)
+TRUTH = dict(exercise.CLUSTERS)
+RULE = {"cut": (8, 9, 9, 6), "recompute": (0, 0, 0, 0), "schedule": "ZB-H1"}
 
 WRONG = [
+    (exercise.causes, TRUTH | {"A": "network"}, "A takes 51, 41 and 41; with 'network' it would take 65, 51 and 41"),
+    (exercise.causes, TRUTH | {"D": "splitting"}, "with 'splitting' it would take 51, 48.25 and 43.25"),
+    (exercise.causes, TRUTH | {"C": "rain"}, "C: expected one of barrier, network, short W, splitting, got 'rain'"),
+    (exercise.causes, ["barrier"], "expected a dict with the keys A, B, C and D"),
+    slow(exercise.repaired, written["put_off"], "three times the last microbatch's"),
+    slow(exercise.repaired, one_shared_sum, "isn't autograd's"),
+    slow(exercise.repaired, lambda x, w, g: (by_hand(x, w, g)[0], None), "as large as the weight"),
+    slow(exercise.repaired, lambda x, w, g: (g, by_hand(x, w, g)[1]), "input gradients were right"),
+    slow(exercise.repaired, lambda x, w, g: (by_hand(x, w, g), by_hand(x, w, g)[1]), "input gradients were right"),
+    slow(exercise.repaired, lambda x, w, g: by_hand(x, w, g) and by_hand(x, w, g), "12 matrix products"),
+    slow(exercise.repaired, raises, "your function raised"),
+    (exercise.repaired, 3, "expected a function"),
+    (exercise.offer, RULE, "it fits: 5.35 s, $81.62, which is $5.52 more than the best that we know"),
+    (exercise.offer, RULE | {"schedule": "ZB-H2"}, "it doesn't fit: rank 1 would hold 103.3 GB"),
+    (exercise.offer, RULE | {"cut": (8, 8, 8, 7)}, "cut must say for each of 4 stages"),
+    (exercise.offer, RULE | {"schedule": "ZB-V", "cut": None, "recompute": False}, "more than one stage per rank"),
+    (exercise.offer, RULE | {"schedule": "ZB-H9"}, "ZB-H9"),
+    (exercise.offer, RULE | {"schedule": builds("ZB-H1")(4, 8)}, "keep 4 ranks, one stage on each, and 16"),
+    (exercise.offer, {"cut": (8, 9, 9, 6)}, "expected a dict with cut, recompute and schedule"),
     (exercise.small_weights, 0.035, "takes every W to fill a gap"),
     (exercise.small_weights, 0.179487, "that is 1F1B's"),
     (exercise.small_weights, 11.9 / 73.6, "that is the ratio"),
-    (exercise.products, (6, 6), "have no weights"),
-    (exercise.products, (4, 4), "attention multiplies too"),
-    (exercise.products, (4, 8), "the other way round"),
-    (exercise.products, (5, 5), "are two products"),
-    (exercise.products, (1, 2), "make twelve in the backward"),
-    (exercise.products, (8,), "expected two numbers (of I, of W), got 1"),
-    (exercise.products, 12, "expected two numbers"),
     (exercise.place_weights, exercise.LAST_ROW, "3W0 is missing"),
     (exercise.place_weights, ALL_LAST, "it takes 31: rank 3 waits inside its row"),
     (exercise.place_weights, AT_ONCE, "some W's delay the input gradients"),
@@ -50,32 +76,13 @@ WRONG = [
     (exercise.zb_h1_builder, weights_at_once, "ZB-H1 takes 27"),
     (exercise.zb_h1_builder, raises, "your function raised IndexError"),
     (exercise.zb_h1_builder, 27, "expected a function"),
-    (exercise.least_memory, one_f_one_b(4, 8), "it takes 33, and holds 4 + 3 + 2 + 1 = 10"),
-    (exercise.least_memory, builds("ZB-H1")(4, 8), "4 + 4 + 4 + 4 = 16; one rank can"),
-    (exercise.least_memory, one_f_one_b(2, 4), "keep 4 ranks"),
-    (exercise.least_memory, [["0B0"]], "0F0 is missing"),
-    (exercise.affordable_overhead, 12 / 64, "share of B = 6"),
-    (exercise.affordable_overhead, 3 / 32, "what each half may be longer"),
-    (exercise.affordable_overhead, 1 / 64, "both halves are longer"),
-    (exercise.affordable_overhead, 0.25, "that is with 8 microbatches"),
-    (exercise.affordable_overhead, 0.5, "the number is smaller"),
-    (exercise.affordable_overhead, 0.031, "0.031 is near: give 3 digits"),
+    (exercise.balanced_placement, LOOP, "rank 0 would hold the most"),
+    (exercise.balanced_placement, [[0, 7], [1, 6], [2, 5], [3, 4]], "four ranks with four stages each"),
+    (exercise.balanced_placement, [[0, 1, 2, 3]] * 4, "on exactly one rank"),
+    (exercise.balanced_placement, 16, "expected a list of four lists"),
     (exercise.small_weights, 0.14, "0.14 is near: give 3 digits"),
     (exercise.small_weights, 0.179, "that is 1F1B's"),
     (exercise.small_weights, 0.162, "that is the ratio"),
-    (exercise.least_held_for_zero, 7, "here it leaves 6"),
-    (exercise.least_held_for_zero, 9, "16 of the 18"),
-    (exercise.least_held_for_zero, 11, "one less is enough"),
-    (exercise.teams, TEAMS | {"A": "as hoped"}, "A: its I and W take 46 together"),
-    (exercise.teams, TEAMS | {"C": "overhead"}, "C: between two actions no rank waits"),
-    (exercise.teams, TEAMS | {"D": "luck"}, "D: expected one of as hoped, barrier, long W, overhead, got 'luck'"),
-    (exercise.teams, "barrier", "expected a dict with the keys A, B, C and D"),
-    (exercise.eight_sequences, ("ZB-H1", [8, 9, 8, 7]), "$3.42 more than the best that we know"),
-    (exercise.eight_sequences, ("ZB-H2", [8, 9, 8, 7]), "it doesn't fit: rank"),
-    (exercise.eight_sequences, ("ZB-V", [4, 4, 4, 4, 5, 5, 4, 2]), "expected 4 stages, got 8"),
-    (exercise.eight_sequences, ("ZB-H1", [32]), "cut"),
-    (exercise.eight_sequences, "ZB-H1", "expected a schedule and a cut"),
-    (exercise.eight_sequences, ("ZB-H1",), "got 1 answers"),
     (exercise.split_linear, 3, "expected a function"),
     slow(exercise.split_linear, both_now, "nothing is put off"),
     slow(exercise.split_linear, lambda x, w, g: (g @ w, g.t() @ x), "must be a function"),
@@ -89,45 +96,33 @@ WRONG = [
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
+def test_the_table_of_exercise_5_is_simulated():
+    found = {letter: exercise.per_step(cause) for letter, cause in exercise.CLUSTERS.items()}
+    assert found == {"A": (51, 41, 41), "B": (65, 51, 41), "C": (51, 48.25, 43.25), "D": (51, 46, 43.5)}
+    assert exercise.per_step("none") == (51, 41, 36) and exercise.causes(TRUTH)
+
+
+def test_an_order_near_the_best_known_is_right_too():
+    assert exercise.best_known().fits and round(exercise.best_known().dollars, 2) == 76.10
+    given = {**exercise.BEST_KNOWN, "schedule": exercise.best_known().timeline.schedule}
+    assert exercise.offer(given).says.endswith("$76.10, the best that we know")
+    near = {"cut": (8, 9, 9, 6), "recompute": (3, 1, 0, 0)}
+    plan = exercise.OFFER.plan("ZB-H1", 16, **near)
+    found = lab.search(4, 16, costs=plan.costs, memory=plan.memory, limit=80e9, tries=400)
+    assert "$0.81 above the best that we know" in exercise.offer({**near, "schedule": found.schedule}).says
+
+
+@pytest.mark.slow
+def test_a_repair_may_multiply_at_once_what_it_puts_off():
+    assert exercise.repaired(by_hand)
+
+
 def test_any_right_answer_is_accepted():
-    assert exercise.affordable_overhead(0.0313) and exercise.affordable_overhead(0.0312)  # of 0.03125
     assert exercise.small_weights(0.139)
-    assert exercise.products([8, 4])
+    assert exercise.balanced_placement([[0, 6, 9, 15], [1, 7, 8, 14], [2, 4, 11, 13], [3, 5, 10, 12]])
     assert exercise.place_weights(builds("ZB-H1")(4, 8).rows[3])
-
-
-def test_the_memory_that_a_zero_needs_is_enough():
-    """What the search finds with it and with one less."""
-    costs = pp.Costs(3, 3, 2)
-    for limit, bubble in ((10, 0), (9, 2)):
-        s = pp.build("ZB-1P", num_ranks=4, num_microbatches=24, costs=costs, limit=limit)
-        assert max(pp.simulate(s, costs).spans_per_rank) == 24 * 8 + bubble
-
-
-@pytest.mark.parametrize("M", [63, 64, 65])
-def test_the_affordable_overhead_is_where_the_simulations_cross(M):
-    fused = pp.simulate(one_f_one_b(4, M), pp.Costs(3, 4, 2)).makespan
-    halves = 4 + 3 / 32, 2 + 3 / 32
-    split = pp.simulate(builds("ZB-H1")(4, M), pp.Costs(3, *halves)).makespan
-    assert (split > fused) == (M > 64) and (split == fused) == (M == 64)
 
 
 @pytest.mark.slow
 def test_a_split_may_multiply_in_another_order():
     assert exercise.split_linear(lambda x, w, g: (g @ w, lambda: (x.t() @ g).t()))
-
-
-def test_the_teams_saved_what_their_table_says():
-    def step(name, F, B, I, W):  # noqa: E741
-        return pp.simulate(builds(name)(4, 16), pp.Costs(F, I, W, backward=B)).makespan
-
-    measured = [(20, 40, 26, 20), (10, 40, 10, 30), (30, 60, 40, 20)]
-    assert [step("1F1B", *t) - step("ZB-H1", *t) for t in measured] == [6, 120, 120]
-    assert [2 * 3 * W for *_, W in measured] == [120, 180, 120]
-    assert step("ZB-H1", 20, None, 20, 20) == step("ZB-H2", 20, None, 20, 20)  # behind a barrier
-
-
-def test_the_best_known_bill_is_found_again():
-    plan = exercise.CASE.plan("ZB-H1", 8, cut=[8, 9, 9, 6])
-    found = lab.search(4, 8, costs=plan.costs, memory=plan.memory, limit=80e9)
-    assert exercise.CASE.row(found.schedule, 8, cut=[8, 9, 9, 6]).dollars == pytest.approx(exercise.EIGHT, abs=1e-3)

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 
 from ..builders import build
 from ..costs import Costs
-from ..lab.case import Case
+from ..lab.case import Entry
 from ..lab.formulas import floor_makespan
+from ..lab.searching import search
+from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, drawn, judge_bill, schedule_of
-from .verdict import (
-    Verdict,
-    checker,
-    checker_of_each,
-    first_wrong,
-    number,
-    one_or_several,
-    readers_code,
-    right,
-    wrong,
-)
+from .answers import builder, drawn, schedule_of
+from .messages import NEAR, OFFER
+from .verdict import Verdict, checker, checker_of_each, number, readers_code, right, told, wrong
 
-CAUSES = {"A": "overhead", "B": "long W", "C": "barrier", "D": "as hoped"}
-WHY = {
-    "A": "its I and W take 46 together, its B took 40: six more in every microbatch",
-    "B": "its W is longer than its F and its I, and no gap is as long",
-    "C": "between two actions no rank waits, and every step starts for all ranks at once",
-    "D": "it got what it had hoped for",
-}
-CASE, EIGHT, NEAR = Case(), 87.154, 1.0  # dollars: the best bill we know with 8 sequences, and what counts as near
 LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
 
-
-@checker("two numbers (of I, of W)", lambda answer: isinstance(answer, Iterable) and not isinstance(answer, str))
-def products(answer: object) -> Verdict:
-    """One block of the GPT: how many of its backward's matrix products belong to I, and how many to W?"""
-    pair = tuple(answer)
-    traps = {
-        (6, 6): "q k' and its product with v have no weights: nothing of their backward can be put off",
-        (4, 4): "those are the Linears'; attention multiplies too, twice in the forward",
-        (4, 8): "the other way round: whoever waits for q's gradient is the qkv Linear, now",
-        (5, 5): "q k' and the product with v are two products",
-    }
-    if pair == (8, 4):
-        return right("every product of the forward has two in the backward, and only four of the six have a weight")
-    if len(pair) != 2:
-        return wrong(f"expected two numbers (of I, of W), got {len(pair)}")
-    return wrong(traps.get(pair, "six products in the forward make twelve in the backward; which make a weight's?"))
+CLUSTERS = {"A": "barrier", "B": "network", "C": "splitting", "D": "short W"}
+CAUSES = tuple(sorted(CLUSTERS.values()))
+PUT_OFF = """\
+def put_off(inputs, weight, gradients):
+    now, later = [], []
+    for x, g in zip(inputs, gradients):
+        now.append(g @ weight)
+        later.append(lambda: g.t() @ x)
+    return now, sum(product() for product in later)"""
+# Of six cuts, with up to five, three and one layers recomputed on ranks 0 to 2, each searched, the nearest once more
+BEST_KNOWN = {"cut": (7, 9, 9, 7), "recompute": (1, 1, 0, 0)}
 
 
 @checker()
@@ -69,27 +51,15 @@ def place_weights(answer: object) -> Verdict:
 def split_linear(answer: object) -> Verdict:
     """Write `split(x, weight, gradient)`: returns x's gradient, and a function that makes the weight's when called."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.matmul}
-
-    class Count(TorchDispatchMode):
-        made = 0
-
-        def __torch_dispatch__(
-            self, function: Callable, types: object, arguments: Sequence = (), options: dict | None = None
-        ) -> object:
-            self.made += function.overloadpacket in products
-            return function(*arguments, **(options or {}))
 
     x, weight, gradient = drawn(2, (5, 3), (4, 3), (5, 4))
     of_x, of_weight = gradient @ weight, gradient.t() @ x
     with readers_code():
-        with Count() as now:
+        with _products() as now:
             made, later = answer(x, weight, gradient)
         if not callable(later):
             return wrong("the second thing you return must be a function that makes the weight's gradient when called")
-        with Count() as then:
+        with _products() as then:
             deferred = later()
     for name, found, expected in (("x", made, of_x), ("the weight", deferred, of_weight)):
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
@@ -97,7 +67,7 @@ def split_linear(answer: object) -> Verdict:
             return wrong(f"the gradient of {name} must have shape {tuple(expected.shape)}, got {got}")
         if not torch.allclose(found, expected, atol=1e-5):
             return wrong(f"the gradient of {name} isn't autograd's")
-    if now.made > 1 or not then.made:
+    if sum(now) > 1 or not sum(then):
         return wrong("nothing is put off: both products are made before `later` is called")
     return right("one product now, one when called, and both are autograd's")
 
@@ -120,41 +90,20 @@ def zb_h1_builder(answer: object) -> Verdict:
 
 
 @checker()
-def least_memory(answer: object) -> Verdict:
-    """P=4, M=8, F=I=W=1: a schedule with makespan 27 whose ranks hold 15 in all, one less than ZB-H1."""
-    schedule = schedule_of(answer, (4, 4, 8), "keep 4 ranks, 4 stages and 8 microbatches")
-    if (makespan := simulate(schedule).makespan) > 27:
-        return wrong(f"it takes {makespan:g}, and holds {_added(schedule.peak_in_flight)}")
-    if sum(schedule.peak_in_flight) > 15:
-        return wrong(f"27, and it holds {_added(schedule.peak_in_flight)}; one rank can do with less")
-    return right(f"27 with {_added(schedule.peak_in_flight)}, one less than ZB-H1")
-
-
-def affordable_overhead(answer: object) -> Verdict:
-    """P=4, M=64, F=3, B=6, I and W 4 and 2 and each longer by the same time: what I + W - B, as a share of B, makes
-    ZB-H1 as slow as 1F1B?"""
-    traps = {
-        12 / 64: "that is in units of time; the question asks for a share of B = 6",
-        12 / 128: "that is what each half may be longer, in units of time; the question asks for both, as a share of B",
-        1 / 64: "that is one half's share; both halves are longer",
-        12 / 8 / 6: "that is with 8 microbatches",
-    }
-    return number(answer, 12 / 64 / 6, "64 times the overhead eats what is saved once, 12 units", traps=traps)
-
-
-def least_held_for_zero(answer: object) -> Verdict:
-    """P=4, M=24, F, I, W = 3, 3, 2: how many activations must a rank hold for a span bubble of zero?"""
-    traps = {
-        7: "2P-1 is enough only when F + I <= 2W; here it leaves 6",
-        9: "k activations put off k - 1 weight gradients: 16 of the 18 units",
-        11: "one less is enough",
-        13: "that is for W = 1.5",
-    }
-    return number(answer, 10, "(P-1)(F+I) = 18, and nine weight gradients of 2 are 18", traps=traps)
-
-
-def _added(peaks: tuple[int, ...]) -> str:
-    return f"{' + '.join(map(str, peaks))} = {sum(peaks)}"
+def balanced_placement(answer: object) -> Verdict:
+    """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
+    try:
+        ranks = [sorted(int(stage) for stage in stages) for stages in answer]
+    except (TypeError, ValueError):
+        return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
+    if [len(stages) for stages in ranks] != [4] * 4:
+        return wrong(f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}")
+    if sorted(stage for stages in ranks for stage in stages) != list(range(16)):
+        return wrong("every stage from 0 to 15 must be on exactly one rank")
+    spans = [sum(2 * (16 - stage) for stage in stages) for stages in ranks]
+    if len(set(spans)) > 1:
+        return wrong(f"the ranks' lifespans add up to {spans}: rank {spans.index(max(spans))} would hold the most")
+    return right(f"{spans[0]} on every rank; whether neighbours are close is another question")
 
 
 def small_weights(answer: object) -> Verdict:
@@ -172,19 +121,119 @@ def small_weights(answer: object) -> Verdict:
     return number(answer, split.bubble_fraction, why, traps=traps, tolerance=5e-3)
 
 
+@contextmanager
+def _products() -> Iterator[list[int]]:
+    """A list with a 1 for every matrix product that is made meanwhile."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.matmul}
+    made: list[int] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Callable, types: object, arguments: Sequence = (), options: dict | None = None
+        ) -> object:
+            made.append(int(function.overloadpacket in products))
+            return function(*arguments, **(options or {}))
+
+    with Count():
+        yield made
+
+
+@checker("a function of (inputs, weight, gradients)")
+def repaired(answer: object) -> Verdict:
+    """Repair `PUT_OFF`: three microbatches' input gradients, and the sum of their weight gradients, made after them."""
+    import torch
+
+    weight, *both = drawn(3, (4, 3), *[(5, 3)] * 3, *[(5, 4)] * 3)
+    xs, gs = both[:3], both[3:]
+    with readers_code(), _products() as made:
+        now, total = answer(xs, weight, gs)
+        now = list(now)
+    expected = [g @ weight for g in gs]
+    if [getattr(each, "shape", None) for each in now] != [each.shape for each in expected] or not all(
+        torch.allclose(*pair, atol=1e-5) for pair in zip(now, expected, strict=True)
+    ):
+        return wrong("the input gradients were right, and aren't any more")
+    if not isinstance(total, torch.Tensor) or total.shape != weight.shape:
+        return wrong("the second thing returned must be the weight gradients' sum, as large as the weight")
+    if torch.allclose(total, 3 * gs[-1].t() @ xs[-1], atol=1e-5):
+        return wrong("the sum is three times the last microbatch's: what does each function look at, and when?")
+    if not torch.allclose(total, sum(g.t() @ x for x, g in zip(xs, gs, strict=True)), atol=1e-5):
+        return wrong("the sum of the weight gradients isn't autograd's")
+    if sum(made) != 6:
+        return wrong(f"{sum(made)} matrix products, where three microbatches need six")
+    return right("each microbatch has its own gradient in the sum; with a single one nobody could have seen the fault")
+
+
+@cache
+def per_step(cause: str) -> tuple[float, ...]:
+    """P=6, M=12: a step of 1F1B, ZB-H1 and ZB-H2 in a long training, with each cause."""
+    whole = halves = Costs(latency=0.5 if cause == "network" else 0)
+    if cause == "splitting":
+        halves = Costs(1, 1.25, 1.25)
+    elif cause == "short W":
+        whole = halves = Costs(1, 1.5, 0.5)
+    each = []
+    for name in ("1F1B", "ZB-H1", "ZB-H2"):
+        one = build(name, num_ranks=6, num_microbatches=12)
+        costs = whole if name == "1F1B" else halves
+        steps = [simulate(_repeated(one, n), costs).makespan for n in (1, 8, 9)]
+        each.append(steps[0] if cause == "barrier" else steps[2] - steps[1])
+    return tuple(each)
+
+
+def _repeated(schedule: Schedule, steps: int) -> Schedule:
+    M = schedule.num_microbatches
+    rows = [[a._replace(microbatch=a.microbatch + M * k) for k in range(steps) for a in row] for row in schedule.rows]
+    return Schedule(rows)
+
+
 @checker_of_each("ABCD")
-def teams(answer: dict) -> Verdict:
-    """Why a split saved less than hoped."""
-    letter = first_wrong(answer, CAUSES, sorted(CAUSES.values()))
-    return (
-        right("two of them could have known it from four numbers")
-        if letter is None
-        else wrong(f"{letter}: {WHY[letter]}")
+def causes(answer: dict) -> Verdict:
+    """What spoils zero bubble on each cluster: a barrier, the network, what splitting costs, or a short W."""
+    for letter, cause in CLUSTERS.items():
+        if answer[letter] not in CAUSES:
+            return wrong(f"{letter}: expected one of {', '.join(CAUSES)}, got {answer[letter]!r}")
+        if answer[letter] != cause:
+            took, would = ("{:g}, {:g} and {:g}".format(*per_step(c)) for c in (cause, answer[letter]))
+            return wrong(f"{letter} takes {took}; with {answer[letter]!r} it would take {would}")
+    return right(
+        "a barrier costs ZB-H2 alone, the network 1F1B most, splitting every microbatch, a short W each bubble"
     )
 
 
-@one_or_several
-@checker('a schedule and a cut, such as ("ZB-H1", [8, 9, 8, 7])', lambda answer: isinstance(answer, tuple))
-def eight_sequences(answer: tuple[object, Sequence[int]]) -> Verdict:
-    """The running case with eight sequences a step and one stage per rank: the smallest bill."""
-    return judge_bill(CASE, answer, 8, EIGHT, NEAR, num_stages=4)
+@cache
+def best_known() -> Entry:
+    """The cheapest step that we found on the offered machines with one stage per rank."""
+    plan = OFFER.plan("ZB-H1", 16, **BEST_KNOWN)
+    found = search(4, 16, costs=plan.costs, memory=plan.memory, limit=OFFER.memory_gb * 1e9)
+    return OFFER.row(found.schedule, 16, **BEST_KNOWN)
+
+
+@checker(
+    "a dict with cut, recompute and schedule",
+    lambda answer: isinstance(answer, Mapping) and set(answer) == {"cut", "recompute", "schedule"},
+)
+def offer(answer: Mapping[str, object]) -> Verdict:
+    """The offered machines, 16 sequences a step, one stage per rank: cut, recomputation, and an order of your own."""
+    schedule, options = answer["schedule"], {name: answer[name] for name in ("cut", "recompute")}
+    if not isinstance(schedule, str):
+        schedule = schedule_of(schedule, (4, 4, 16), "keep 4 ranks, one stage on each, and 16 microbatches")
+    with told("", ValueError, TypeError):
+        row = OFFER.row(schedule, 16, **options)
+    if row.timeline.schedule.num_stages != 4:
+        return wrong(f"{row.timeline.schedule.name} has more than one stage per rank")
+    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
+    if not row.fits:
+        full = max(range(4), key=row.held_gb.__getitem__)
+        return wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
+    above = row.dollars - best_known().dollars
+    if above > NEAR:
+        return wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
+    if above < -1e-6:
+        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
+    return right(
+        f"{bill}, " + (f"${above:.2f} above the best that we know" if above > 1e-6 else "the best that we know")
+    )
