@@ -37,7 +37,7 @@ _STYLE = (
     ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
     ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;margin-top:.4em}"
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
-    ".pplab-point{cursor:pointer}.pplab-point.pplab-on use{opacity:.45!important}"
+    ".pplab-point{cursor:pointer}.pplab-point.pplab-on use{fill-opacity:.5!important}"
 )
 
 
@@ -87,7 +87,7 @@ class FrontierView:
         self.frontier, self.shown = frontier, []
         slowest = 1.6 * min(point.time for point in frontier.points)
         groups: dict[tuple, list[Point]] = defaultdict(list)
-        for point in sorted(frontier.points, key=lambda p: (p.held, p.time, p.limit is not None)):
+        for point in sorted(frontier.points, key=lambda p: (p.limit is not None, p.held, p.time)):
             if point.time <= slowest and (most is None or max(point.held, point.limit or 0) <= most):
                 groups[(point.placement, point.held, point.time)].append(point)
         for points in groups.values():
@@ -95,7 +95,7 @@ class FrontierView:
         ax = frontier_chart(frontier, most=most, slowest=slowest)
         for number, each in enumerate(self.shown):
             look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9}
-            ax.plot(each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
+            ax.plot(each.point.limit or each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
         self._chart, self._picture = figures.figure_html(ax.figure), figures.figure_picture(ax.figure)
         self._alt = figures.alternative_text(ax.figure)
         plt.close(ax.figure)
