@@ -32,6 +32,7 @@ EXERCISES = {
     "12_communication": "communication",
     "13_for_real": "for_real",
     "14_own_model": "own_model",
+    "16_how_good": "how_good",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
