@@ -1,70 +1,148 @@
-"""Chapter 16: the checkers refuse wrong answers and say what is wrong; its solutions, the chapter's test runs."""
+"""The checkers of chapter 16 refuse wrong answers and say what is wrong; the chapter's solutions show what is right."""
 
 from __future__ import annotations
 
+import random
+import re
+from math import ceil
+
 import pytest
-from checkers import builds, table_tests
+from checkers import raises, table_tests
 
 import pplab as pp
 from pplab import lab
+from pplab.course import figures, pictures
 from pplab.course import how_good as exercise
+from pplab.course.frontier_view import FrontierView, bound_of
 
-V_HALF, ZB_V = (builds(name)(4, 8) for name in ("V-Half", "ZBVZeroBubble"))
-LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
-IN_A_V = [4, 4, 4, 4, 5, 5, 4, 2]
+LOOP = [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
+RIGHT = {**exercise.BROKEN, "1B": 9, "0B": 13}
+CUT = exercise.CASE_CUTS["V"]
 
-
-def block(**starts: float) -> lab.Block:
-    return lab.Block(starts, placement=(0, 1, 2), interval=3)
-
-
-SLOWER = {"0F": 0, "1F": 1, "2F": 2, "2B": 3, "1B": 5, "0B": 10}
 WRONG = [
-    (exercise.two_stays, (5, 5), "at most: that is 30 / 6"),
-    (exercise.two_stays, (6, 6), "on average: an average isn't rounded"),
-    (exercise.two_stays, 6, "expected 2 numbers in a row"),
+    (exercise.small_block, (2, 4), "rank 0: 12 units over 6 are 2, which is the average"),
+    (exercise.small_block, (3, 2), "rank 1: a microbatch stays until its W"),
+    (exercise.small_block, (3, 3), "rank 1: 18 units over 6 are 3: round up first"),
+    (exercise.small_block, 3, "expected 2 numbers in a row (rank 0, rank 1), got 3"),
     (exercise.balanced_placement, LOOP, "rank 0 would hold the most"),
     (exercise.balanced_placement, [[0, 7], [1, 6], [2, 5], [3, 4]], "four ranks with four stages each"),
     (exercise.balanced_placement, [[0, 1, 2, 3]] * 4, "on exactly one rank"),
     (exercise.balanced_placement, 16, "expected a list of four lists"),
-    (exercise.repair, exercise.BROKEN, "expected a lab.Block"),
-    (exercise.repair, block(**SLOWER), "rank 0 holds 4"),
-    (exercise.repair, lab.zb_v_block(3), "keep one stage on each of three ranks"),
-    (exercise.repair, lab.Block(block(**SLOWER).starts, (0, 1, 2), 6), "keep the interval of 3"),
-    (exercise.misfit, (7, "W + 2F >= 2I"), "that is the work"),
-    (exercise.misfit, (17, "W + 2F >= 2I"), "halves of a rank's share"),
-    (exercise.misfit, (8.5, "W + 2I >= 2F"), "isn't the condition that fails"),
-    (exercise.misfit, 8.5, "expected a number and a condition"),
-    (exercise.misfit, (8.5,), "got 1 answers"),
-    (exercise.beat_v_half, V_HALF, "it takes 86.5, V-Half 86.5"),
-    (exercise.beat_v_half, ZB_V, "it takes 78, but a rank holds 4 activations"),
-    (exercise.beat_v_half, builds("InterleavedZeroBubble")(4, 8), "keep the V"),
-    (exercise.beat_v_half, builds("ZB-H1")(4, 8), "two stages each"),
-    (exercise.beat_v_half, 84.5, "expected a row of actions"),
-    (exercise.smaller_cards, ("ZB-V", IN_A_V), "it doesn't fit: rank 0 would hold 74"),
-    (exercise.smaller_cards, ("V-Half", IN_A_V), "$2.62 more than the best that we know"),
-    (exercise.smaller_cards, ("a perfect pipeline", IN_A_V), "has no cut"),
-    (exercise.smaller_cards, ("V-Quarter", IN_A_V), "V-Quarter"),
-    (exercise.smaller_cards, ("V-Half", [32]), "cut"),
-    (exercise.smaller_cards, "V-Half", "expected a schedule and a cut"),
-    (exercise.smaller_cards, ("V-Half",), "got 1 answers"),
+    (exercise.repair, exercise.BROKEN, "on rank 0, 0F (at 0) and 0B (at 11) meet in unit 0"),
+    (exercise.repair, {**RIGHT, "0B": 10}, "0B starts at 10, and what 1B makes arrives at 12"),
+    (exercise.repair, {**RIGHT, "0B": 16}, "the ranks hold up to (6, 3, 1), and (5, 3, 1) are enough"),
+    (exercise.repair, {"0F": 0}, "expected the starts of 0F, 1F, 2F, 2B, 1B, 0B, got 0F"),
+    (exercise.repair, {**RIGHT, "0B": "late"}, "the start of 0B"),
+    (exercise.repair, 3, "expected a dict of starts"),
+    (exercise.causes, {**exercise.TEAMS, "A": "two copies"}, "A: what has been shown of orders that nobody has tried?"),
+    (exercise.causes, {**exercise.TEAMS, "D": "luck"}, "D: expected one of unequal times, both ends"),
+    (exercise.causes, {"A": "no proof"}, "expected a dict with the keys A, B, C and D"),
+    (exercise.design, lab.v_half_block(4), "it takes 86.5 and holds 6; V-Half takes 86.5"),
+    (exercise.design, lab.zb_v_block(4), "holds 8 activations of a stage: 6 are allowed"),
+    (exercise.design, pp.build("ZB-H1", num_ranks=4, num_microbatches=8), "expected 4 ranks, 8 stages"),
+    (exercise.design, pp.build("InterleavedZeroBubble", num_ranks=4, num_microbatches=8), "expected a V, with stages"),
+    (exercise.design, 3, "expected a lab.Block, a schedule or rows"),
+    (exercise.design, raises, "expected a row of actions for each rank"),
+    (exercise.design, lab.v_half_block(5), "yours has 5 ranks, 10 stages"),
+    (exercise.smaller_cards, "V-Half", "expected a dict of what lab.Case.row takes"),
+    (exercise.smaller_cards, {"cut": CUT}, "which schedule? Expected the key schedule among cut"),
+    (exercise.smaller_cards, {"schedule": "ZB-V", "cut": CUT}, "it doesn't fit: rank"),
+    (exercise.smaller_cards, {"schedule": "1F1B", "recompute": True}, "more than the best that we know"),
+    (exercise.smaller_cards, {"schedule": "V-Half", "num_microbatches": 8}, "a step has 16 sequences, and yours has 8"),
+    (exercise.smaller_cards, {"schedule": "V-Half", "cut": [32]}, "for each of 8 stages how many of 32 layers"),
+    (exercise.smaller_cards, {"schedule": "a perfect pipeline"}, "is no schedule"),
 ]
+
 test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
-def test_every_plan_in_which_actions_meet_is_refused():
-    with pytest.raises(ValueError, match="rank 0"):
-        block(**exercise.BROKEN)
+def test_any_right_answer_is_accepted():
+    block = lab.v_block(4, (3, 1, 3, 1), (0, 0, 0))
+    for answer in (block, block.reorder(8, exercise.UNEVEN), block.reorder(8, exercise.UNEVEN).schedule.rows):
+        assert exercise.design(answer), answer
+    assert exercise.repair({key: start + 1 for key, start in RIGHT.items()})  # a unit later, all of it
+    near = exercise.smaller_cards({"schedule": "V-Half", "cut": CUT})
+    assert near and "above the best that we know" in near.says
 
 
-def test_the_best_known_is_found_again():
-    cut = [4, 4, 5, 5, 3, 4, 5, 2]
-    plan = exercise.SMALL.plan("ZB-V", 16, cut=cut)
-    found = lab.search(4, 16, placement="V", costs=plan.costs, memory=plan.memory, limit=64e9, tries=3000)
-    assert exercise.SMALL.row(found.schedule, 16, cut=cut).dollars == pytest.approx(exercise.BEST_KNOWN, abs=1e-3)
+def test_the_answers_by_hand_are_the_blocks():
+    block = lab.Block(exercise.SMALL, (0, 1, 1, 0), 6)
+    assert block.bound == (3, 4) and block.peak == (2, 4) and block.lifespans == (9, 10, 8, 3)
+    assert lab.Block(RIGHT, (0, 1, 2), 3, exercise.LATE).bound == exercise.LEAST
 
 
-def test_a_better_one_than_ours_is_welcome(monkeypatch):
-    monkeypatch.setattr(exercise, "BEST_KNOWN", 100)
-    assert "tell us" in exercise.smaller_cards("V-Half", IN_A_V).says
-    assert pp.simulate(V_HALF, exercise.V_COSTS).makespan == exercise.V_HALF
+def test_what_is_best_known_is_recorded():
+    """Of exercises 5 and 6: the order of the solution, and the bound."""
+    points = {name: [p for p in lab.frontiers()[name].found if p.placement == "V"] for name in ("3-4-2-8", "case-16")}
+    of = next(p for p in points["3-4-2-8"] if p.limit == exercise.IN / 2)
+    assert (of.time, of.bound) == (exercise.KNOWN, exercise.BOUND)
+    found = next(p for p in points["case-16"] if p.limit == 64)
+    row = exercise.SMALLER.row(found.schedule, 16, cut=[4, 4, 5, 4, 5, 3, 5, 2])
+    assert row.fits and row.dollars == pytest.approx(exercise.BEST_KNOWN, abs=5e-4)
+
+
+def test_less_than_five_three_and_one_cant_be_held():
+    """No block of the starts near those that messages force holds less on any rank."""
+    found = []
+    for seed in range(2000):
+        rng, now, starts = random.Random(seed), 0, {}
+        for key in exercise.BROKEN:
+            starts[key] = now + rng.choice((0, 0, 1, 2))
+            now = starts[key] + (1 if key[1] == "F" else 2) + (key not in ("2F", "0B"))
+        try:
+            found.append(lab.Block(starts, (0, 1, 2), 3, exercise.LATE).bound)
+        except ValueError:
+            continue
+    assert len(found) > 20 and tuple(map(min, zip(*found, strict=True))) == exercise.LEAST
+
+
+@pytest.mark.parametrize("setting", ["equal-8", "3-4-2-8", "profile-8", "case-16"])
+def test_a_frontier_is_pointed_at(setting):
+    """Every point has its chart, which takes as long as was recorded, and no order is below its bound."""
+    view = exercise.frontier(setting)
+    page = view._page()
+    assert len(re.findall(r'class="pplab-point" data-point="\d+"', page)) == len(view.shown) > 10
+    assert page.count('type="radio"') == page.count("<label") == len(view.shown)
+    assert len(re.findall(r'-\d+" checked>', page)) == 1
+    for each in view.shown:
+        assert each.timeline.makespan == pytest.approx(each.point.time, rel=1e-6)
+        assert each.bound is None or each.point.time >= each.bound * (1 - 1e-6)
+        assert each.names in repr(view) and each.names.split(",")[0] in page
+    data, _ = view._repr_mimebundle_()
+    assert set(data) == {figures.PAGE, "image/png", "text/plain"}
+
+
+def test_times_that_arent_those_of_the_recording_are_refused():
+    with pytest.raises(ValueError, match=r"takes .* at these costs, and .* is recorded"):
+        FrontierView(lab.frontiers()["equal-8"], exercise.times_of("3-4-2-8"))
+
+
+def test_a_bound_is_that_of_the_next_limit():
+    frontier = lab.frontiers()["equal-8"]
+    of = {point.name: bound_of(frontier, point) for point in frontier.published}
+    assert (of["V-Half"], of["V-Min"], of["ZB-H1"], of["1F1B"]) == (26.5, 29.5, 27, 33)
+    assert of["DualPipeV"] == 25.5  # in more memory than the last limit, which is final
+    assert of["GPipe"] == 33 and of["Interleaved1F1B"] == 25.5  # whole backwards, of which only split ones are recorded
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lives_are_as_many_as_the_picture_says(seed):
+    rng = random.Random(seed)
+    lifespan, interval, M = rng.randint(1, 40), rng.randint(1, 9), rng.randint(2, 9)
+    ax = pictures.lives(lifespan, interval, M)
+    held = int(re.search(r"it holds (\d+) of them", ax.get_label())[1])
+    assert held == min(ceil(lifespan / interval), M - 1) and f"at most {ceil(lifespan / interval)}" in ax.get_label()
+    with pytest.raises(ValueError, match="lifespan"):
+        pictures.lives("long", 6)
+
+
+def test_what_is_known_is_what_is_recorded():
+    def found(setting, limit):
+        return next(p for p in lab.frontiers()[setting].found if (p.placement, p.limit) == ("V", limit))
+
+    on_v, small = found("3-4-2-8", 3), found("case-16", 64)
+    assert (on_v.time, on_v.bound) == (exercise.KNOWN, exercise.BOUND)
+    row = exercise.SMALLER.row(small.schedule, 16, cut=[4, 4, 5, 4, 5, 3, 5, 2])
+    assert row.fits and row.dollars == pytest.approx(exercise.BEST_KNOWN, abs=1e-3)
+    says = exercise.smaller_cards({"schedule": small.schedule, "cut": [4, 4, 5, 4, 5, 3, 5, 2]}).says
+    assert says.endswith(", the best that we know")

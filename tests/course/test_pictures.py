@@ -52,6 +52,8 @@ DRAWN = {
     "knobs, naive": built("naive"),
     "knobs, interleaved": built("Interleaved1F1B", stages_per_rank=2),
     "knobs, V": built("ZBVZeroBubble"),
+    "lives": lambda: pictures.lives(28, 6, 8),
+    "lives, short and few": lambda: pictures.lives(1, 3, 2),
     "knobs, both ways": built("DualPipe"),
     "knobs, a long name": built("InterleavedZeroBubble", stages_per_rank=2),
     "knobs, uneven": built("1F1B", cut=[8, 9, 8, 7]),

@@ -1,94 +1,181 @@
-"""Time against memory on the book's page: point at a schedule, and its chart stands below."""
+"""A frontier to point at: the book's page shows the chart of whichever schedule the reader points at, or chooses.
+
+The choice is a row of radio buttons, so that keyboards, fingers and readers of screens have it too, and a page without
+scripts. Other viewers show the chart of time against memory, and its points as lines of text.
+"""
 
 from __future__ import annotations
 
 import html
-import json
+from collections import defaultdict
+from collections.abc import Callable
+from math import isclose
+from typing import NamedTuple
 
+from .. import palette
 from ..actions import parts
+from ..builders import build
+from ..costs import Costs
 from ..lab.frontier import Frontier, Point, frontier_chart
+from ..plot import shade
+from ..simulator import simulate
 from ..timeline import Timeline
 from . import figures
 
-_TARGET = 16  # points across: what a finger meets
+_WIDTH, _ROW, _BAR, _LEFT = 640, 22, 18, 50  # of a small chart: in pixels, the left margin for the ranks' names
+_POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point].click()"
+_MARK = (
+    "const i=[...this.querySelectorAll('input')].findIndex(x=>x.checked);"
+    "this.querySelectorAll('.pplab-point').forEach(g=>g.classList.toggle('pplab-on',g.dataset.point==i))"
+)
+_STYLE = (
+    ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0}"
+    ".pplab-choice legend{padding:0}"
+    ".pplab-choice input{position:absolute;opacity:0;width:1px;height:1px}"
+    ".pplab-choice label{border:1px solid currentColor;border-radius:1em;padding:.05em .6em;font-size:.8em;"
+    "cursor:pointer}.pplab-choice input:checked+label{font-weight:700;box-shadow:0 0 0 1px currentColor}"
+    ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
+    ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;margin-top:.4em}"
+    ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
+    ".pplab-point{cursor:pointer}.pplab-point.pplab-on use{fill-opacity:.5!important}"
+)
+
+
+class Shown(NamedTuple):
+    """Points that are one order in time and memory, with its chart."""
+
+    names: str
+    point: Point
+    bound: float | None  # no order of its placement, in its memory, is shorter
+    timeline: Timeline
+
+    def said(self, frontier: Frontier) -> str:
+        """What it takes and holds, and how far it is from the shortest there can be."""
+        unit = frontier.unit and f" {frontier.unit}"
+        takes = f"{self.names}: {self.point.time:.5g}{unit}, holds {self.point.held:.4g} {frontier.held_in}. "
+        if self.bound is None:
+            return takes + "No bound is recorded for it."
+        if isclose(self.point.time, self.bound, rel_tol=1e-6):
+            return takes + f"Proved: {_kind(self.point)} in this memory, none is shorter."
+        above = self.point.time / self.bound - 1
+        return takes + f"{above:.1%} above the bound, {self.bound:.5g}{unit}, {_kind(self.point)} in this memory."
+
+
+def bound_of(frontier: Frontier, point: Point) -> float | None:
+    """The time below which no order of the point's placement is, in what it holds; None where none was recorded.
+
+    That of the smallest limit which is no less, or of the last where more memory makes no order shorter. A whole
+    backward is a split one whose halves stay together, so that what is proved of halves is true of it, too.
+    """
+    of = [each for each in frontier.found if each.placement == point.placement]
+    alike = [each for each in of if each.split == point.split] or [each for each in of if each.split]
+    limits = sorted((each.limit, each.bound) for each in alike if each.limit >= point.held * (1 - 1e-6))
+    if limits:
+        return limits[0][1]
+    return min((each.bound for each in alike if each.final), default=None)
 
 
 class FrontierView:
-    """`lab.frontier_chart` of settings. On the book's page one is shown at a time, and every order can be picked, on
-    the chart or from a list; without scripts, and elsewhere, the charts stand one above the other.
+    """A recorded frontier; `costs` says, of a point's placement, how long its stages take.
+
+    ValueError for a schedule that takes another time at these costs than the one recorded.
     """
 
-    def __init__(self, *frontiers: Frontier):
+    def __init__(self, frontier: Frontier, costs: Callable[[str], Costs], most: float | None = None):
         from matplotlib import pyplot as plt
 
-        if not frontiers:
-            raise ValueError("give at least one frontier, of those that lab.frontiers() has")
-        self.frontiers, self._pages, self._pictures, self._said = frontiers, [], [], []
-        for frontier in frontiers:
-            ax = frontier_chart(frontier)
-            self._pictures.append(figures.figure_picture(ax.figure))
-            self._said.append(figures.alternative_text(ax.figure))
-            low, high = ax.get_ylim()
-            shown = {p: t for p, t in frontier.timelines().items() if low <= p.time <= high}
-            for number, point in reversed([*enumerate(shown)]):  # the published ones on top
-                x = point.held if point.limit is None else point.limit
-                ax.plot(x, point.time, "o", ms=_TARGET, alpha=0, gid=f"point-{frontier.name}-{number}", zorder=9)
-            chart = figures.figure_html(ax.figure)
-            plt.close(ax.figure)
-            self._pages.append(_panel(frontier, chart, shown))
+        self.frontier, self.shown = frontier, []
+        slowest = 1.6 * min(point.time for point in frontier.points)
+        groups: dict[tuple, list[Point]] = defaultdict(list)
+        for point in sorted(frontier.points, key=lambda p: (p.limit is not None, p.held, p.time)):
+            if point.time <= slowest and (most is None or max(point.held, point.limit or 0) <= most):
+                groups[(point.placement, point.held, point.time)].append(point)
+        for points in groups.values():
+            self.shown.append(self._of(points, costs))
+        ax = frontier_chart(frontier, most=most, slowest=slowest)
+        for number, each in enumerate(self.shown):
+            look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9}
+            ax.plot(each.point.limit or each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
+        self._chart, self._picture = figures.figure_html(ax.figure), figures.figure_picture(ax.figure)
+        self._alt = figures.alternative_text(ax.figure)
+        plt.close(ax.figure)
+
+    def _of(self, points: list[Point], costs: Callable[[str], Costs]) -> Shown:
+        first, P, M = points[0], self.frontier.num_ranks, self.frontier.num_microbatches
+        at = costs(first.placement)
+        if first.rows:
+            schedule = first.schedule
+        else:
+            known = {"costs": at} if first.name in ("V-Half", "V-Min", "ZB-1P", "ZB-2P") else {}
+            schedule = build(first.name, num_ranks=P, num_microbatches=M, **known)
+        timeline = simulate(schedule, at)
+        if not isclose(timeline.makespan, first.time, rel_tol=1e-6):
+            raise ValueError(f"{first.name} takes {timeline.makespan:g} at these costs, and {first.time:g} is recorded")
+        names = [p.name for p in points if p.limit is None] or [_placed(first)]
+        return Shown(", ".join(dict.fromkeys(names)), first, bound_of(self.frontier, first), timeline)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
-        return figures.bundle(self._page(), self._pictures, "\n".join(self._said))
+        return figures.bundle(self._page(), [self._picture], f"{self._alt}\n{self!r}")
 
     def _page(self) -> str:
-        titles = "".join(f"<option>{html.escape(f.title)}</option>" for f in self.frontiers)
+        chart = self._chart
+        for number, _ in enumerate(self.shown):
+            chart = chart.replace(f'id="pplab-point-{number}"', f'class="pplab-point" data-point="{number}"')
+        own = f"frontier-{self.frontier.name}"
+        until = max(each.timeline.makespan for each in self.shown)
+        choices = "".join(
+            f'<input type="radio" name="{own}" id="{own}-{number}"{" checked" if not number else ""}>'
+            f'<label for="{own}-{number}">{html.escape(_label(each))}</label>'
+            f'<div class="pplab-chosen">{html.escape(each.said(self.frontier))}'
+            f"{small_chart(each.timeline, until, each.names)}</div>"
+            for number, each in enumerate(self.shown)
+        )
+        legend = "Point at the chart, or choose, to see an order:"
         return (
-            f'<div class="pplab-frontier pplab-live">'
-            f'<label class="pplab-of-all" hidden>Times <select>{titles}</select></label>'
-            f"{''.join(self._pages)}</div>"
+            f'<style>{_STYLE}</style><div class="pplab-frontier" onpointerover="{_POINT}" oninput="{_MARK}" '
+            f'onchange="{_MARK}">{chart}<fieldset class="pplab-choice"><legend>{legend}</legend>{choices}'
+            "</fieldset></div>"
         )
 
     def __repr__(self) -> str:
-        return f"<frontiers: {', '.join(f.name for f in self.frontiers)}>"
+        return "\n".join(each.said(self.frontier) for each in self.shown)
 
 
-def _panel(frontier: Frontier, chart: str, shown: dict[Point, Timeline]) -> str:
-    """A setting's chart, the list of its orders, and where the picked one's chart goes."""
-    orders = [_order(frontier, point, timeline) for point, timeline in shown.items()]
-    groups: dict[str, list[str]] = {}
-    for number, (point, order) in enumerate(zip(shown, orders, strict=True)):
-        group = "published" if point.limit is None else f"shortest found, {point.placement}"
-        groups.setdefault(group, []).append(f'<option value="{number}">{html.escape(order["name"])}</option>')
-    listed = "".join(f'<optgroup label="{group}">{"".join(each)}</optgroup>' for group, each in groups.items())
-    data = json.dumps(orders, separators=(",", ":")).replace("</", "<\\/")
-    return (
-        f'<div class="pplab-panel" data-name="{frontier.name}">{chart}'
-        f"<label hidden>Order <select>{listed}</select></label>"
-        f'<p class="pplab-told" aria-live="polite"></p><div class="pplab-scroll"></div>'
-        f'<script type="application/json">{data}</script></div>'
-    )
+def _kind(point: Point) -> str:
+    return f"for {point.placement}{'' if point.split else ', whole backwards,'}"
 
 
-def _order(frontier: Frontier, point: Point, timeline: Timeline) -> dict[str, object]:
-    """What the page draws: rows, when each item starts, and how long each takes by its actions' kinds and stages."""
-    unit = f" {frontier.unit}" * bool(frontier.unit)
-    name = point.name
-    if point.limit is not None:
-        whole = "" if point.split else ", whole backwards"
-        name = f"{point.time:g}{unit} in {point.limit:g}{whole}, {'proved' if point.proved else 'not proved'}"
-    says = f"{point.time:.4g}{unit}, the fullest rank holds {point.held:.3g} {frontier.held_in}."
-    if point.proved:
-        says += " No order of this placement is shorter in that memory."
-    elif point.bound is not None:
-        says += f" No order can be below {point.bound:.4g}{unit}: between the two nobody knows."
-    starts: list[list[float]] = [[] for _ in timeline.schedule.rows]
-    lasting: dict[str, float] = {}
+def _placed(point: Point) -> str:
+    """What to call an order that was found."""
+    return f"{'best' if point.proved else 'found'}, {point.placement}{'' if point.split else ', whole'}"
+
+
+def _label(shown: Shown) -> str:
+    return shown.names if shown.point.limit is None else f"{shown.names}, {shown.point.held:.4g}"
+
+
+def small_chart(timeline: Timeline, until: float, name: str) -> str:
+    """A Gantt chart as SVG of few bytes: colours for kinds, lighter ones for a rank's later stages, grey for idle."""
+    scale, schedule = (_WIDTH - _LEFT) / until, timeline.schedule
+    paths: dict[str, list[str]] = defaultdict(list)
     for span in timeline.spans:
-        starts[span.rank].append(_short(span.start))
-        lasting["".join(f"{a.stage}{a.kind}" for a in parts(span.action))] = _short(span.end - span.start)
-    rows = [" ".join(map(str, row)) for row in timeline.schedule.rows]
-    return {"name": name, "says": says, "unit": frontier.unit, "rows": rows, "starts": starts, "lasting": lasting}
-
-
-def _short(time: float) -> float:
-    return float(f"{time:.6g}")
+        stages = schedule.stages_of(span.rank)
+        each = parts(span.action)
+        high = _BAR / len(each)
+        for number, action in enumerate(each):
+            fill = shade(palette.FILL[action.kind], stages.index(action.stage), len(stages))
+            left, wide = _LEFT + span.start * scale, (span.end - span.start) * scale - 0.6
+            top = span.rank * _ROW + number * high
+            paths[fill].append(f"M{left:.4g} {top:g}h{wide:.3g}v{high:g}h-{wide:.3g}z")
+    ranks = range(schedule.num_ranks)
+    names = "".join(f'<text x="0" y="{rank * _ROW + 13}" font-size="12">rank {rank}</text>' for rank in ranks)
+    ground = "".join(
+        f'<rect x="{_LEFT}" y="{rank * _ROW}" width="{timeline.makespan * scale:.4g}" height="{_BAR}" opacity=".14"/>'
+        for rank in ranks
+    )
+    drawn = "".join(f'<path fill="{fill}" d="{"".join(parts_)}"/>' for fill, parts_ in paths.items())
+    alt = html.escape(f"Gantt chart of {name}, which takes {timeline.makespan:.5g}", quote=True)
+    return (
+        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {_WIDTH} {_ROW * len(ranks)}" fill="currentColor" '
+        f'style="display:block;width:100%;height:auto;margin:.3em 0">{names}{ground}{drawn}</svg>'
+    )

@@ -1,45 +1,64 @@
-"""Checkers for chapter 16, blocks and the best possible."""
+"""Checkers of chapter 16, and the times of its frontiers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..costs import Costs
-from ..footprint import Memory
 from ..lab.block import Block
 from ..lab.case import Case
-from ..lab.controllable import v_half  # noqa: F401 (registers V-Half)
-from ..schedule import Schedule
+from ..lab.frontier import frontiers
 from ..simulator import simulate
-from .answers import judge_bill, schedule_of
-from .verdict import Verdict, Wrong, checker, number, numbers, one_or_several, right, wrong
+from ..timeline import Timeline
+from .answers import schedule_of, shape_of, sizes_of
+from .frontier_view import FrontierView
+from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, numbers, right, told, wrong
 
-BROKEN = {"0F": 0, "1F": 1, "2F": 2, "2B": 4, "1B": 6, "0B": 8}  # exercise 3: no rank has room for its backward
-V_HALF = 86.5  # exercise 5: what it takes, and the most that it holds
-V_COSTS, V_MEMORY, V_LIMIT = Costs(3, 4, 2).finer(2), Memory(0.5), 3
-SMALL = replace(Case(), memory_gb=64)  # exercise 6
-BEST_KNOWN = 83.510  # dollars; tests/course/test_exercises_16.py finds it again
-NEAR = 1.5  # dollars
+V = (0, 1, 2, 3, 3, 2, 1, 0)
+CASE_CUTS = {"one stage per rank": [8, 9, 8, 7], "V": [4, 4, 4, 4, 5, 5, 4, 2]}
+TIMES = {  # of a whole rank's share
+    "equal": Costs(),
+    "3-4-2": Costs(3, 4, 2),
+    "latency": Costs(latency=1),
+    "profile": Costs(18.522, 18.086, 9.337, latency=0.601, unit="ms"),  # table 9 of the zero-bubble paper, 24
+}
 
 
-@one_or_several
-@checker()
-def two_stays(answer: object) -> Verdict:
-    """Stays of 20 and 10 units at an interval of 6: the most that is held, and the mean."""
+def times_of(setting: str) -> Callable[[str], Costs]:
+    """How long the stages of a placement take in a recorded setting, such as "3-4-2-8" or "case-16"."""
+    name, microbatches = setting.rsplit("-", 1)
+    if name != "case":
+        return lambda placement: TIMES[name].finer(2 if placement in ("V", "loop") else 1)
+    known = {"one stage per rank": "1F1B", "V": "ZB-V"}
+    return lambda placed: Case().plan(known[placed], int(microbatches), cut=CASE_CUTS[placed]).costs
+
+
+def frontier(setting: str, most: float | None = None) -> FrontierView:
+    """A recorded setting of `lab.frontiers`, to point at; `most`: how much memory the axis reaches."""
+    return FrontierView(frontiers()[setting], times_of(setting), most)
+
+
+SMALL = {"0F": 0, "1F": 1, "2F": 2, "3F": 3, "3I": 4, "2I": 5, "1I": 6, "0I": 7, "3W": 5, "0W": 8, "2W": 9, "1W": 10}
+
+
+def small_block(answer: object) -> Verdict:
+    """`SMALL` on a V of two ranks, every six units: what does each rank hold at most, by lifespan and interval?"""
     traps = (
-        {5: "that is 30 / 6; each stage alone can hold its most at the same moment: round up per stage, then add"},
-        {6: "an average isn't rounded"},
+        {2: "12 units over 6 are 2, which is the average: the bound rounds up stage by stage, and adds"},
+        {2: "a microbatch stays until its W has run, not only until its I", 3: "18 units over 6 are 3: round up first"},
     )
-    return numbers(answer, (6, 5), "at most 4 + 2, on average 30 / 6", ("at most", "on average"), traps=traps)
+    why = "rank 0: 9 and 3 units over 6, 2 + 1; rank 1: 10 and 8 units, 2 + 2"
+    return numbers(answer, (3, 4), why, ("rank 0", "rank 1"), traps=traps)
 
 
-@checker()
 def balanced_placement(answer: object) -> Verdict:
     """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
     try:
         ranks = [sorted(int(stage) for stage in stages) for stages in answer]
     except (TypeError, ValueError):
+        if answer is ...:
+            return Verdict(None, "put your answer in place of the dots")
         return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
     if [len(stages) for stages in ranks] != [4] * 4:
         return wrong(f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}")
@@ -51,50 +70,106 @@ def balanced_placement(answer: object) -> Verdict:
     return right(f"{spans[0]} on every rank; whether neighbours are close is another question")
 
 
-@checker("a lab.Block", lambda answer: isinstance(answer, Block))
-def repair(answer: Block) -> Verdict:
-    """1F1B's block on three ranks with whole backwards of two units, in which nothing meets."""
-    if tuple(answer.placement) != (0, 1, 2) or set(answer.starts) != set(BROKEN):
-        raise Wrong("keep one stage on each of three ranks, with an F and a B each")
-    if answer.interval != 3 or (answer.costs.of("B", 0), answer.costs.of("F", 0)) != (2, 1):
-        raise Wrong("keep the interval of 3, forwards of 1 and backwards of 2")
-    if answer.peak[0] > 3:
-        raise Wrong(f"rank 0 holds {answer.peak[0]}: bring its backward back sooner")
-    moved = sum(answer.starts[key] != start for key, start in BROKEN.items())
-    return right(f"nothing meets, {moved} starts moved; ranks hold {answer.peak}")
+LATE = Costs(latency=1)  # of the block to repair: whole backwards of two units, messages of one
+BROKEN = {"0F": 0, "1F": 2, "2F": 4, "2B": 5, "1B": 8, "0B": 11}
+LEAST = (5, 3, 1)
 
 
-@one_or_several
-@checker('a number and a condition, such as (7, "W + 2I >= 2F")', lambda answer: isinstance(answer, tuple))
-def misfit(answer: tuple[float, str]) -> Verdict:
-    """What a further microbatch costs under V-Half at 2, 4, 1, and which condition fails."""
-    if len(answer) != 2:
-        raise Wrong(f"expected a number and a condition, got {len(answer)} answers")
-    traps = {7: "that is the work; simulate two numbers of microbatches", 17: "that is in halves of a rank's share"}
-    cost = number(answer[0], 8.5, "", traps=traps)
-    if not cost:
-        return cost
-    if answer[1] != "W + 2F >= 2I":
-        raise Wrong(f"8.5 it is, but {answer[1]!r} isn't the condition that fails: put 2, 4 and 1 in")
-    return right("8.5 in place of 7: 1 + 2·2 is less than 2·4, so the blocks no longer fit into each other")
+@checker("a dict of starts, such as BROKEN", lambda answer: isinstance(answer, Mapping))
+def repair(answer: Mapping[str, float]) -> Verdict:
+    """`BROKEN` meets itself every three units: move as little as is needed, so that no rank holds more than it must."""
+    if set(answer) != set(BROKEN):
+        raise Wrong(f"expected the starts of {', '.join(BROKEN)}, got {', '.join(map(str, answer)) or 'none'}")
+    with told("", ValueError, TypeError):
+        block = Block(answer, (0, 1, 2), 3, LATE)
+    if any(held > least for held, least in zip(block.bound, LEAST, strict=True)):
+        raise Wrong(
+            f"nothing meets, but the ranks hold up to {block.bound}, and {LEAST} are enough: start some earlier"
+        )
+    return right(f"nothing meets, and the ranks hold no more than {block.bound}")
 
 
-@checker()
-def beat_v_half(answer: object) -> Verdict:
-    """Four ranks, eight microbatches, a V, 3, 4, 2: faster than V-Half's 86.5, and no more than three held."""
-    schedule = schedule_of(answer, (4, 8, 8), "4 ranks with two stages each, and 8 microbatches")
-    if schedule.placement != (0, 1, 2, 3, 3, 2, 1, 0):
-        raise Wrong(f"keep the V, stages on ranks (0, 1, 2, 3, 3, 2, 1, 0), got {schedule.placement}")
-    took, held = simulate(schedule, V_COSTS).makespan, max(schedule.peak_held(V_MEMORY))
-    if held > V_LIMIT:
-        raise Wrong(f"it takes {took:g}, but a rank holds {held:g} activations: at most {V_LIMIT}")
-    if took >= V_HALF:
-        raise Wrong(f"it takes {took:g}, V-Half {V_HALF:g}")
-    return right(f"{took:g}; we know of 84.5, and it is proved that nothing is below 82")
+CAUSES = ("unequal times", "both ends", "two copies", "no proof")
+TEAMS = dict(zip("ABCD", ("no proof", "unequal times", "two copies", "both ends"), strict=True))
+_HINTS = {
+    "A": "what has been shown of orders that nobody has tried?",
+    "B": "the memory is as planned, and the order is right: what else did the plan assume?",
+    "C": "activations are within bounds: what else is on the card before a microbatch comes?",
+    "D": "lifespans balance activations: what isn't an activation?",
+}
 
 
-@one_or_several
-@checker('a schedule and a cut, such as ("V-Half", [4, 4, 4, 4, 5, 5, 4, 2])', lambda answer: isinstance(answer, tuple))
-def smaller_cards(answer: tuple[str | Schedule, Sequence[int]]) -> Verdict:
-    """The running case on cards of 64 GB, 16 sequences a step: a schedule and a cut, for the smallest bill."""
-    return judge_bill(SMALL, answer, 16, BEST_KNOWN, NEAR)
+@checker_of_each("ABCD")
+def causes(answer: dict) -> Verdict:
+    """Four teams and a frontier: what did each overlook?"""
+    letter = first_wrong(answer, TEAMS, CAUSES)
+    return (
+        right("a frontier is of one placement, one set of times, and activations")
+        if letter is None
+        else wrong(f"{letter}: {_HINTS[letter]}")
+    )
+
+
+UNEVEN = TIMES["3-4-2"].finer(2)
+V_HALF, IN = 86.5, 6
+KNOWN, BOUND = 84.5, 82.0  # in that memory, of the recording
+
+
+def _timeline_of(answer: object, costs: Costs, M: int) -> Timeline:
+    if isinstance(answer, Block):
+        answer = answer.reorder(M, costs)
+    if isinstance(answer, Timeline):
+        answer = answer.schedule
+    return simulate(schedule_of(answer), costs)
+
+
+def design(answer: object) -> Verdict:
+    """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4 ranks and 8."""
+    return _design(answer)
+
+
+@checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
+def _design(answer: object) -> Verdict:
+    timeline = _timeline_of(answer, UNEVEN, 8)
+    schedule = timeline.schedule
+    if shape_of(schedule) != (4, 8, 8):
+        raise Wrong(f"expected 4 ranks, 8 stages and 8 microbatches; yours has {sizes_of(schedule)}")
+    if schedule.placement != V:
+        raise Wrong(f"expected a V, with stages on ranks {V}; yours are on {schedule.placement}")
+    if (most := max(timeline.peak_in_flight)) > IN:
+        raise Wrong(f"it takes {timeline.makespan:g}, but holds {most} activations of a stage: {IN} are allowed")
+    if timeline.makespan >= V_HALF:
+        raise Wrong(f"it takes {timeline.makespan:g} and holds {most}; V-Half takes {V_HALF:g}")
+    far = timeline.makespan / BOUND - 1
+    return right(
+        f"{timeline.makespan:g}, where V-Half takes {V_HALF:g}; the best that we know takes {KNOWN:g}, and no "
+        f"order on a V takes less than {BOUND:g}: yours is {far:.1%} above that"
+    )
+
+
+SMALLER = replace(Case(), memory_gb=64)
+NEAR = 2.0  # dollars
+BEST_KNOWN = 85.333  # dollars: the order recorded for 64 GB, under the cut 4+4+5+4+5+3+5+2
+
+
+@checker("a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping))
+def smaller_cards(answer: Mapping[str, object]) -> Verdict:
+    """The case with 64 GB on each card: what `Case.row` takes, with 16 sequences a step, for the smallest bill."""
+    if "schedule" not in answer:
+        raise Wrong(f"which schedule? Expected the key schedule among {', '.join(map(str, answer)) or 'none'}")
+    with told("", ValueError, TypeError):
+        row = SMALLER.row(**{"num_microbatches": 16, **answer})
+    if row.num_microbatches * row.microbatch != 16:
+        raise Wrong(f"a step has 16 sequences, and yours has {row.num_microbatches * row.microbatch}")
+    if row.timeline is None:
+        raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
+    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
+    if not row.fits:
+        full = max(range(4), key=row.held_gb.__getitem__)
+        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
+    above = row.dollars - BEST_KNOWN
+    if above > NEAR:
+        raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
+    if above < -0.005:
+        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
+    return right(f"{bill}, {f'${above:.2f} above ' if above > 0.005 else ''}the best that we know")

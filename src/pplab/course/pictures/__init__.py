@@ -9,6 +9,7 @@ from ._floor import floor_receipt
 from ._fold import fold
 from ._graph import handshake
 from ._knobs import knobs
+from ._lives import lives
 from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
@@ -24,6 +25,7 @@ __all__ = [
     "fold",
     "handshake",
     "knobs",
+    "lives",
     "more_slices",
     "pair",
     "sliced_attention",
