@@ -38,7 +38,6 @@ GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": tuple(f"explorer/{name}" for name in explorer.SCRIPTS),
     "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
-    "frontier": ("explorer/core.js", "explorer/chart.js", "frontier.js"),
 }
 STYLE = "explorer/explorer.css"
 
@@ -244,8 +243,6 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     kinds = {node["kind"] for node in doctree.findall(view)} if doctree else set()
     if doctree and next(doctree.findall(state_link), None):
         kinds.add("explorer")
-    if doctree and any('class="pplab-frontier"' in raw.astext() for raw in doctree.findall(nodes.raw)):
-        kinds.add("frontier")
     scripts = dict.fromkeys(script for kind in sorted(kinds) for script in SCRIPTS[kind])
     for script in scripts:
         app.add_js_file(script, loading_method="defer")

@@ -26,7 +26,6 @@ def both_now(x, weight, gradient):
 
 ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
 AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
-LOOP = [[r + 4 * v for v in range(4)] for r in range(4)]
 
 
 def one_shared_sum(inputs, weight, gradients):
@@ -76,10 +75,6 @@ WRONG = [
     (exercise.zb_h1_builder, weights_at_once, "ZB-H1 takes 27"),
     (exercise.zb_h1_builder, raises, "your function raised IndexError"),
     (exercise.zb_h1_builder, 27, "expected a function"),
-    (exercise.balanced_placement, LOOP, "rank 0 would hold the most"),
-    (exercise.balanced_placement, [[0, 7], [1, 6], [2, 5], [3, 4]], "four ranks with four stages each"),
-    (exercise.balanced_placement, [[0, 1, 2, 3]] * 4, "on exactly one rank"),
-    (exercise.balanced_placement, 16, "expected a list of four lists"),
     (exercise.small_weights, 0.14, "0.14 is near: give 3 digits"),
     (exercise.small_weights, 0.179, "that is 1F1B's"),
     (exercise.small_weights, 0.162, "that is the ratio"),
@@ -119,7 +114,6 @@ def test_a_repair_may_multiply_at_once_what_it_puts_off():
 
 def test_any_right_answer_is_accepted():
     assert exercise.small_weights(0.139)
-    assert exercise.balanced_placement([[0, 6, 9, 15], [1, 7, 8, 14], [2, 4, 11, 13], [3, 5, 10, 12]])
     assert exercise.place_weights(builds("ZB-H1")(4, 8).rows[3])
 
 

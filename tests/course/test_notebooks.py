@@ -33,6 +33,7 @@ EXERCISES = {
     "13_for_real": "for_real",
     "14_own_model": "own_model",
     "16_how_good": "how_good",
+    "17_today": "today",
 }
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

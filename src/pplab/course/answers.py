@@ -16,7 +16,7 @@ from .verdict import Verdict, Wrong, checker, readers_code, right, told
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..lab.case import Case, Entry
+    from ..lab.case import Entry
     from ..runtime import Extra, Run
 
 
@@ -128,22 +128,6 @@ def trained(
     workload = Modules(stages, Batch((x,), y), nn.functional.mse_loss)
     with Pool(schedule.num_ranks, device="cpu") as pool:
         return pool.train(schedule, workload, *extras, check_gradients=True, **options)
-
-
-def judge_bill(
-    case: Case, answer: tuple, num_microbatches: int, best: float, near: float, num_stages: int | None = None
-) -> Verdict:
-    """The running case under a schedule and a cut, an open problem: does it fit, and how far is its bill from `best`?
-
-    Right within `near` dollars. With `num_stages`, the schedule must have so many.
-    """
-    if len(answer) != 2:
-        raise Wrong(f"expected a schedule and a cut, got {len(answer)} answers")
-    with told("", ValueError, TypeError):
-        row = case.row(answer[0], num_microbatches, cut=answer[1])
-    if num_stages not in (None, row.timeline.schedule.num_stages):
-        raise Wrong(f"expected {num_stages} stages, got {row.timeline.schedule.num_stages}")
-    return told_bill(row, best, near)
 
 
 def told_bill(row: Entry, best: float, near: float) -> Verdict:

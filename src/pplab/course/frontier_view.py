@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Callable
 from math import isclose
 from typing import NamedTuple
 
 from .. import palette
 from ..actions import parts
-from ..builders import build
-from ..costs import Costs
 from ..lab.frontier import Frontier, Point, frontier_chart
 from ..plot import shade
-from ..simulator import simulate
 from ..timeline import Timeline
 from . import figures
 
@@ -76,22 +72,21 @@ def bound_of(frontier: Frontier, point: Point) -> float | None:
 
 
 class FrontierView:
-    """A recorded frontier; `costs` says, of a point's placement, how long its stages take.
+    """A recorded frontier, one of `lab.frontiers()`; `most`: how much memory the axis reaches."""
 
-    ValueError for a schedule that takes another time at these costs than the one recorded.
-    """
-
-    def __init__(self, frontier: Frontier, costs: Callable[[str], Costs], most: float | None = None):
+    def __init__(self, frontier: Frontier, most: float | None = None):
         from matplotlib import pyplot as plt
 
-        self.frontier, self.shown = frontier, []
+        self.frontier, self.shown, timelines = frontier, [], frontier.timelines()
         slowest = 1.6 * min(point.time for point in frontier.points)
         groups: dict[tuple, list[Point]] = defaultdict(list)
         for point in sorted(frontier.points, key=lambda p: (p.limit is not None, p.held, p.time)):
             if point.time <= slowest and (most is None or max(point.held, point.limit or 0) <= most):
                 groups[(point.placement, point.held, point.time)].append(point)
         for points in groups.values():
-            self.shown.append(self._of(points, costs))
+            names = [p.name for p in points if p.limit is None] or [_placed(points[0])]
+            names = ", ".join(dict.fromkeys(names))
+            self.shown.append(Shown(names, points[0], bound_of(frontier, points[0]), timelines[points[0]]))
         ax = frontier_chart(frontier, most=most, slowest=slowest)
         for number, each in enumerate(self.shown):
             look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9}
@@ -99,20 +94,6 @@ class FrontierView:
         self._chart, self._picture = figures.figure_html(ax.figure), figures.figure_picture(ax.figure)
         self._alt = figures.alternative_text(ax.figure)
         plt.close(ax.figure)
-
-    def _of(self, points: list[Point], costs: Callable[[str], Costs]) -> Shown:
-        first, P, M = points[0], self.frontier.num_ranks, self.frontier.num_microbatches
-        at = costs(first.placement)
-        if first.rows:
-            schedule = first.schedule
-        else:
-            known = {"costs": at} if first.name in ("V-Half", "V-Min", "ZB-1P", "ZB-2P") else {}
-            schedule = build(first.name, num_ranks=P, num_microbatches=M, **known)
-        timeline = simulate(schedule, at)
-        if not isclose(timeline.makespan, first.time, rel_tol=1e-6):
-            raise ValueError(f"{first.name} takes {timeline.makespan:g} at these costs, and {first.time:g} is recorded")
-        names = [p.name for p in points if p.limit is None] or [_placed(first)]
-        return Shown(", ".join(dict.fromkeys(names)), first, bound_of(self.frontier, first), timeline)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
         return figures.bundle(self._page(), [self._picture], f"{self._alt}\n{self!r}")

@@ -10,6 +10,7 @@ from ..builders import build
 from ..costs import Costs
 from ..lab.case import Case
 from ..simulator import simulate
+from .answers import told_bill
 from .observed import located
 from .spine import file_checker, judge, run_as, to_write, with_faults, written
 from .verdict import Verdict, Wrong, checker, checker_of_each, number, one_or_several, right, told
@@ -172,18 +173,7 @@ def offer(answer: Mapping[str, object]) -> Verdict:
     chosen = {name: _four(name, answer[name]) for name in BEST_KNOWN}
     with told("", ValueError):
         row = OFFER.row("1F1B", num_microbatches=16, **chosen)
-    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
-    if not row.fits:
-        full = max(range(4), key=row.held_gb.__getitem__)
-        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
-    above = row.dollars - OFFER.row("1F1B", num_microbatches=16, **BEST_KNOWN).dollars
-    if above > NEAR:
-        raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
-    if above < -1e-6:
-        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
-    return right(
-        f"{bill}, " + (f"${above:.2f} above the best that we know" if above > 1e-6 else "the best that we know")
-    )
+    return told_bill(row, OFFER.row("1F1B", num_microbatches=16, **BEST_KNOWN).dollars, NEAR)
 
 
 def _four(name: str, value: object) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ..lab.searching import search
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, drawn, schedule_of
+from .answers import builder, drawn, schedule_of, told_bill
 from .messages import NEAR, OFFER
 from .verdict import Verdict, checker, checker_of_each, number, readers_code, right, told, wrong
 
@@ -87,23 +87,6 @@ def zb_h1_builder(answer: object) -> Verdict:
 
     sizes = ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 12))
     return builder(answer, judge, "legal at six sizes, with ZB-H1's time and memory", sizes)
-
-
-@checker()
-def balanced_placement(answer: object) -> Verdict:
-    """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
-    try:
-        ranks = [sorted(int(stage) for stage in stages) for stages in answer]
-    except (TypeError, ValueError):
-        return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
-    if [len(stages) for stages in ranks] != [4] * 4:
-        return wrong(f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}")
-    if sorted(stage for stages in ranks for stage in stages) != list(range(16)):
-        return wrong("every stage from 0 to 15 must be on exactly one rank")
-    spans = [sum(2 * (16 - stage) for stage in stages) for stages in ranks]
-    if len(set(spans)) > 1:
-        return wrong(f"the ranks' lifespans add up to {spans}: rank {spans.index(max(spans))} would hold the most")
-    return right(f"{spans[0]} on every rank; whether neighbours are close is another question")
 
 
 def small_weights(answer: object) -> Verdict:
@@ -225,15 +208,4 @@ def offer(answer: Mapping[str, object]) -> Verdict:
         row = OFFER.row(schedule, 16, **options)
     if row.timeline.schedule.num_stages != 4:
         return wrong(f"{row.timeline.schedule.name} has more than one stage per rank")
-    bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
-    if not row.fits:
-        full = max(range(4), key=row.held_gb.__getitem__)
-        return wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
-    above = row.dollars - best_known().dollars
-    if above > NEAR:
-        return wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
-    if above < -1e-6:
-        return right(f"{bill}, which is ${-above:.2f} less than the best that we knew: tell us")
-    return right(
-        f"{bill}, " + (f"${above:.2f} above the best that we know" if above > 1e-6 else "the best that we know")
-    )
+    return told_bill(row, best_known().dollars, NEAR)

@@ -14,7 +14,6 @@ from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
 from ._slices import sliced_attention
-from ._stays import stays
 from ._tickets import tickets
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "more_slices",
     "pair",
     "sliced_attention",
-    "stays",
     "streams",
     "tickets",
     "what_is_held",
