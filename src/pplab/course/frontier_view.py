@@ -89,7 +89,7 @@ class FrontierView:
             self.shown.append(Shown(names, points[0], bound_of(frontier, points[0]), timelines[points[0]]))
         ax = frontier_chart(frontier, most=most, slowest=slowest)
         for number, each in enumerate(self.shown):
-            look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9}
+            look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9 + (each.point.limit is None)}
             ax.plot(each.point.limit or each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
         self._chart, self._picture = figures.figure_html(ax.figure), figures.figure_picture(ax.figure)
         self._alt = figures.alternative_text(ax.figure)
