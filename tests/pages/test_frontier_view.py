@@ -8,14 +8,16 @@ pytest.importorskip("playwright")
 pytest.importorskip("matplotlib").use("Agg")
 
 import browser as chromium  # noqa: E402
-from pplab.course import figures, how_good  # noqa: E402
+from pplab import lab  # noqa: E402
+from pplab.course import figures  # noqa: E402
+from pplab.course.frontier_view import FrontierView  # noqa: E402
 
 CHOSEN = ".pplab-choice input:checked + label + .pplab-chosen"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    data, _ = how_good.frontier("equal-8", most=5.6)._repr_mimebundle_()
+    data, _ = FrontierView(lab.frontiers()["equal-8"], most=5.6)._repr_mimebundle_()
     file = tmp_path_factory.mktemp("frontier") / "page.html"
     head = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     file.write_text(f"{head}<title>A frontier</title><body>{data[figures.PAGE]}")
@@ -30,7 +32,7 @@ def browser():
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_schedule_is_pointed_at_or_chosen(browser, place, width):
-    view = how_good.frontier("equal-8", most=5.6)
+    view = FrontierView(lab.frontiers()["equal-8"], most=5.6)
     said = [each.said(view.frontier) for each in view.shown]
     with chromium.watched_tabs(browser) as new_tab:
         tab = new_tab(width)
