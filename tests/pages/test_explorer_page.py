@@ -50,12 +50,14 @@ PAGES = {
 book/explorer
 book/play
 levels
+stamp
 plain
 ```
 """,
     "book/explorer.md": "# Explorer\n\n```{explorer}\n:page:\n```\n",
-    "book/play.md": "# Play\n\n```{play}\n```\n",
+    "book/play.md": "# Play\n\n```{play}\n```\n\n```{stamp}\n```\n",
     "levels.md": "# Two\n\n```{play}\n:level: eighteen\n```\n\n```{play}\n:level: memory-line\n```\n",
+    "stamp.md": "# One\n\n```{stamp}\n:level: one-microbatch\n```\n",
     "plain.md": "# Nothing here\n",
 }
 
