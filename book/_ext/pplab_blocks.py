@@ -44,10 +44,10 @@ LEVELS = (
         id="one-microbatch",
         title="One microbatch, three ranks",
         text="Three ranks hold two stages each, in a V: rank 0 has stages 0 and 5. Say when each action of one "
-        "microbatch starts. The next microbatch does the same 6 units later, and so on, so that two actions of a rank "
-        "meet when their starts have the same remainder by 6.",
-        end="No two actions of a rank meet, so each interval of 6 has a unit left for both weight gradients. A rank "
-        "holds a microbatch as long as the block says, and the next one comes an interval later.",
+        "microbatch starts. The next microbatch does the same 6 units later, and so on. So two actions of a rank meet "
+        "when their starts leave the same remainder, divided by 6.",
+        end="No two actions of a rank meet, so each interval of 6 has two units left, for the weight gradients of the "
+        "rank's two stages. A stage holds a microbatch as long as the block says, and another comes every interval.",
         reference=v_min_block(3),
     ),
     BlockLevel(
@@ -60,7 +60,7 @@ LEVELS = (
         reference=zb_v_block(4),
     ),
     BlockLevel(
-        id="half-the-memory",
+        id="a-v-in-less-memory",
         title="The same V in less memory",
         text="The same four ranks have less memory.",
         end="A microbatch comes back sooner, and what it leaves is free for another. The price is paid once, while the "

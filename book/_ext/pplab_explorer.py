@@ -139,6 +139,7 @@ class PlayDirective(Directive):
 
     option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
     levels = pplab_levels.LEVELS
+    anchor: dict[str, str] = {}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         """The game, around its questions in words."""
@@ -151,13 +152,15 @@ class PlayDirective(Directive):
             f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.task())}</p>" for level in shown
         )
         note = "<p>With scripts, a browser shows this as a game. It can be solved on paper, too.</p>"
-        return [view(kind=self.name, attributes={"data-level": only} if only else {}, picture=questions + note)]
+        attributes = {"data-level": only} if only else self.anchor
+        return [view(kind=self.name, attributes=attributes, picture=questions + note)]
 
 
 class StampDirective(PlayDirective):
     """The game's levels in which one microbatch is scheduled: a block, which the page stamps."""
 
     levels = pplab_blocks.LEVELS
+    anchor = {"id": "stamp"}  # noqa: RUF012 (what a level's link to all of them leads to)
 
 
 def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=None, content=None) -> tuple[list, list]:
@@ -226,7 +229,7 @@ def visit_html(self, node: nodes.Element) -> None:
         if node["kind"] == "explorer" and "data-page" not in attributes:
             attributes["data-explorer"] = builder.get_relative_uri(here, there) + "#explorer"
         elif "data-level" in attributes:
-            attributes["data-game"] = builder.get_relative_uri(here, there)
+            attributes["data-game"] = builder.get_relative_uri(here, there) + "#stamp" * (node["kind"] == "stamp")
     written = " ".join(f'{name}="{html.escape(str(value), quote=True)}"' for name, value in attributes.items())
     self.body.append(f'<div {written}><div class="pplab-static">{node["picture"]}</div></div>\n')
     raise nodes.SkipNode

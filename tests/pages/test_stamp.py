@@ -11,7 +11,7 @@ import pplab as pp
 from javascript import Evaluate
 from pplab import lab
 
-IDS = ("one-microbatch", "stamp-a-v", "half-the-memory")
+IDS = ("one-microbatch", "stamp-a-v", "a-v-in-less-memory")
 
 
 def levels() -> tuple:

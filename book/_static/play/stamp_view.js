@@ -163,7 +163,7 @@
       const { level, interval } = state, { lifespans, bound, peak, makespan } = judged;
       const lives = peak.map((_, rank) => lifespans.filter((_, stage) => level.placement[stage] === rank).map((x) => `⌈${x}/${interval}⌉`).join(" + "));
       const rows = peak.map((held, rank) => `<tr><th scope="row">rank ${rank}</th><td>${lives[rank]} = ${bound[rank]}</td><td>${held}</td><td>${level.cap}</td></tr>`);
-      return `<thead><tr><td></td><th scope="col">lifespan / interval</th><th scope="col">held at most</th><th scope="col">memory for</th></tr></thead>` +
+      return `<thead><tr><td></td><th scope="col">lifespan / interval</th><th scope="col">held</th><th scope="col">limit</th></tr></thead>` +
         `<tbody>${rows.join("")}<tr><th scope="row">makespan</th><td></td><td>${makespan}</td><td>${level.makespan}</td></tr></tbody>`;
     }
 
