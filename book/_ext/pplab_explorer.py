@@ -77,6 +77,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "ranks": (directives.positive_int, 4),
     "microbatches": (directives.positive_int, 8),
     "stages-per-rank": (directives.positive_int, 2),
+    "slices": (directives.positive_int, 2),  # of a microbatch, for schedules that cut them
     "forward": (_durations, 1),
     "backward-input": (_durations, 1),
     "backward-weight": (_durations, 1),
@@ -96,6 +97,7 @@ FIRST = (
     "ranks",
     "microbatches",
     "stages-per-rank",
+    "slices",
 )  # controls an embedded explorer shows at once
 
 

@@ -132,6 +132,16 @@ def test_every_searched_action_and_figure(evaluate: Evaluate, name: str) -> None
     agree(evaluate, configurations(name, 3, range(1, 6)))
 
 
+def test_slices_of_any_number(evaluate: Evaluate) -> None:
+    rng = random.Random(0)
+    for name in ("Seq1F1B", "TeraPipe"):
+        sizes = product(range(1, 6), (1, 6, 12, 20), (1, 3, 4, 5, 0))
+        stages = (1, 2) if name == "Seq1F1B" else (None,)
+        some = [configuration(name, P, M, V, random_costs(rng)) | {"slices": k} for P, M, k in sizes for V in stages]
+        agree(evaluate, some)
+        assert 20 < sum("error" in expected(**each) for each in some) < len(some) / 2 + 40
+
+
 def test_searches_that_a_rare_preference_decides(evaluate: Evaluate) -> None:
     """A gap as long as the weight gradient, an eager one, a later warm-up: random costs seldom tell them apart."""
     decided = [
@@ -247,6 +257,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "ranks": rng.choice([2, 4]),
                 "microbatches": rng.randint(8, 10),
                 "stages-per-rank": rng.randint(1, 3),
+                "slices": rng.randint(0, 4),
             }
             durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
             if rng.random() < 0.3:  # of as many stages as some schedules have

@@ -421,6 +421,23 @@ def test_wrong_options_fail_the_build_and_are_named(tmp_path):
         assert says in made.stderr, (says, made.stderr)
 
 
+def test_slices_are_parts_of_microbatches(visit):
+    """The same work as the others': of each microbatch, every slice takes its share, and counts as its share held."""
+    tab = visit("book/explorer.html#schedule=Seq1F1B&compare=1F1B&stages-per-rank=1&slices=4")
+    sliced = pp.build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
+    t = pp.simulate(sliced, pp.Costs(0.25, 0.25, 0.25))
+    assert figures(tab)[0] == t.makespan == 26.25 and figures(tab, "compare-")[0] == 33
+    assert figures(tab)[4] == ",".join(map(str, sliced.peak_in_flight))
+    shown = tab.inner_text(".pplab-figures")
+    assert "1.75, 1.5, 1.25, 1" in shown and "4, 3, 2, 1" in shown
+    tab.fill("input[type=number][name=slices]", "2")
+    settle(tab)
+    assert figures(tab)[0] == 28.5 and "slices" not in tab.url
+    tab.select_option("select[name=schedule]", "GPipe")
+    settle(tab)
+    assert not tab.is_visible("[data-control=slices]")
+
+
 def test_a_change_is_drawn_soon(visit, capsys):
     """Within a few frames, of which the page measures the length between the changes: a busy machine stretches both."""
     frame = "() => new Promise((done) => requestAnimationFrame((a) => requestAnimationFrame((b) => done(b - a))))"

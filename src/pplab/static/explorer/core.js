@@ -610,35 +610,33 @@ var pplab = (function make(schedules) {
     return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
   }
 
-  // sliced_schedules.py in the lab: what counts as a microbatch is one of two slices of a sequence
+  // sliced_schedules.py in the lab: what counts as a microbatch is one of some slices of a sequence
 
-  const SLICES = 2;
-
-  builders["Seq1F1B"] = (P, M, { stagesPerRank = 1 }) => {
+  builders["Seq1F1B"] = (P, M, { stagesPerRank = 1, slices = 2 }) => {
+    const count = sequencesOf("Seq1F1B", M, slices);
     positiveInt("stages_per_rank", stagesPerRank);
-    sequencesOf("Seq1F1B", M);
-    const groups = groupsOf(Math.ceil(P / SLICES), M / SLICES).map((group) => group.flatMap((m) => [2 * m, 2 * m + 1]));
+    const groups = groupsOf(Math.ceil(P / slices), count).map((group) => group.flatMap((m) => range(slices).map((j) => m * slices + j)));
     return range(P).map((rank) => {
       const stages = loopStages(rank, P, stagesPerRank);
       const inGroups = (order, kind) => groups.flatMap((group) => order.flatMap((stage) => actions(stage, kind, group)));
       const forwards = inGroups(stages, F);
-      const lastFirst = inGroups([...stages].reverse(), B).map(({ stage, microbatch: n }) => action(stage, B, n ^ 1));
-      const warmup = (stages.length - 1) * groups[0].length + P - 1 - rank + SLICES - 1;
+      const lastFirst = inGroups([...stages].reverse(), B).map(({ stage, microbatch: n }) => action(stage, B, n - 2 * (n % slices) + slices - 1));
+      const warmup = (stages.length - 1) * groups[0].length + P - 1 - rank + slices - 1;
       return phases(forwards, lastFirst, Math.min(warmup, forwards.length - 1));
     });
   };
 
-  builders["TeraPipe"] = (P, M) => {
-    sequencesOf("TeraPipe", M);
+  builders["TeraPipe"] = (P, M, { slices = 2 }) => {
+    sequencesOf("TeraPipe", M, slices);
     return range(P).map((rank) => [...actions(rank, F, range(M)), ...actions(rank, B, range(M).reverse())]);
   };
 
-  function sequencesOf(name, M) {
-    if (M % SLICES) {
-      throw new ScheduleError(
-        `${name} takes a multiple of slices = ${SLICES} microbatches, since each counts as a slice, got ${M}`,
-      );
-    }
+  /** How many microbatches so many slices make. */
+  function sequencesOf(name, M, slices) {
+    if (M % positiveInt("slices", slices) === 0) return M / slices;
+    throw new ScheduleError(
+      `${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`,
+    );
   }
 
   // _v_shape.py: stages r and 2P-1-r on rank r

@@ -5,7 +5,7 @@ var pplabSettings = (() => {
 
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
-    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
+    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2, slices: 2,
     forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
     per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
   };
@@ -51,9 +51,10 @@ var pplabSettings = (() => {
 
   // ---- building ----------------------------------------------------------------------------------------------------
 
-  /** The durations of an action of a stage, of which a rank has `stages`. A list has the stages' own: they aren't divided. */
-  function costsOf(state, stages) {
-    const slices = state.per === "batch" ? state.microbatches : 1;
+  /** The durations of an action of a stage, of which a rank has `stages`, on one of the `sliced` pieces of a microbatch. A
+   *  list has the stages' own: they aren't divided by the stages. */
+  function costsOf(state, stages, sliced = 1) {
+    const slices = (state.per === "batch" ? state.microbatches : 1) * sliced;
     const slice = (value) => (isList(value) ? value.map(slice) : value / slices);
     const [forward, backwardInput, backwardWeight] = PER_STAGE.map((name) => slice(state[name]));
     const overlap = state.pair === 0 ? state.overlap : state.pair / slices; // a number that isn't one is refused there
@@ -68,10 +69,17 @@ var pplabSettings = (() => {
   const takes = (name, option) => Boolean(pplab.find(name)?.options.includes(option));
 
   function optionsOf(state, name) {
-    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
-    const actions = ranks * microbatches * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
+    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state, slices = slicesOf(state, name);
+    const actions = ranks * microbatches * slices * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
-    return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
+    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices };
+  }
+
+  /** Into how many slices the schedule `name` cuts a microbatch. */
+  function slicesOf({ slices }, name) {
+    if (!takes(name, "slices")) return 1;
+    if (Number.isInteger(slices) && slices >= 1) return slices;
+    throw new pplab.ScheduleError(`slices must be an integer of at least 1, got ${pplab.repr(slices)}`);
   }
 
   function checkSize(what, actions) {
@@ -85,7 +93,7 @@ var pplabSettings = (() => {
   }
 
   function checkedCosts(state, schedule) {
-    const costs = costsOf(state, schedule.numStages / schedule.numRanks);
+    const costs = costsOf(state, schedule.numStages / schedule.numRanks, schedule.slices);
     if (!PER_STAGE.some((name) => [state[name]].flat().some((duration) => duration > 0))) {
       throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time; give one of them a duration");
     }
@@ -123,7 +131,7 @@ var pplabSettings = (() => {
     const isSearched = takes(name, "limit") && options.numRanks >= 1 && options.numMicrobatches >= 1; // within a limit
     if (isSearched) return search(name, options, costsOf(state, 1), done);
     const stages = pplab.find(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
-    return pplab.build(name, { ...options, costs: costsOf(state, stages) });
+    return Object.assign(pplab.build(name, { ...options, costs: costsOf(state, stages) }), { slices: options.slices });
   }
 
   /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */
