@@ -78,6 +78,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "microbatches": (directives.positive_int, 8),
     "stages-per-rank": (directives.positive_int, 2),
     "slices": (directives.positive_int, 2),  # of a microbatch, for schedules that cut them
+    "attention": (_duration, 0),  # its share of a forward: of later slices it takes more
     "forward": (_durations, 1),
     "backward-input": (_durations, 1),
     "backward-weight": (_durations, 1),

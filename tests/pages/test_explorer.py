@@ -258,6 +258,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "microbatches": rng.randint(8, 10),
                 "stages-per-rank": rng.randint(1, 3),
                 "slices": rng.randint(0, 4),
+                "attention": rng.choice([0, 0.5, rng.random(), rng.random(), 2]),
             }
             durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
             if rng.random() < 0.3:  # of as many stages as some schedules have
@@ -282,6 +283,21 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
             except ValueError as error:
                 wanted = {"error": str(error)}
             assert said == wanted, (name, state)
+
+
+def test_sliced_settings_mean_the_same(evaluate: Evaluate) -> None:
+    """Slices that take longer the later they come, as `lab.Slices` says."""
+    rng = random.Random(3)
+    for _ in range(60):
+        name = rng.choice(["Seq1F1B", "TeraPipe"])
+        state = {"ranks": rng.randint(1, 5), "microbatches": rng.randint(1, 9), "slices": rng.randint(1, 7)}
+        state |= {"stages-per-rank": rng.randint(1, 3), "attention": rng.choice([0, 0.3, 1, rng.random()])}
+        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "per": rng.choice(["rank", "stage", "batch"])}
+        made = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
+        code = f"((state, name) => reportOf({made}))"
+        said = evaluate(f"{code}({{ ...pplabSettings.DEFAULTS, ...{json.dumps(state)} }}, {json.dumps(name)})")
+        wanted = explored(name, **{key.replace("-", "_"): value for key, value in state.items()})
+        assert said == expected_of(*wanted), (name, state)
 
 
 def rows_of(schedule: Schedule) -> list[list[str]]:

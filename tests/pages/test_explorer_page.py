@@ -433,9 +433,14 @@ def test_slices_are_parts_of_microbatches(visit):
     tab.fill("input[type=number][name=slices]", "2")
     settle(tab)
     assert figures(tab)[0] == 28.5 and "slices" not in tab.url
+    tab.click("summary:has-text('More settings')")
+    tab.fill("input[name=attention]", "0.5")
+    settle(tab)
+    causal = lab.Slices.even(2, 0.5).simulate(pp.build("Seq1F1B", num_ranks=4, num_microbatches=16, slices=2))
+    assert figures(tab)[0] == pytest.approx(causal.makespan) and causal.makespan > 28.5
     tab.select_option("select[name=schedule]", "GPipe")
     settle(tab)
-    assert not tab.is_visible("[data-control=slices]")
+    assert not tab.is_visible("[data-control=slices]") and not tab.is_visible("input[name=attention]")
 
 
 def test_a_change_is_drawn_soon(visit, capsys):

@@ -315,9 +315,9 @@ var pplab = (function make(schedules) {
     return { starts, ends, reached: position };
   }
 
-  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
-  function durationsOf({ stages, kinds, gates, action }, costs) {
-    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]));
+  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. `parts`: see `simulate`. */
+  function durationsOf({ stages, kinds, microbatches, gates, action }, costs, parts) {
+    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]) * parts[microbatches[i] % parts.length]);
     for (const gate of gates) {
       durations[gate] = 0;
       durations[gate + 1] = costs.ofOverlap(action(gate), action(gate + 1));
@@ -332,12 +332,13 @@ var pplab = (function make(schedules) {
 
   /**
    * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; rows.js says of any rows what is wrong with them.
+   * placed only what could run; rows.js says of any rows what is wrong with them. `parts`: of what F or B of a microbatch
+   * takes, the part of each of its slices; one that isn't cut has one.
    */
-  function simulate(schedule, given = costs()) {
+  function simulate(schedule, given = costs(), parts = [1]) {
     const { columns, numRanks } = schedule;
     given.check(schedule.numStages);
-    const { starts, ends, reached } = run(schedule, durationsOf(columns, given), lagsOf(schedule, given));
+    const { starts, ends, reached } = run(schedule, durationsOf(columns, given, parts), lagsOf(schedule, given));
     if (reached.some((i, rank) => i < columns.bounds[rank + 1])) {
       throw new ScheduleError("the ranks wait for each other, and nothing more can run");
     }

@@ -18,6 +18,7 @@
     { name: "microbatches", label: "microbatches M", kind: "range", min: 1, max: 64 },
     { name: "stages-per-rank", label: "stages per rank V", kind: "range", min: 1, max: 8 },
     { name: "slices", label: "slices of a microbatch k", kind: "range", min: 1, max: 8 },
+    { name: "attention", label: "attention's share of F", kind: "duration" },
     { name: "forward", label: "forward F", kind: "durations" },
     { name: "backward-input", label: "input gradient I", kind: "durations" },
     { name: "backward-weight", label: "weight gradient W", kind: "durations" },
@@ -291,7 +292,7 @@
       const isFixed = state.schedule === OWN && !state.rows && given.length > 0; // measured, or several: shown as they are
       for (const name of ["ranks", "microbatches"]) find(`[data-control="${name}"]`).hidden = !named().length;
       find('[data-control="stages-per-rank"]').hidden = !anyTakes("stages_per_rank");
-      find('[data-control="slices"]').hidden = !anyTakes("slices");
+      find('[data-control="slices"]').hidden = form.elements.attention.closest(".pplab-control").hidden = !anyTakes("slices");
       own.hidden = state.schedule !== OWN;
       for (const part of own.querySelectorAll("label, textarea")) part.hidden = isFixed;
       const isMeasured = isFixed && !named().length && given.every(({ timeline }) => timeline);
