@@ -16,8 +16,8 @@ from pplab.explorer import STATIC
 
 BOOK = Path(__file__).parents[1] / "book"
 NAMES = ("core.js", "rows.js", "settings.js")
-PLAY = BOOK / "_static/play/play.js"
-SCRIPTS = (*(STATIC / name for name in NAMES), PLAY, Path(__file__).with_name("explorer_report.js"))
+PLAY = tuple(BOOK / "_static/play" / name for name in ("play.js", "stamp.js"))
+SCRIPTS = (*(STATIC / name for name in NAMES), *PLAY, Path(__file__).with_name("explorer_report.js"))
 
 HAS_QUICKJS = find_spec("quickjs") is not None  # it has no wheel for Python 3.13
 Evaluate = Callable[[str], object]  # a JavaScript expression -> its value, as JSON carries it
@@ -42,11 +42,12 @@ def chromium_engine() -> Iterator[Evaluate]:
 def opened(engine: Callable) -> Iterator[Evaluate]:
     """The page's scripts in an engine: expressions go in, and their values come out of JSON."""
     sys.path.append(str(BOOK / "_ext"))
+    import pplab_blocks
     import pplab_levels
     import pplab_schedules
 
     with engine() as run:
-        run(f"{pplab_schedules.script()}\n{pplab_levels.script()}\n;0")
+        run(f"{pplab_schedules.script()}\n{pplab_levels.script()}\n{pplab_blocks.script()}\n;0")
         for path in SCRIPTS:
             run(f"{path.read_text()}\n;0")
         yield lambda expression: json.loads(run(f"JSON.stringify({expression})"))

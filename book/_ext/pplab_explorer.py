@@ -1,4 +1,4 @@
-"""The directives `explorer` and `play`: the page's interactive views, each around what stands there on paper.
+"""The directives `explorer`, `play` and `stamp`: the page's interactive views, each around what stands there on paper.
 
     ```{explorer}
     :schedule: 1F1B
@@ -14,9 +14,10 @@ is a build error. The picture is drawn by pplab when the book is built, for prin
     :level: memory-line
     ```
 
-is one level of the game (see pplab_levels) with a link to all of them; without the option it is the whole game. For
-print and for readers without scripts it is the question in words. A page loads the scripts, and what they know of
-schedules and levels, only if it has one of these views.
+is one level of the game (see pplab_levels) with a link to all of them; without the option it is the whole game. `stamp`
+is the same for the levels in which one microbatch is scheduled, and stamped (see pplab_blocks). For print and for
+readers without scripts a level is its question in words. A page loads the scripts, and what they know of schedules and
+levels, only if it has one of these views.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import html
 from collections.abc import Callable
 from urllib.parse import parse_qsl, quote
 
+import pplab_blocks
 import pplab_levels
 import pplab_schedules
 from docutils import nodes
@@ -38,6 +40,7 @@ GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": tuple(f"explorer/{name}" for name in explorer.SCRIPTS),
     "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
+    "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/stamp_view.js"),
 }
 STYLE = "explorer/explorer.css"
 
@@ -74,6 +77,8 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "ranks": (directives.positive_int, 4),
     "microbatches": (directives.positive_int, 8),
     "stages-per-rank": (directives.positive_int, 2),
+    "slices": (directives.positive_int, 2),  # of a microbatch, for schedules that cut them
+    "attention": (_duration, 0),  # its share of a forward: of later slices it takes more
     "forward": (_durations, 1),
     "backward-input": (_durations, 1),
     "backward-weight": (_durations, 1),
@@ -93,6 +98,7 @@ FIRST = (
     "ranks",
     "microbatches",
     "stages-per-rank",
+    "slices",
 )  # controls an embedded explorer shows at once
 
 
@@ -135,19 +141,29 @@ class PlayDirective(Directive):
     """The game: schedules built by hand. With `level`, that one level."""
 
     option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
+    levels = pplab_levels.LEVELS
+    anchor: dict[str, str] = {}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         """The game, around its questions in words."""
         only = self.options.get("level")
-        shown = [level for level in pplab_levels.LEVELS if only in (None, level.id)]
+        shown = [level for level in self.levels if only in (None, level.id)]
         if not shown:
-            known = ", ".join(level.id for level in pplab_levels.LEVELS)
-            raise self.error(f"play: no level is named {only!r}: choose from {known}")
+            known = ", ".join(level.id for level in self.levels)
+            raise self.error(f"{self.name}: no level is named {only!r}: choose from {known}")
         questions = "".join(
             f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.task())}</p>" for level in shown
         )
         note = "<p>With scripts, a browser shows this as a game. It can be solved on paper, too.</p>"
-        return [view(kind="play", attributes={"data-level": only} if only else {}, picture=questions + note)]
+        attributes = {"data-level": only} if only else self.anchor
+        return [view(kind=self.name, attributes=attributes, picture=questions + note)]
+
+
+class StampDirective(PlayDirective):
+    """The game's levels in which one microbatch is scheduled: a block, which the page stamps."""
+
+    levels = pplab_blocks.LEVELS
+    anchor = {"id": "stamp"}  # noqa: RUF012 (what a level's link to all of them leads to)
 
 
 def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=None, content=None) -> tuple[list, list]:
@@ -211,12 +227,12 @@ def visit_html(self, node: nodes.Element) -> None:
     """Write the root element, with where the view's own page is, and the picture in it."""
     attributes = {"class": f"pplab-{node['kind']}", **node["attributes"]}
     builder, here = self.builder, self.builder.current_docname
-    there = GAME if node["kind"] == "play" else PAGE
+    there = PAGE if node["kind"] == "explorer" else GAME
     if there in builder.env.found_docs and there != here:
         if node["kind"] == "explorer" and "data-page" not in attributes:
             attributes["data-explorer"] = builder.get_relative_uri(here, there) + "#explorer"
         elif "data-level" in attributes:
-            attributes["data-game"] = builder.get_relative_uri(here, there)
+            attributes["data-game"] = builder.get_relative_uri(here, there) + "#stamp" * (node["kind"] == "stamp")
     written = " ".join(f'{name}="{html.escape(str(value), quote=True)}"' for name, value in attributes.items())
     self.body.append(f'<div {written}><div class="pplab-static">{node["picture"]}</div></div>\n')
     raise nodes.SkipNode
@@ -247,6 +263,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     for script in scripts:
         app.add_js_file(script, loading_method="defer")
     known = [pplab_schedules.script()] * bool(kinds) + [pplab_levels.script()] * ("play" in kinds)
+    known += [pplab_blocks.script()] * ("stamp" in kinds)
     if known:
         app.add_js_file(None, body="\n".join(known))  # runs before the scripts above, which are deferred
         app.add_css_file(STYLE)
@@ -265,4 +282,5 @@ def setup(app) -> None:
     app.add_role("explore", explore)
     app.add_directive("explorer", ExplorerDirective)
     app.add_directive("play", PlayDirective)
+    app.add_directive("stamp", StampDirective)
     app.connect("html-page-context", load_scripts)

@@ -132,6 +132,16 @@ def test_every_searched_action_and_figure(evaluate: Evaluate, name: str) -> None
     agree(evaluate, configurations(name, 3, range(1, 6)))
 
 
+def test_slices_of_any_number(evaluate: Evaluate) -> None:
+    rng = random.Random(0)
+    for name in ("Seq1F1B", "TeraPipe"):
+        sizes = product(range(1, 6), (1, 6, 12, 20), (1, 3, 4, 5, 0))
+        stages = (1, 2) if name == "Seq1F1B" else (None,)
+        some = [configuration(name, P, M, V, random_costs(rng)) | {"slices": k} for P, M, k in sizes for V in stages]
+        agree(evaluate, some)
+        assert 20 < sum("error" in expected(**each) for each in some) < len(some) / 2 + 40
+
+
 def test_searches_that_a_rare_preference_decides(evaluate: Evaluate) -> None:
     """A gap as long as the weight gradient, an eager one, a later warm-up: random costs seldom tell them apart."""
     decided = [
@@ -247,6 +257,8 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "ranks": rng.choice([2, 4]),
                 "microbatches": rng.randint(8, 10),
                 "stages-per-rank": rng.randint(1, 3),
+                "slices": rng.randint(0, 4),
+                "attention": rng.choice([0, 0.5, rng.random(), rng.random(), 2]),
             }
             durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
             if rng.random() < 0.3:  # of as many stages as some schedules have
@@ -271,6 +283,21 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
             except ValueError as error:
                 wanted = {"error": str(error)}
             assert said == wanted, (name, state)
+
+
+def test_sliced_settings_mean_the_same(evaluate: Evaluate) -> None:
+    """Slices that take longer the later they come, as `lab.Slices` says."""
+    rng = random.Random(3)
+    for _ in range(60):
+        name = rng.choice(["Seq1F1B", "TeraPipe"])
+        state = {"ranks": rng.randint(1, 5), "microbatches": rng.randint(1, 9), "slices": rng.randint(1, 7)}
+        state |= {"stages-per-rank": rng.randint(1, 3), "attention": rng.choice([0, 0.3, 1, rng.random()])}
+        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "per": rng.choice(["rank", "stage", "batch"])}
+        made = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
+        code = f"((state, name) => reportOf({made}))"
+        said = evaluate(f"{code}({{ ...pplabSettings.DEFAULTS, ...{json.dumps(state)} }}, {json.dumps(name)})")
+        wanted = explored(name, **{key.replace("-", "_"): value for key, value in state.items()})
+        assert said == expected_of(*wanted), (name, state)
 
 
 def rows_of(schedule: Schedule) -> list[list[str]]:

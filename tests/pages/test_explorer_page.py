@@ -50,12 +50,14 @@ PAGES = {
 book/explorer
 book/play
 levels
+stamp
 plain
 ```
 """,
     "book/explorer.md": "# Explorer\n\n```{explorer}\n:page:\n```\n",
-    "book/play.md": "# Play\n\n```{play}\n```\n",
+    "book/play.md": "# Play\n\n```{play}\n```\n\n```{stamp}\n```\n",
     "levels.md": "# Two\n\n```{play}\n:level: eighteen\n```\n\n```{play}\n:level: memory-line\n```\n",
+    "stamp.md": "# One\n\n```{stamp}\n:level: one-microbatch\n```\n",
     "plain.md": "# Nothing here\n",
 }
 
@@ -391,11 +393,14 @@ def test_paper_and_readers_without_scripts_have_a_picture(visit):
 
 
 def test_pages_without_a_view_load_no_script_of_it(site):
-    loaded = {name: re.findall(r"(?:explorer|play)/(\w+)\.js", (site / name).read_text()) for name in
-              ("plain.html", "index.html", "levels.html", "book/explorer.html", "book/play.html")}  # fmt: skip
+    names = ("plain", "index", "levels", "stamp", "book/explorer", "book/play")
+    pages = {f"{name}.html": (site / f"{name}.html").read_text() for name in names}
+    loaded = {name: re.findall(r"(?:explorer|play)/(\w+)\.js", page) for name, page in pages.items()}
     assert loaded["plain.html"] == []
     assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "rows", "chart", "settings", "explorer"]
-    assert loaded["book/play.html"] == loaded["levels.html"] == ["core", "play", "chart", "play_view"]
+    assert loaded["levels.html"] == ["core", "play", "chart", "play_view"]
+    assert loaded["stamp.html"] == ["core", "stamp", "chart", "stamp_view"]
+    assert loaded["book/play.html"] == [*loaded["levels.html"], *loaded["stamp.html"][1::2]]
 
 
 def test_wrong_options_fail_the_build_and_are_named(tmp_path):
@@ -414,6 +419,28 @@ def test_wrong_options_fail_the_build_and_are_named(tmp_path):
     assert made.returncode != 0
     for says in (*wrong.values(), "no setting is named 'rank'"):
         assert says in made.stderr, (says, made.stderr)
+
+
+def test_slices_are_parts_of_microbatches(visit):
+    """The same work as the others': of each microbatch, every slice takes its share, and counts as its share held."""
+    tab = visit("book/explorer.html#schedule=Seq1F1B&compare=1F1B&stages-per-rank=1&slices=4")
+    sliced = pp.build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
+    t = pp.simulate(sliced, pp.Costs(0.25, 0.25, 0.25))
+    assert figures(tab)[0] == t.makespan == 26.25 and figures(tab, "compare-")[0] == 33
+    assert figures(tab)[4] == ",".join(map(str, sliced.peak_in_flight))
+    shown = tab.inner_text(".pplab-figures")
+    assert "1.75, 1.5, 1.25, 1" in shown and "4, 3, 2, 1" in shown
+    tab.fill("input[type=number][name=slices]", "2")
+    settle(tab)
+    assert figures(tab)[0] == 28.5 and "slices" not in tab.url
+    tab.click("summary:has-text('More settings')")
+    tab.fill("input[name=attention]", "0.5")
+    settle(tab)
+    causal = lab.Slices.even(2, 0.5).simulate(pp.build("Seq1F1B", num_ranks=4, num_microbatches=16, slices=2))
+    assert figures(tab)[0] == pytest.approx(causal.makespan) and causal.makespan > 28.5
+    tab.select_option("select[name=schedule]", "GPipe")
+    settle(tab)
+    assert not tab.is_visible("[data-control=slices]") and not tab.is_visible("input[name=attention]")
 
 
 def test_a_change_is_drawn_soon(visit, capsys):
@@ -443,7 +470,7 @@ def placed(tab, *actions: str) -> None:
 
 def test_play_refuses_with_the_reason_and_scores(visit):
     tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
-    root, says = tab.locator(".pplab-play"), tab.locator(".pplab-says")
+    root, says = tab.locator(".pplab-play"), tab.locator(".pplab-play .pplab-says")
     placed(tab, "1F0")
     assert says.inner_text() == "1F0 waits for the output of 0F0 on rank 0: place that first."
     placed(tab, "0F0", "0F1", "0F2", "0F3")
@@ -554,3 +581,63 @@ def test_a_level_on_paper_and_without_scripts_is_its_question(visit):
     plain = visit("levels.html", settled="", java_script_enabled=False)
     asked = plain.locator(".pplab-static").all_inner_texts()
     assert "Finish before 18." in asked[0] and "Finish by 21." in asked[1] and "1F1B" not in "".join(asked)
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 390, "has_touch": True, "color_scheme": "dark"}])
+def test_a_block_is_stamped(visit, options):
+    """The first level, by keys or by touch: what meets is named, and what is reached is the package's."""
+    tab = visit("stamp.html", settled=".pplab-stamp", **options)
+    root, says, made = (tab.locator(name) for name in (".pplab-stamp", ".pplab-says", ".pplab-made"))
+    assert says.inner_text().startswith("On rank 0, 0F (at 0) and 5I (at 6) meet in unit 0 of the interval of 6: ")
+    assert not made.is_visible() and tab.locator("td.pplab-meets").count() == 6
+    if options:
+        tab.locator("[data-key='5I']").tap()
+        for _ in range(2):
+            tab.locator("[data-do=later]").tap()
+    else:
+        tab.focus("[data-key='0F']")
+        for key in ("ArrowRight", "ArrowRight", "+", "+", "+", "-"):
+            tab.keyboard.press(key)
+        assert tab.evaluate("document.activeElement.dataset.key") == "5I"
+    block = lab.v_min_block(3)
+    assert root.get_attribute("data-solved") == "true" and root.get_attribute("data-start") == "8"
+    assert float(root.get_attribute("data-makespan")) == block.reorder(8).makespan
+    assert root.get_attribute("data-peak") == ",".join(map(str, block.peak))
+    assert made.is_visible() and tab.locator("td.pplab-meets").count() == 0
+    rows = tab.locator(".pplab-figures tbody tr").all_inner_texts()[: block.num_ranks]
+    assert all(f"= {most}\t{held}\t" in row for row, most, held in zip(rows, block.bound, block.peak, strict=True))
+    for view, timeline in (
+        ("stamped", block.stamp(8)),
+        ("squeezed", block.squeeze(8)),
+        ("reordered", block.reorder(8)),
+    ):
+        tab.select_option(".pplab-view", view)
+        assert made.locator(".pplab-title").text_content() == f"makespan {timeline.makespan:g}"
+    tab.fill(".pplab-interval", "5")
+    assert "rank 0 has 6 of work on a microbatch, and the interval is 5" in says.inner_text().replace("Rank", "rank")
+    tab.fill(".pplab-interval", "-1")
+    assert says.inner_text() == "An interval is a whole number of units from 1 to 99, not -1."
+    tab.fill(".pplab-interval", "6")
+    tab.reload()
+    tab.wait_for_selector(".pplab-stamp[data-solved=true]")
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    tab.locator(".pplab-open").click()
+    tab.wait_for_selector(".pplab-stamp[data-shows=one-microbatch][data-solved=true]")
+    assert "✓" in tab.inner_text(".pplab-stamp option[value=one-microbatch]")
+    tab.click(".pplab-stamp [data-do='next level']")
+    assert tab.get_attribute(".pplab-stamp", "data-shows") == "stamp-a-v"
+
+
+def test_a_block_that_starts_too_early_or_was_stored_broken(visit):
+    tab = visit("stamp.html", settled=".pplab-stamp")
+    tab.uncheck(".pplab-along")
+    tab.click("[data-key='2F']")
+    tab.click("[data-do=later]")
+    early = "2F starts at 3. 3F starts at 3, and what 2F makes arrives at 4: start it at 4 or later."
+    assert tab.inner_text(".pplab-says") == early
+    tab.click("[data-do='start again']")
+    assert tab.get_attribute(".pplab-stamp", "data-start") == "0" and tab.locator("[data-do=earlier]").is_disabled()
+    for kept in ({"one-microbatch": {"starts": {"0F": "x"}}}, {"one-microbatch": 1}, []):
+        tab.evaluate("kept => localStorage.setItem('pplab-stamp', JSON.stringify(kept))", kept)
+        tab.reload()
+        tab.wait_for_selector(".pplab-stamp[data-shows=one-microbatch][data-solved=false]")

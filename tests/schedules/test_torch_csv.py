@@ -107,3 +107,63 @@ def test_the_orders_of_several_stages_per_rank_are_torchs(name, P, M):
         for rank, row in enumerate(ours.rows):
             listed = [a for a in theirs._calculate_single_rank_operations(rank) if a is not None]
             assert [str(a) for a in row] == [str(a) for a in listed], (V, rank)
+
+
+def read_by_torch(s: pp.Schedule, path) -> list[list[str]]:
+    path.write_text(lab.to_csv(s))
+    runtime = torch_runtime(s)
+    runtime._load_csv(str(path))
+    return torch_rows(runtime.pipeline_order)
+
+
+def test_overlaps_of_any_kind_are_read_back_and_torch_takes_those_that_are_not_refused(rng, tmp_path):
+    """What `for_torch` refuses torch refuses, and the reverse; pplab reads both."""
+    kinds = set()
+    for _ in range(60):
+        s = random_schedule(rng, overlap_share=rng.choice([0, 0.1, 0.6]), split_share=rng.choice([0, 0.5]))
+        assert lab.read_csv(lab.to_csv(s)) == s
+        strange = [str(a) for row in s.rows for a in row if "OVERLAP" in str(a) and not str(a).endswith("OVERLAP_F_B")]
+        kinds |= {each.partition("OVERLAP_")[2] for each in strange}
+        if strange:
+            with pytest.raises(RuntimeError, match="Invalid computation type"):
+                read_by_torch(s, tmp_path / "any.csv")
+            with pytest.raises(
+                pp.ScheduleError, match=r"torch's CSV has no name for .*, only .*OVERLAP_F_B; put"
+            ) as told:
+                lab.to_csv(s, for_torch=True)
+            assert str(told.value.action) == strange[0] and f"no name for {strange[0]}, only" in str(told.value)
+            assert s.rows[told.value.rank].count(told.value.action) == 1
+        else:
+            assert lab.to_csv(s, for_torch=True) == lab.to_csv(s)
+            assert read_by_torch(s, tmp_path / "any.csv") == [[str(a) for a in row] for row in s.rows]
+    assert {"F_I", "W_I", "B_F", "F_F"} <= kinds
+
+
+def test_a_stage_on_two_ranks_has_no_form_of_torchs():
+    s = pp.build("DualPipe", num_ranks=2, num_microbatches=4)
+    assert lab.read_csv(lab.to_csv(s)) == s
+    with pytest.raises(
+        pp.ScheduleError, match="stage . is on ranks 0 and 1, and torch's CSV has one rank for each; run"
+    ):
+        lab.to_csv(s, for_torch=True)
+
+
+def test_pairs_slices_and_found_orders_are_exchanged(tmp_path):
+    """Slices are microbatches to torch: the numbers are the schedule's, and the file has no count of them."""
+    split = pp.build("paired-1F1B", num_ranks=2, num_microbatches=4, split=True)
+    assert lab.read_csv(lab.to_csv(split)) == split
+    with pytest.raises(pp.ScheduleError, match="OVERLAP_F_I, only"):
+        lab.to_csv(split, for_torch=True)
+    made = [
+        pp.build("paired-1F1B", num_ranks=3, num_microbatches=7),
+        pp.build("Seq1F1B", num_ranks=3, num_microbatches=12, slices=3),
+        pp.build("Seq1F1B", num_ranks=2, num_microbatches=8, slices=4, stages_per_rank=2, split=True),
+        pp.build("TeraPipe", num_ranks=2, num_microbatches=6, slices=2),
+        lab.search(3, 5, placement="V", limit=5, tries=50).timeline.schedule,
+        lab.v_half_block(3).reorder(6).schedule,
+    ]
+    for s in made:
+        again = lab.read_csv(lab.to_csv(s, for_torch=True))
+        assert again == s and read_by_torch(s, tmp_path / "made.csv") == [[str(a) for a in row] for row in s.rows]
+    even = lab.Slices.even(3, attention=0.5)
+    assert even.simulate(lab.read_csv(lab.to_csv(made[1]))).spans == even.simulate(made[1]).spans

@@ -927,3 +927,45 @@ def depth_first(P: int, M: int) -> pp.Schedule:
                 free[r] = f_end[r, m_f] = time + 1
         time += 1
     return pp.Schedule([[f"{s}{k}{m}" for s, k, m in row] for row in rows])
+
+
+def from_perfetto(path) -> tuple[list[list[str]], list[float], list[float]]:
+    """Rows and times of a trace, in milliseconds: what a viewer shows on each track from left to right."""
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X" and e["cat"] == "schedule"]
+    ranks = 1 + max(e["tid"] for e in events)
+    rows = [sorted((e for e in events if e["tid"] == rank), key=lambda e: e["ts"]) for rank in range(ranks)]
+    begins = [e["ts"] / 1e3 for row in rows for e in row]
+    return [[e["name"] for e in row] for row in rows], begins, [(e["ts"] + e["dur"]) / 1e3 for row in rows for e in row]
+
+
+def test_a_perfetto_trace_has_slices_overlaps_and_found_orders_whole(rng, tmp_path):
+    even = lab.Slices.even(4, attention=0.5)
+    made = [pp.simulate(random_schedule(rng, overlap_share=0.6), pp.Costs(2, 3, 1, latency=0.5)) for _ in range(20)]
+    made += [
+        even.simulate(pp.build("Seq1F1B", num_ranks=3, num_microbatches=8, slices=4), pp.Costs(8, 8, 8)),
+        run("paired-1F1B", 3, 6),
+        lab.search(3, 4, placement="V", limit=5, tries=50).timeline,
+    ]
+    for t in made:
+        lab.to_perfetto(t, tmp_path / "trace.json")
+        rows, begins, ends = from_perfetto(tmp_path / "trace.json")
+        assert pp.Schedule(rows) == t.schedule
+        assert begins == pytest.approx([s.start for s in t.spans]) and ends == pytest.approx([s.end for s in t.spans])
+        arrows = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "s"]
+        assert len(arrows) == lab.num_messages(t.schedule)
+
+
+def test_a_perfetto_trace_says_which_slice_an_action_is(tmp_path):
+    t = lab.Slices.even(2).simulate(pp.build("Seq1F1B", num_ranks=2, num_microbatches=4, slices=2))
+    lab.to_perfetto(t, tmp_path / "trace.json", slices=2)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    said = {e["name"]: e["args"] for e in events if e["ph"] == "X"}
+    assert said["1F3"] == {"1F3": "stage 1, slice 1 of microbatch 1"}
+    lab.to_perfetto(pp.simulate(pp.Schedule([["0F0", "(0B0;0F1)OVERLAP_B_F", "0B1"]])), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["args"] for e in events if e["ph"] == "X"][1] == {
+        "0B0": "stage 0, microbatch 0",
+        "0F1": "stage 0, microbatch 1",
+    }
+    with pytest.raises(ValueError, match="slices must be an integer of at least 1, got 0"):
+        lab.to_perfetto(t, tmp_path / "trace.json", slices=0)

@@ -131,6 +131,8 @@ def explored(
     ranks: int = 4,
     microbatches: int = 8,
     stages_per_rank: int = 2,
+    slices: int = 2,
+    attention: float = 0,
     forward: PerStage = 1,
     backward_input: PerStage = 1,
     backward_weight: PerStage = 1,
@@ -143,30 +145,31 @@ def explored(
 
     The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
     `per` says; one value per stage is for the stages, whatever their ranks. A forward and a backward at once take
-    `pair`, or what `overlap` says. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what can't be.
+    `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
+    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what
+    can't be.
     """
-    slices = microbatches if per == "batch" else 1
-    overlapped = pair / slices if pair else overlap
-    costs = Costs(forward, backward_input, backward_weight, latency, overlap=overlapped)
-    names = ("forward", "backward_input", "backward_weight")
-    durations = {
-        name: tuple(x / slices for x in at) if isinstance(at := getattr(costs, name), tuple) else at / slices
-        for name in names
-    }
-    costs = replace(costs, **durations)
-    lists = {name: duration for name, duration in durations.items() if isinstance(duration, tuple)}
 
     def of_stage(stages: float) -> Costs:
+        parts = microbatches if per == "batch" else 1
+        whole = Costs(forward, backward_input, backward_weight, latency, overlap=pair / parts if pair else overlap)
+        given = {name: getattr(whole, name) for name in ("forward", "backward_input", "backward_weight")}
+        times = {n: tuple(x / parts for x in at) if isinstance(at, tuple) else at / parts for n, at in given.items()}
+        costs, lists = replace(whole, **times), {n: at for n, at in times.items() if isinstance(at, tuple)}
         return costs if per == "stage" else replace(costs.finer(stages), **lists)
 
     found = []
     for name in filter(None, (schedule, compare)):
+        run = simulate
         if name == "own":
             named = re.sub(r"\((\d+(.)\d+)-(\d+(.)\d+)\)", r"(\1;\3)OVERLAP_\2_\4", rows)
             built = lab.read_csv(named.replace(".", ",").replace("~", "\n"))
         else:
-            builder = builders.find(name)
-            options = {"stages_per_rank": stages_per_rank, "costs": of_stage(2 if builder.placement == "V" else 1)}
-            built = builder(ranks, microbatches, **{key: options[key] for key in options.keys() & set(builder.options)})
-        found.append(simulate(built, of_stage(built.num_stages / built.num_ranks)))
+            builder, pieces = builders.find(name), microbatches
+            if "slices" in builder.options:
+                run, pieces = lab.Slices.even(slices, attention).simulate, microbatches * slices
+            costs = of_stage(2 if builder.placement == "V" else 1)
+            options = {"stages_per_rank": stages_per_rank, "slices": slices, "costs": costs}
+            built = builder(ranks, pieces, **{key: options[key] for key in options.keys() & set(builder.options)})
+        found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
     return found

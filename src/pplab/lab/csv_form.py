@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..actions import Action, Overlap
+from ..actions import Action, B, F, Overlap, parts
 from ..errors import ScheduleError, shown
 from ..schedule import Schedule
 from ..text import parse
@@ -59,12 +59,44 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
     return Schedule(rows, name)
 
 
-def to_csv(rows: Schedule | Iterable[Iterable[Action | Overlap]]) -> str:
-    """CSV text of a schedule, or of rows that have been lowered."""
-    rows = rows.rows if isinstance(rows, Schedule) else rows
+def to_csv(rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False) -> str:
+    """CSV text of a schedule, or of rows that have been lowered.
+
+    A file has no durations, and doesn't say into how many slices a microbatch is cut. A slice is written as the
+    microbatch as which its schedule counts it; torch runs it so, without the keys and values that slices hand on.
+
+    `for_torch`: only what torch reads. ScheduleError then names what it doesn't: two actions at once that aren't a
+    forward and a full backward, or a schedule of which a stage is on two ranks.
+
+    >>> print(to_csv(Schedule([["0F0", "0F1", "0B0", "0B1"]]), for_torch=True), end="")
+    0F0,0F1,0B0,0B1
+    """
+    listed = [[*row] for row in (rows.rows if isinstance(rows, Schedule) else rows)]
+    if for_torch:
+        _check_for_torch(listed)
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([str(item) for item in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows([str(item) for item in row] for row in listed)
     return out.getvalue()
+
+
+def unknown_to_torch(row: Iterable[Action | Overlap]) -> Overlap | None:
+    """The first item of a row for which torch's form has no name."""
+    pairs = (item for item in row if isinstance(item, Overlap))
+    return next((pair for pair in pairs if (pair.first.kind, pair.second.kind) != (F, B)), None)
+
+
+def _check_for_torch(rows: list[list[Action | Overlap]]) -> None:
+    home: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        if strange := unknown_to_torch(row):
+            known = f"torch's CSV has no name for {strange}, only for a forward with a full backward, OVERLAP_F_B"
+            raise ScheduleError(known, "put the two one after the other, or run the schedule by pplab", rank, strange)
+        for action in (action for item in row for action in parts(item)):
+            if home.setdefault(action.stage, rank) != rank:
+                both = f"stage {action.stage} is on ranks {home[action.stage]} and {rank}"
+                raise ScheduleError(
+                    f"{both}, and torch's CSV has one rank for each", "run the schedule by pplab", rank, action
+                )
 
 
 def _text(source: str | Path) -> str:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
-from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, Overlap, W, parts
+from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
 from ..errors import unknown
 from ..lowering import LoweredRow
 from ..runtime import Batch, Extra
@@ -22,7 +22,7 @@ from ..runtime.rank import RankContext
 from ..runtime.stage import autocast
 from ..runtime.training import Rank, RankReport
 from ..schedule import Schedule
-from .csv_form import to_csv
+from .csv_form import to_csv, unknown_to_torch
 from .pace import Pace, paced, settle
 from .torch_pairs import run_pairs
 
@@ -82,8 +82,7 @@ class TorchEngine(Extra):
 
 def check_pairs(schedule: Schedule) -> None:
     """ValueError for two actions at once that torch has no name for."""
-    pairs = (item for row in schedule.rows for item in row if isinstance(item, Overlap))
-    if strange := [item for item in pairs if (item.first.kind, item.second.kind) != (F, B)]:
+    if strange := [pair for row in schedule.rows if (pair := unknown_to_torch(row))]:
         known = "torch knows no overlap but a forward with a full backward, OVERLAP_F_B"
         raise ValueError(f"{schedule.name} has {strange[0]}, and {known}: run it by pplab's engine")
 

@@ -144,8 +144,8 @@ var pplabChart = (() => {
   /** A timeline's idle intervals: its own, if it isn't a simulation of a whole schedule and says them itself. */
   const idleOf = (timeline) => timeline.idle || pplab.idle(timeline);
 
-  /** A stage's activations in units of a rank's share of the model, so that strips of two schedules compare. */
-  const fullStages = ({ schedule }) => schedule.numRanks / schedule.numStages;
+  /** A stage's activations in units of a rank's share of the model and a whole microbatch: strips of schedules compare. */
+  const fullStages = ({ schedule: { numRanks, numStages, slices = 1 } }) => numRanks / numStages / slices;
 
   function plotWidth(timelines, end, width) {
     const lengths = timelines.flatMap((t) => t.spans.map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);

@@ -315,9 +315,9 @@ var pplab = (function make(schedules) {
     return { starts, ends, reached: position };
   }
 
-  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. */
-  function durationsOf({ stages, kinds, gates, action }, costs) {
-    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]));
+  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. `parts`: see `simulate`. */
+  function durationsOf({ stages, kinds, microbatches, gates, action }, costs, parts) {
+    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]) * parts[microbatches[i] % parts.length]);
     for (const gate of gates) {
       durations[gate] = 0;
       durations[gate + 1] = costs.ofOverlap(action(gate), action(gate + 1));
@@ -332,12 +332,13 @@ var pplab = (function make(schedules) {
 
   /**
    * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; rows.js says of any rows what is wrong with them.
+   * placed only what could run; rows.js says of any rows what is wrong with them. `parts`: of what F or B of a microbatch
+   * takes, the part of each of its slices; one that isn't cut has one.
    */
-  function simulate(schedule, given = costs()) {
+  function simulate(schedule, given = costs(), parts = [1]) {
     const { columns, numRanks } = schedule;
     given.check(schedule.numStages);
-    const { starts, ends, reached } = run(schedule, durationsOf(columns, given), lagsOf(schedule, given));
+    const { starts, ends, reached } = run(schedule, durationsOf(columns, given, parts), lagsOf(schedule, given));
     if (reached.some((i, rank) => i < columns.bounds[rank + 1])) {
       throw new ScheduleError("the ranks wait for each other, and nothing more can run");
     }
@@ -610,35 +611,33 @@ var pplab = (function make(schedules) {
     return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
   }
 
-  // sliced_schedules.py in the lab: what counts as a microbatch is one of two slices of a sequence
+  // sliced_schedules.py in the lab: what counts as a microbatch is one of some slices of a sequence
 
-  const SLICES = 2;
-
-  builders["Seq1F1B"] = (P, M, { stagesPerRank = 1 }) => {
+  builders["Seq1F1B"] = (P, M, { stagesPerRank = 1, slices = 2 }) => {
+    const count = sequencesOf("Seq1F1B", M, slices);
     positiveInt("stages_per_rank", stagesPerRank);
-    sequencesOf("Seq1F1B", M);
-    const groups = groupsOf(Math.ceil(P / SLICES), M / SLICES).map((group) => group.flatMap((m) => [2 * m, 2 * m + 1]));
+    const groups = groupsOf(Math.ceil(P / slices), count).map((group) => group.flatMap((m) => range(slices).map((j) => m * slices + j)));
     return range(P).map((rank) => {
       const stages = loopStages(rank, P, stagesPerRank);
       const inGroups = (order, kind) => groups.flatMap((group) => order.flatMap((stage) => actions(stage, kind, group)));
       const forwards = inGroups(stages, F);
-      const lastFirst = inGroups([...stages].reverse(), B).map(({ stage, microbatch: n }) => action(stage, B, n ^ 1));
-      const warmup = (stages.length - 1) * groups[0].length + P - 1 - rank + SLICES - 1;
+      const lastFirst = inGroups([...stages].reverse(), B).map(({ stage, microbatch: n }) => action(stage, B, n - 2 * (n % slices) + slices - 1));
+      const warmup = (stages.length - 1) * groups[0].length + P - 1 - rank + slices - 1;
       return phases(forwards, lastFirst, Math.min(warmup, forwards.length - 1));
     });
   };
 
-  builders["TeraPipe"] = (P, M) => {
-    sequencesOf("TeraPipe", M);
+  builders["TeraPipe"] = (P, M, { slices = 2 }) => {
+    sequencesOf("TeraPipe", M, slices);
     return range(P).map((rank) => [...actions(rank, F, range(M)), ...actions(rank, B, range(M).reverse())]);
   };
 
-  function sequencesOf(name, M) {
-    if (M % SLICES) {
-      throw new ScheduleError(
-        `${name} takes a multiple of slices = ${SLICES} microbatches, since each counts as a slice, got ${M}`,
-      );
-    }
+  /** How many microbatches so many slices make. */
+  function sequencesOf(name, M, slices) {
+    if (M % positiveInt("slices", slices) === 0) return M / slices;
+    throw new ScheduleError(
+      `${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`,
+    );
   }
 
   // _v_shape.py: stages r and 2P-1-r on rank r
@@ -679,22 +678,26 @@ var pplab = (function make(schedules) {
     return row;
   }
 
-  // lab/controllable.py, reordering.py: a building block, repeated, and the plan that it gives squeezed and reordered
+  // lab/block.py, controllable.py, reordering.py: a building block, repeated, and the plan that it gives reordered
 
-  const INTERVAL = 6; // units that a microbatch's F, I and W take on a rank with two stages
+  /** A block on a V, from what each rank starts when: F and F on the way up, I and I on the way back. */
+  const vBlock = (P, startsOf) => ({
+    placement: [...range(P), ...range(P).reverse()],
+    interval: 6, // units that a microbatch's F, I and W take on a rank with two stages
+    starts: range(P).flatMap((r) => startsOf(r).map((start, i) => ({ stage: i % 3 ? 2 * P - 1 - r : r, kind: i < 2 ? F : I, start }))),
+  });
 
   builders["V-Half"] = (P, M, { costs: given = costs() }) => {
     const gap = P % 2 === 0 ? 3 : 0;
-    const block = range(P).map((r) => [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]);
-    return fastest(block, M, given);
+    return fastest(vBlock(P, (r) => [2 * r, 3 * P - r - 2, 3 * P + gap + 2 * r - 1, 6 * P + gap - r - 2]), M, given);
   };
 
   builders["V-Min"] = (P, M, { costs: given = costs() }) => {
     const gap = P % 3 === 0 ? 2 : 0;
-    const block = range(P).map((r) => [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]);
-    return fastest(block, M, given);
+    return fastest(vBlock(P, (r) => [r, 2 * P - r - 1, 2 * P + gap + r, 4 * P + gap - r - 1]), M, given);
   };
 
+  /** The block's rows that are the fastest for these costs. */
   function fastest(block, M, given) {
     let best = null, least = 0;
     for (const rows of candidates(block, M)) {
@@ -706,27 +709,29 @@ var pplab = (function make(schedules) {
 
   /** The repeated block as it is, and reordered around three steady states, the longer ones P and 2P units more. */
   function* candidates(block, M) {
-    const P = block.length, plans = block.map((starts, rank) => repeated(rank, P, M, starts));
+    const plans = plansOf(block, M), P = plans.length, { placement, interval, starts } = block;
     yield plans.map((plan) => plan.map((planned) => planned.action));
-    const first = block[0][3], last = INTERVAL * (M - 1); // rank 0's first I and last F of its stage 0
-    for (const more of [0, P, 2 * P]) yield reordered(plans, first - more, last + more);
+    const [first, last] = [I, F].map((kind) => starts.find((each) => each.stage === 0 && each.kind === kind).start);
+    for (const more of [0, P, 2 * P]) yield reordered(plans, placement.length, first - more, last + interval * (M - 1) + more);
   }
 
-  /** A rank's block repeated, a weight gradient in every unit that is left free: what it runs in which unit. */
-  function repeated(rank, P, M, starts) {
-    const down = rank, up = 2 * P - 1 - rank, at = [];
-    [[down, F], [up, F], [up, I], [down, I]].forEach(([stage, kind], place) => {
-      for (let m = 0; m < M; m++) at[starts[place] + INTERVAL * m] = action(stage, kind, m);
+  /** A block's starts of F and I repeated, in whole units, a weight gradient in every unit that is left free: what each
+   *  rank runs in which unit. */
+  function plansOf({ placement, interval, starts }, M) {
+    return range(Math.max(...placement) + 1).map((rank) => {
+      const at = [], plan = [], waiting = [];
+      for (const { stage, kind, start } of starts.filter((each) => placement[each.stage] === rank)) {
+        for (let m = 0; m < M; m++) at[start + interval * m] = action(stage, kind, m);
+      }
+      for (let unit = 0; unit < at.length || waiting.length; unit++) {
+        const each = at[unit];
+        if (each) {
+          plan.push({ unit, action: each });
+          if (each.kind === I) waiting.push(action(each.stage, W, each.microbatch));
+        } else if (waiting.length) plan.push({ unit, action: waiting.shift() });
+      }
+      return plan;
     });
-    const plan = [], waiting = [];
-    for (let unit = 0; unit < at.length || waiting.length; unit++) {
-      const each = at[unit];
-      if (each) {
-        plan.push({ unit, action: each });
-        if (each.kind === I) waiting.push(action(each.stage, W, each.microbatch));
-      } else if (waiting.length) plan.push({ unit, action: waiting.shift() });
-    }
-    return plan;
   }
 
   /**
@@ -736,8 +741,8 @@ var pplab = (function make(schedules) {
    * F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
    * is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
    */
-  function reordered(plans, first, last) {
-    const most = Math.max(...plans.map(peakOf)), numStages = 2 * plans.length;
+  function reordered(plans, numStages, first, last) {
+    const most = Math.max(...plans.map(peakOf));
     const left = plans.map((plan) => partsOf(plan, first, last));
     const rows = plans.map(() => []), held = plans.map(() => 0), done = new Set();
     const isReady = (each) =>
@@ -1101,6 +1106,7 @@ var pplab = (function make(schedules) {
     repr,
     schedules: known,
     builders,
+    block: { plansOf, fastest },
     find,
     costs,
     build,

@@ -17,6 +17,8 @@
     { name: "ranks", label: "ranks P", kind: "range", min: 1, max: 16 },
     { name: "microbatches", label: "microbatches M", kind: "range", min: 1, max: 64 },
     { name: "stages-per-rank", label: "stages per rank V", kind: "range", min: 1, max: 8 },
+    { name: "slices", label: "slices of a microbatch k", kind: "range", min: 1, max: 8 },
+    { name: "attention", label: "attention's share of F", kind: "duration" },
     { name: "forward", label: "forward F", kind: "durations" },
     { name: "backward-input", label: "input gradient I", kind: "durations" },
     { name: "backward-weight", label: "weight gradient W", kind: "durations" },
@@ -29,7 +31,7 @@
     { name: "memory", label: "memory", kind: "check" },
   ];
 
-  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank"]; // on the page; the rest is folded away
+  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank", "slices"]; // on the page; the rest is folded away
   const IF_ROOM = ["forward", "backward-input", "backward-weight", "latency", "path"]; // folded away on a phone
   const TIMES = ["forward", "backward-input", "backward-weight", "latency", "overlap", "pair", "per"];
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
@@ -289,7 +291,8 @@
       }
       const isFixed = state.schedule === OWN && !state.rows && given.length > 0; // measured, or several: shown as they are
       for (const name of ["ranks", "microbatches"]) find(`[data-control="${name}"]`).hidden = !named().length;
-      find('[data-control="stages-per-rank"]').hidden = !takesStages();
+      find('[data-control="stages-per-rank"]').hidden = !anyTakes("stages_per_rank");
+      find('[data-control="slices"]').hidden = form.elements.attention.closest(".pplab-control").hidden = !anyTakes("slices");
       own.hidden = state.schedule !== OWN;
       for (const part of own.querySelectorAll("label, textarea")) part.hidden = isFixed;
       const isMeasured = isFixed && !named().length && given.every(({ timeline }) => timeline);
@@ -299,7 +302,7 @@
     const names = () => [state.schedule, state.compare].filter(Boolean);
     const isGiven = () => given.length === 1 && pplab.toCSV(given[0].schedule).trim() === state.rows.trim();
     const named = () => names().filter((name) => name !== OWN); // the sizes of own rows are theirs
-    const takesStages = () => named().some((name) => takes(name, "stages_per_rank"));
+    const anyTakes = (option) => named().some((name) => takes(name, option));
 
     /** Build, simulate and draw what the state says; the last good chart stays, dimmed, while there is none. */
     function update() {

@@ -5,7 +5,7 @@ var pplabSettings = (() => {
 
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
-    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2,
+    schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2, slices: 2, attention: 0,
     forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
     per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
   };
@@ -68,10 +68,20 @@ var pplabSettings = (() => {
   const takes = (name, option) => Boolean(pplab.find(name)?.options.includes(option));
 
   function optionsOf(state, name) {
-    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state;
-    const actions = ranks * microbatches * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
+    const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state, slices = slicesOf(state, name);
+    const actions = ranks * microbatches * slices * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
-    return { numRanks: ranks, numMicrobatches: microbatches, stagesPerRank };
+    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices };
+  }
+
+  /** Into how many slices the schedule `name` cuts a microbatch. */
+  function slicesOf({ slices, attention }, name) {
+    if (!takes(name, "slices")) return 1;
+    if (!(Number.isInteger(slices) && slices >= 1)) {
+      throw new pplab.ScheduleError(`slices must be an integer of at least 1, got ${pplab.repr(slices)}`);
+    }
+    if (attention >= 0 && attention <= 1) return slices;
+    throw new pplab.ScheduleError(`attention must be a number from 0 to 1, got ${pplab.repr(attention)}`);
   }
 
   function checkSize(what, actions) {
@@ -81,7 +91,14 @@ var pplabSettings = (() => {
 
   /** The timeline of a schedule that the state's settings gave, under the state's costs. */
   function timelineOf(state, schedule) {
-    return pplab.simulate(schedule, checkedCosts(state, schedule));
+    return pplab.simulate(schedule, checkedCosts(state, schedule), partsOf(state, schedule.slices));
+  }
+
+  /** Of a microbatch's time, what each of its equal slices takes: attention's work grows as the square of the place. */
+  function partsOf({ attention: share }, slices) {
+    if (slices === undefined) return [1]; // microbatches aren't cut
+    const part = (j) => (1 - share) * (1 / slices) + share * (((j + 1) * (j + 1) - j * j) / slices ** 2);
+    return Array.from({ length: slices }, (_, j) => part(j));
   }
 
   function checkedCosts(state, schedule) {
@@ -123,7 +140,8 @@ var pplabSettings = (() => {
     const isSearched = takes(name, "limit") && options.numRanks >= 1 && options.numMicrobatches >= 1; // within a limit
     if (isSearched) return search(name, options, costsOf(state, 1), done);
     const stages = pplab.find(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
-    return pplab.build(name, { ...options, costs: costsOf(state, stages) });
+    const made = pplab.build(name, { ...options, costs: costsOf(state, stages) });
+    return takes(name, "slices") ? Object.assign(made, { slices: options.slices }) : made;
   }
 
   /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */
