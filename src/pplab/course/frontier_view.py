@@ -26,7 +26,7 @@ _MARK = (
 )
 _STYLE = (
     ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0}"
-    ".pplab-choice legend{padding:0}"
+    ".pplab-choice legend{padding:0;font-size:.9em;margin:0 0 .2em}"
     ".pplab-choice input{position:absolute;opacity:0;width:1px;height:1px}"
     ".pplab-choice label{border:1px solid currentColor;border-radius:1em;padding:.05em .6em;font-size:.8em;"
     "cursor:pointer}.pplab-choice input:checked+label{font-weight:700;box-shadow:0 0 0 1px currentColor}"
