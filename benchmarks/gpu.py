@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--device cuda|cpu] [--size full|small] [--only PART ...] [--folder FOLDER]
 
-Every part's results are written as soon as they are there, so a later part that fails loses nothing; the file of an
+Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
 earlier run is replaced when all parts have had their turn. With --only, it keeps its other parts. Whatever is not run
 is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the
 command itself: it measures nothing about a GPU, and its file says so.
@@ -52,16 +52,21 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
             continue
         print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
         part, date, started = Part(name, []), _now(), time.monotonic()
+
+        def save(*, rest: bool = True, part: Part = part, date: str = date, started: float = started) -> None:
+            said = _checked(data, part, time.monotonic() - started)
+            found[part.name] = {**said, "date": date, "by": command}, part.left_out + [_rest(part)] * rest
+            data["not_run"] = [each for _, left_out in found.values() for each in left_out]
+            data["parts"] = [each for each, _ in found.values()]
+            write(path.with_suffix(".unfinished"), data)
+
+        part.added = save
         try:
             run(setting, part)
         except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
             part.errors.append("".join(traceback.format_exception(error))[-4000:])
             print(f"FAILED: {name}: {error}", flush=True)
-        said = _checked(data, part, time.monotonic() - started)
-        found[name] = {**said, "date": date, "by": command}, part.left_out
-        data["not_run"] = [each for _, left_out in found.values() for each in left_out]
-        data["parts"] = [each for each, _ in found.values()]
-        write(path.with_suffix(".unfinished"), data)
+        save(rest=False)
     path.with_suffix(".unfinished").replace(path)
     return data
 
@@ -73,6 +78,11 @@ def _now() -> str:
 def _not_reached(name: str, reason: str) -> tuple[dict, list[dict]]:
     left_out = [{"what": f"{name}: all of it", "why": reason}]
     return {"name": name, "state": "not run", "seconds": 0, "rows": []}, left_out
+
+
+def _rest(part: Part) -> dict:
+    """What a part lacks while it runs."""
+    return {"what": f"{part.name}: what follows its {len(part.rows)} rows", "why": "it was not reached"}
 
 
 def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:

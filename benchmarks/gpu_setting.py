@@ -60,6 +60,7 @@ class Part:
         self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
         self.more: dict = {}  # of the part as a whole
         self.ran = False
+        self.added: Callable[[], None] = lambda: None  # told of every row
 
     def leave_out(self, what: str, why: str) -> None:
         """Say that something isn't run, on the screen and in the file."""
@@ -79,6 +80,7 @@ class Part:
         for wrong in row.get("wrong", ()):
             print(f"FAILED: {self.name}: {what}: {wrong}", flush=True)
             self.errors.append(f"{what}: {wrong}")
+        self.added()
         return row
 
     def to_dict(self, seconds: float) -> dict:

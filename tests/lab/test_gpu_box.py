@@ -209,6 +209,20 @@ def test_one_part_anew_keeps_the_others(gpu, tmp_path, monkeypatch):
         gpu.measure(setting, path, "fourth", only=("two",))
 
 
+def test_an_interrupted_part_keeps_its_rows_and_says_that_it_was_interrupted(gpu, tmp_path, monkeypatch):
+    def stops(setting, part):
+        """A part."""
+        part.attempt("first", lambda: {"figure": 1})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "PARTS", {"one": stops})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "first")
+    begun = json.loads((tmp_path / "box.unfinished").read_text())
+    assert [part["rows"] for part in begun["parts"]] == [[{"figure": 1}]]
+    assert begun["not_run"] == [{"what": "one: what follows its 1 rows", "why": "it was not reached"}]
+
+
 def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
     def odd(setting, part):
         """A part."""

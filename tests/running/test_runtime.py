@@ -23,7 +23,7 @@ from pplab.runtime import Executor, Pool, RankError, devices
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
 from pplab.runtime.pool import make_run
-from pplab.runtime.rank import RankContext
+from pplab.runtime.rank import RankContext, pack, unpack
 from pplab.runtime.reference import report_gradients
 from pplab.runtime.training import RankReport
 
@@ -465,15 +465,25 @@ def test_groups_have_the_patience_of_the_run(monkeypatch):
     assert asked == [([0, 1], {"timeout": patience, "backend": "nccl"})]
 
 
+def test_what_comes_from_a_gpu_is_unpacked_in_the_hosts_memory(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")  # so that it seems to be on one
+        packed = pack({"loss": torch.arange(3.0)})
+    found = unpack(packed)["loss"]
+    assert found.device.type == "cpu" and found.tolist() == [0, 1, 2]
+
+
 def test_kernels_load_before_nccls(monkeypatch):
     monkeypatch.setattr(devices.os, "environ", {})
     devices.load_eagerly("shared")
     assert devices.os.environ == {}
     devices.load_eagerly("nccl")
-    assert devices.os.environ == {"CUDA_MODULE_LOADING": "EAGER"}
-    devices.os.environ["CUDA_MODULE_LOADING"] = "LAZY"  # somebody's own choice stays
+    needed = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert devices.os.environ == needed
+    # torch may have set the one, and users of Megatron set the other to 1: both could deadlock
+    devices.os.environ.update(CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
     devices.load_eagerly("nccl")
-    assert devices.os.environ == {"CUDA_MODULE_LOADING": "LAZY"}
+    assert devices.os.environ == needed
 
 
 @pytest.mark.parametrize("pace, waits", [(None, []), (lab.Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])

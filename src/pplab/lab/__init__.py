@@ -27,6 +27,7 @@ _HOMES = {
     "experts": ("Experts",),
     "exact": ("BestSoFar", "Optimum", "optimum"),
     "frontier": ("Frontier", "Point", "frontier_chart", "frontiers", "optima"),
+    "gpu_machine": ("GpuMachine", "hanging_waits", "host_calls"),
     "greedy": ("depth_first",),
     "growth": ("Policy",),
     "json_form": ("run_to_dict", "timeline_from_dict", "timeline_to_dict"),

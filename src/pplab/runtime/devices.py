@@ -40,10 +40,10 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
 
 
 def load_eagerly(transport: str) -> None:
-    """Before CUDA starts: with NCCL, load all kernels at once. One that is loaded at its first launch may have to wait
-    for those that run, and a receive that was posted early runs until its message comes."""
+    """Before CUDA starts: with NCCL, load all kernels at once, whatever was set, since one that is loaded at its first
+    launch may wait for a receive that spins; and ask for hardware queues for all streams: one may block another's."""
     if transport == "nccl":
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        os.environ.update(CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32")
 
 
 def notes(devices: Sequence[str], cores: int) -> list[str]:

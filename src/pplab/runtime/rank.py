@@ -202,7 +202,7 @@ def pack(value: object) -> bytes:
 def unpack(payload: bytes) -> object:
     """The value that `pack` packed. Raises TypeError for something that only the pool's process can import."""
     try:
-        return torch.load(io.BytesIO(payload), weights_only=False)
+        return torch.load(io.BytesIO(payload), "cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
         how = "functions and classes that go to ranks must live in a module; what a notebook cell defines can't be sent"
         raise TypeError(f"a rank can't import what it was sent ({error}): {how}") from error
