@@ -132,14 +132,14 @@
       for (const name of ["earlier", "later"]) does(name).textContent = `${selected} ${name}`;
     }
 
-    /** What each rank does in every interval: two actions in one unit meet, and W takes what is free. */
+    /** What each rank does in every interval: two actions in one unit meet, and W runs in those that are free. */
     function drawBeat(beats) {
       const head = beats[0].map((_, unit) => `<th scope="col">${unit}</th>`).join("");
       const cell = (keys) => {
-        if (!keys.length) return `<td class="pplab-free">W</td>`;
+        if (!keys.length) return `<td class="pplab-free">·</td>`;
         return `<td${keys.length > 1 ? ' class="pplab-meets"' : ""}>${keys.map((key) => `<b style="background:${FILL[key.slice(-1)]};color:${ink(FILL[key.slice(-1)])}">${key}</b>`).join(" ")}</td>`;
       };
-      beat.innerHTML = `<caption>Every interval, unit by unit</caption><thead><tr><td></td>${head}</tr></thead><tbody>` +
+      beat.innerHTML = `<caption>Every interval, unit by unit: W runs where nothing stands</caption><thead><tr><td></td>${head}</tr></thead><tbody>` +
         `${beats.map((row, rank) => `<tr><th scope="row">rank ${rank}</th>${row.map(cell).join("")}</tr>`).join("")}</tbody>`;
     }
 
