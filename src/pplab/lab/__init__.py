@@ -38,6 +38,7 @@ _HOMES = {
     "message_rows": ("message_chart",),
     "meter": ("Held", "Meter", "readable_bytes"),
     "mps": ("Mps",),
+    "offload": ("Offload", "Offloaded", "offloaded_row"),
     "pace": ("Pace",),
     "padded": ("Padded",),
     "pairs": ("with_all_to_all",),
