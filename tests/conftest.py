@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,11 @@ def pytest_configure_node(node) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take that folder. Threads that wait for each other sleep: a spinning one keeps the core that the other needs."""
+    """Take that folder. Threads that wait for each other sleep: a spinning one keeps the core that the other needs.
+
+    And a shell that starts the tests in the background has them ignore the interrupts that some of them are about.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]

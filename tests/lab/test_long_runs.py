@@ -269,19 +269,9 @@ def test_the_second_interrupt_ends_it_at_once(tmp_path):
 
 
 def test_without_a_checkpoint_an_interrupt_ends_the_run(two):
-    """Python drops a KeyboardInterrupt that comes while it runs a finalizer: somebody at a keyboard would try again."""
-    ended = threading.Event()
-
-    def send_again() -> None:
-        interrupt(two, signal.SIGINT).join()
-        while not ended.wait(30):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send_again)
-    thread.start()
+    thread = interrupt(two, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="^$"):
         two.train(built("1F1B"), small(), steps=10**6)
-    ended.set()
     assert two.pids == ()
     thread.join()
 

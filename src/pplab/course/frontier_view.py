@@ -81,7 +81,7 @@ class FrontierView:
         slowest = 1.6 * min(point.time for point in frontier.points)
         groups: dict[tuple, list[Point]] = defaultdict(list)
         for point in sorted(frontier.points, key=lambda p: (p.limit is not None, p.held, p.time)):
-            if point.time <= slowest and (most is None or max(point.held, point.limit or 0) <= most):
+            if point.time <= slowest and (most is None or point.held <= most) and not _is_beaten(point, frontier):
                 groups[(point.placement, point.held, point.time)].append(point)
         for points in groups.values():
             names = [p.name for p in points if p.limit is None] or [_placed(points[0])]
@@ -90,7 +90,7 @@ class FrontierView:
         ax = frontier_chart(frontier, most=most, slowest=slowest)
         for number, each in enumerate(self.shown):
             look = {"ms": 16, "alpha": 0, "color": palette.IDLE, "mew": 0, "zorder": 9 + (each.point.limit is None)}
-            ax.plot(each.point.limit or each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
+            ax.plot(each.point.held, each.point.time, "o", gid=f"pplab-point-{number}", **look)
         self._chart, self._picture = figures.figure_html(ax.figure), figures.figure_picture(ax.figure)
         self._alt = figures.alternative_text(ax.figure)
         plt.close(ax.figure)
@@ -120,6 +120,12 @@ class FrontierView:
 
     def __repr__(self) -> str:
         return "\n".join(each.said(self.frontier) for each in self.shown)
+
+
+def _is_beaten(point: Point, frontier: Frontier) -> bool:
+    """Whether another order that was found, of the same placement, is shorter and holds no more."""
+    alike = (p for p in frontier.found if (p.placement, p.split) == (point.placement, point.split))
+    return point.limit is not None and any(p.time < point.time and p.held <= point.held for p in alike)
 
 
 def _kind(point: Point) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,8 +152,8 @@ def frontier_chart(
 ) -> Axes:
     """Draw time against what the fullest rank holds.
 
-    A line says, for a placement, how short the best order is that was found in so much memory; it is marked where that
-    is proved, and below it lies, shaded, what isn't. Rings are published schedules, with their names.
+    A line says, for a placement, how short the best known order is in so much memory. It is marked where that is
+    proved, and below it lies, shaded, what isn't. Rings are published schedules, with their names.
 
     `most`: how much memory the axis reaches; `slowest`: how much time. What lies beyond is left out.
     """
@@ -167,12 +168,10 @@ def frontier_chart(
     for look, (marker, colour) in _LOOK.items():
         steps = sorted((p for p in shown if p.limit is not None and _look(p) == look), key=lambda p: p.limit)
         if steps:
-            limits, times, bounds = ([getattr(p, name) for p in steps] for name in ("limit", "time", "bound"))
-            if steps[-1].final:
-                limits, times, bounds = [*limits, right], [*times, times[-1]], [*bounds, bounds[-1]]
-            ax.step(limits, times, where="post", color=colour, lw=1.5, zorder=2)
-            ax.fill_between(limits, bounds, times, step="post", color=colour, alpha=0.3, lw=0, zorder=1)
-            proved = [(p.limit, p.time) for p in steps if p.proved]
+            at, times, bounds = _known(steps, [p for p in shown if _look(p) == look], frontier.held_in, right)
+            ax.step(at, times, where="post", color=colour, lw=1.5, zorder=2)
+            ax.fill_between(at, bounds, times, step="post", color=colour, alpha=0.3, lw=0, zorder=1)
+            proved = [(p.held, p.time) for p in steps if p.proved]
             if proved:
                 ax.plot(*zip(*proved, strict=True), marker, color=colour, ms=5, zorder=3)
         copies = " (two copies)" * (look == "bidirectional")
@@ -182,6 +181,26 @@ def frontier_chart(
     left = 0.9 * min(point.limit or point.held for point in shown)
     _finish(ax, frontier, (left, right), (0.97 * best, 1.01 * slowest))
     return ax
+
+
+def _known(
+    steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float
+) -> tuple[list[float], list[float], list[float]]:
+    """Where a placement's line steps, its height from there on, and the bound's: in more memory nothing gets longer.
+
+    Activations come whole, so that between two limits a rank can hold no more than in the lower one. Bytes don't: up
+    to the next limit only that one's bound is known.
+    """
+    last = right if steps[-1].final else steps[-1].limit
+    at = sorted({x for p in orders for x in (p.held, p.limit or p.held) if x < last} | {last})
+    times = [min((p.time for p in orders if p.held <= x * (1 + CLOSE)), default=inf) for x in at]
+    bounds = []
+    for x in at:
+        below = [p.bound for p in steps if p.limit <= x * (1 + CLOSE)]
+        above = [p.bound for p in steps if p.limit > x * (1 + CLOSE)]
+        bounds.append((above or below)[0] if held_in == "GB" and above else (below or above)[-1])
+    known = [i for i, time in enumerate(times) if time < inf]
+    return tuple([each[i] for i in known] for each in (at, times, bounds))
 
 
 def _look(point: Point) -> str:
