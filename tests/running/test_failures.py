@@ -190,7 +190,7 @@ def test_a_rank_that_is_killed_at_a_barrier(pool):
 
 def test_a_rank_that_is_killed_while_it_waits(pool, tmp_path):
     threading.Thread(target=strike, args=(pool, tmp_path, signal.SIGKILL, 1)).start()
-    error = fail(pool, [modules.Slow(str(tmp_path)), nn.Linear(6, 6)])
+    error = fail(pool, [modules.Slow(str(tmp_path), 5), nn.Linear(6, 6)])
     assert error.rank == 1
     assert error.cause == "rank 1 was killed (SIGKILL) while it waited at 1F0 for 1RECV_F0: all ranks were ended"
 
@@ -278,8 +278,8 @@ def test_a_pool_that_another_thread_closes(pool):
 
 
 def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
-    """Send a signal to a rank while rank 0 computes."""
-    while not list(folder.iterdir()):
+    """Send a signal to a rank while rank 0 computes, and another rank waits for what it makes."""
+    while not list(folder.iterdir()) or (rank and not pool._ranks.board.place(rank)[0].startswith("waits")):
         time.sleep(0.01)
     os.kill(pool.pids[rank], number)
 
