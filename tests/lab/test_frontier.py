@@ -30,6 +30,11 @@ def test_every_recorded_order_takes_and_holds_what_is_said(name):
         assert point.proved == (point.time <= point.bound * (1 + 1e-6))
 
 
+def test_a_folder_without_a_recording_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no recording of `make frontier` in {tmp_path}"):
+        lab.frontiers(tmp_path)
+
+
 def test_more_memory_takes_no_longer():
     for frontier in FRONTIERS.values():
         for look in {(point.placement, point.split) for point in frontier.found}:

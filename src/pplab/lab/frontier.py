@@ -122,7 +122,9 @@ class Frontier:
 
 
 def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
-    """What `make frontier` has recorded, by name; of the repository's `results` when no folder is named."""
+    """What `make frontier` has recorded, by name; of the repository's `results` when no folder is named.
+
+    FileNotFoundError where there is none."""
     found = {}
     for recording in load(folder):
         if recording.data["command"] == COMMAND:
@@ -130,6 +132,11 @@ def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
                 points = tuple(_point(row) for row in part["rows"])
                 about = {key: part[key] for key in ("title", "num_ranks", "num_microbatches", "unit", "held_in")}
                 found[part["name"]] = Frontier(part["name"], points=points, **about)
+    if not found:
+        where = folder or "a folder `results` here or above"
+        raise FileNotFoundError(
+            f"no recording of `{COMMAND}` in {where}: name the repository's `results`, or record one"
+        )
     return found
 
 
