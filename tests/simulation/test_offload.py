@@ -151,6 +151,8 @@ def test_bad_input_is_named():
         lab.Offload(1).simulate(pp.Schedule([["0B0", "0F0"]]))
     with pytest.raises(ValueError, match="gb_per_s"):
         lab.offloaded_row(lab.Case(), "1F1B", 8, 0)
+    with pytest.raises(ValueError, match="'a perfect pipeline' is no schedule"):
+        lab.offloaded_row(lab.Case(), "a perfect pipeline", 8)
 
 
 def test_copies_make_room_in_the_case():
@@ -158,5 +160,7 @@ def test_copies_make_room_in_the_case():
     plain = case.row("Interleaved1F1B", 16)
     copied = lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=0.3)
     assert not plain.fits and copied.fits and copied.step_s == pytest.approx(plain.step_s, rel=1e-9)
+    two = [make(case, "1F1B", 4, microbatch=2) for make in (lab.Case.row, lab.offloaded_row)]
+    assert two[1].step_s >= two[0].step_s > 1.5 * case.row("1F1B", 4).step_s  # of two sequences each
     slow = lab.offloaded_row(case, "1F1B", 16, 25, cut=[8, 9, 8, 7])
     assert slow.step_s > case.row("1F1B", 16, cut=[8, 9, 8, 7]).step_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..costs import Costs
@@ -16,7 +16,7 @@ from .verdict import Verdict, Wrong, checker, readers_code, right, told
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..lab.case import Entry
+    from ..lab.case import Case, Entry
     from ..runtime import Extra, Run
 
 
@@ -128,6 +128,17 @@ def trained(
     workload = Modules(stages, Batch((x,), y), nn.functional.mse_loss)
     with Pool(schedule.num_ranks, device="cpu") as pool:
         return pool.train(schedule, workload, *extras, check_gradients=True, **options)
+
+
+def row_of(case: Case, answer: Mapping[str, object], num_microbatches: int) -> Entry:
+    """The ledger's row that a dict of what `Case.row` takes asks for, of so many microbatches unless it says others."""
+    if "schedule" not in answer:
+        raise Wrong(f"which schedule? Expected the key schedule among {', '.join(map(str, answer)) or 'none'}")
+    with told("", ValueError, TypeError):
+        row = case.row(**{"num_microbatches": num_microbatches, **answer})
+    if row.timeline is None:
+        raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
+    return row
 
 
 def told_bill(row: Entry, best: float, near: float) -> Verdict:

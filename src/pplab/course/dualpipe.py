@@ -15,7 +15,7 @@ from ..lab.pairs import with_all_to_all
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, drawn, schedule_from, shape_of, sizes_of, told_bill
+from .answers import builder, drawn, row_of, schedule_from, shape_of, sizes_of, told_bill
 from .verdict import (
     Verdict,
     Wrong,
@@ -185,14 +185,9 @@ def clusters(answer: dict) -> Verdict:
 @checker("a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping))
 def long_sequences(answer: Mapping[str, object]) -> Verdict:
     """Sequences twice as long, eight to a step: what `Case.row` takes, for the smallest bill."""
-    if "schedule" not in answer:
-        raise Wrong(f"which schedule? Expected the key schedule among {', '.join(map(str, answer)) or 'none'}")
-    with told("", ValueError, TypeError):
-        row = TWICE_AS_LONG.row(**{"num_microbatches": 8, **answer})
+    row = row_of(TWICE_AS_LONG, answer, 8)
     if (row.num_microbatches, row.microbatch) != (8, 1):
         raise Wrong("a step has 8 microbatches of one sequence each: leave num_microbatches and microbatch out")
-    if row.timeline is None:
-        raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
     return told_bill(row, TWICE_AS_LONG.row(**BEST_KNOWN).dollars, NEAR)
 
 

@@ -10,7 +10,7 @@ from ..lab.block import Block
 from ..lab.case import Case
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import schedule_of, shape_of, sizes_of, told_bill
+from .answers import row_of, schedule_of, shape_of, sizes_of, told_bill
 from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, numbers, right, told, wrong
 
 V = (0, 1, 2, 3, 3, 2, 1, 0)
@@ -27,13 +27,12 @@ def small_block(answer: object) -> Verdict:
     return numbers(answer, (3, 4), why, ("rank 0", "rank 1"), traps=traps)
 
 
+@checker()
 def balanced_placement(answer: object) -> Verdict:
     """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
     try:
         ranks = [sorted(int(stage) for stage in stages) for stages in answer]
     except (TypeError, ValueError):
-        if answer is ...:
-            return Verdict(None, "put your answer in place of the dots")
         return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
     if [len(stages) for stages in ranks] != [4] * 4:
         return wrong(f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}")
@@ -98,13 +97,9 @@ def _timeline_of(answer: object, costs: Costs, M: int) -> Timeline:
     return simulate(schedule_of(answer), costs)
 
 
+@checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
 def design(answer: object) -> Verdict:
     """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4 ranks and 8."""
-    return _design(answer)
-
-
-@checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
-def _design(answer: object) -> Verdict:
     timeline = _timeline_of(answer, UNEVEN, 8)
     schedule = timeline.schedule
     if shape_of(schedule) != (4, 8, 8):
@@ -130,12 +125,7 @@ BEST_KNOWN = 83.510  # dollars: what lab.search finds under the cut 4+4+5+5+3+4+
 @checker("a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping))
 def smaller_cards(answer: Mapping[str, object]) -> Verdict:
     """The case with 64 GB on each card: what `Case.row` takes, with 16 sequences a step, for the smallest bill."""
-    if "schedule" not in answer:
-        raise Wrong(f"which schedule? Expected the key schedule among {', '.join(map(str, answer)) or 'none'}")
-    with told("", ValueError, TypeError):
-        row = SMALLER.row(**{"num_microbatches": 16, **answer})
+    row = row_of(SMALLER, answer, 16)
     if row.num_microbatches * row.microbatch != 16:
         raise Wrong(f"a step has 16 sequences, and yours has {row.num_microbatches * row.microbatch}")
-    if row.timeline is None:
-        raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
     return told_bill(row, BEST_KNOWN, NEAR)

@@ -16,7 +16,6 @@ from ..simulator import Send, durations_of, run, validate
 from ..timeline import Span, Timeline, total
 from .case import Case, Entry
 
-_GB = 1e9  # bytes
 Changes = list[tuple[float, float]]  # when, and by how much
 
 
@@ -200,14 +199,15 @@ def offloaded_row(
     if not gb_per_s > 0:
         raise ValueError(f"gb_per_s must be more than 0, got {gb_per_s!r}")
     row = case.row(schedule, num_microbatches, **options)
-    name = row.timeline.schedule if isinstance(schedule, str) else schedule
-    plan = case.plan(name, num_microbatches, **{k: v for k, v in options.items() if k in ("cut", "recompute")})
-    stages = range(name.num_stages)
-    kept = [of_stage(share, s) * of_stage(plan.memory.activation, s) / _GB for s in stages]
-    found = Offload([gb / gb_per_s for gb in kept], share=share, ahead=ahead).simulate(name, plan.costs)
+    if row.timeline is None:
+        raise ValueError(f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one")
+    rows, memory = row.timeline.schedule, row.memory
+    plan = case.plan(rows, num_microbatches, row.microbatch, cut=row.cut, recompute=row.recompute)
+    kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]  # GB
+    found = Offload([gb / gb_per_s for gb in kept], share=share, ahead=ahead).simulate(rows, plan.costs)
     step = row.step_s - row.timeline.makespan + found.timeline.makespan
     busy = total(found.timeline.busy) / (case.num_ranks * step)
-    held = tuple(each / _GB for each in found.peak_held(plan.memory))
+    held = found.peak_held(memory)
     said = f"{share:.0%} ".replace("%", " %") if isinstance(share, (int, float)) else ""
     what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s"
     return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=found.timeline)
