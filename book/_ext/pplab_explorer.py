@@ -33,7 +33,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
-from pplab import explorer
+from pplab.lab import explorer
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
@@ -270,7 +270,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
 
 
 def take_files(app, config) -> None:
-    """Take the explorer's files from the package: there is one copy of them, which `pp.explore` uses, too."""
+    """Take the explorer's files from the package: there is one copy of them, which `lab.explore` uses, too."""
     config.html_static_path.append(str(explorer.STATIC.parent))
 
 

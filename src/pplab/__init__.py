@@ -10,7 +10,6 @@ from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
-from .explorer import explore
 from .footprint import Memory
 from .lowering import lower
 from .plot import compare, gantt
@@ -25,7 +24,7 @@ __all__ = [
     *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "idle_intervals"),
-    *("compare", "explore", "gantt"),
+    *("compare", "gantt"),
     *("builders", "runtime"),
 ]
 

@@ -1,4 +1,4 @@
-"""The file that `pp.explore` writes, as a reader has it: in a browser without a network, or in a notebook's frame."""
+"""The file that `lab.explore` writes, as a reader has it: in a browser without a network, or in a notebook's frame."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import browser as chromium
 import pplab as pp
-from pplab import Costs, Span, Timeline, explore, lab
+from pplab import Costs, Span, Timeline, lab
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +33,11 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def visit(browser, tmp_path) -> Iterator:
-    """Open what `pp.explore` makes of something. It may log no error, and ask for nothing but its file."""
+    """Open what `lab.explore` makes of something. It may log no error, and ask for nothing but its file."""
     with chromium.watched_tabs(browser) as new_tab:
 
         def opened(thing: object, *, html: str | None = None, costs: Costs | None = None, **options: object):
-            page = explore(thing, tmp_path / "explorer.html", costs=costs)
+            page = lab.explore(thing, tmp_path / "explorer.html", costs=costs)
             assert page.path.read_text() == page.page
             if html:
                 page.path.write_text(html)
@@ -219,7 +219,7 @@ def test_zoom_by_buttons_keys_wheel_and_fingers(visit):
 
 @pytest.mark.parametrize("where", ["jupyter", "sandbox"])
 def test_in_a_notebook(visit, where):
-    frame = explore(SCHEDULE)._repr_html_()
+    frame = lab.explore(SCHEDULE)._repr_html_()
     if where == "sandbox":
         frame = frame.replace("<iframe", '<iframe sandbox="allow-scripts"')
     tab = visit(SCHEDULE, html=f'<body data-jp-theme-light="false">{frame}</body>')

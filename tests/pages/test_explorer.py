@@ -15,7 +15,7 @@ import pytest
 import pplab
 from conftest import random_schedule
 from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
-from pplab import Costs, Schedule, Span, Timeline, explore, lab, simulate
+from pplab import Costs, Schedule, Span, Timeline, lab, simulate
 from pplab.actions import parts
 from pplab.builders import ALL, find, register
 from pplab.course.notebook import explored
@@ -266,7 +266,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
             pair = {"overlap": rng.choice(["sum", "max"]), "pair": rng.choice([0, number(rng)])}
             state = {"forward": 1, **sizes, **durations, **pair, "per": per}
             if name == "own":
-                state["rows"] = parse_qs(explore(Schedule(random_rows(rng))).fragment)["rows"][0]
+                state["rows"] = parse_qs(lab.explore(Schedule(random_rows(rng))).fragment)["rows"][0]
             given = json.dumps(state), json.dumps(name)
             timeline = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
             if name == "own":
@@ -458,12 +458,12 @@ def test_other_texts_of_rows(evaluate: Evaluate) -> None:
     """What `print(schedule)` shows, blanks between actions, and an address; prose is refused."""
     schedule = pplab.build("DualPipeV", num_ranks=2, num_microbatches=4)
     spaced = "\n".join(" ".join(row) for row in rows_of(schedule))
-    address = json.dumps(explore(schedule).fragment)
+    address = json.dumps(lab.explore(schedule).fragment)
     file = "\ufeff" + lab.to_csv(schedule)  # as a spreadsheet writes it
     for text in (*map(json.dumps, (str(schedule), spaced, file)), f"pplabSettings.decode({address}).rows"):
         assert evaluate(f"textsOf(pplabRows.read({text}))") == rows_of(schedule)
     assert evaluate(f"pplabSettings.encode(pplabSettings.decode({address}))").endswith(
-        explore(schedule).fragment.rpartition("&")[2]
+        lab.explore(schedule).fragment.rpartition("&")[2]
     )
     assert "'To' is not an action" in evaluate("refused(() => pplabRows.read('To be, or not to be'.replace(',', '')))")
 
@@ -494,7 +494,7 @@ def test_what_is_no_record_is_refused(evaluate: Evaluate) -> None:
 def test_a_page_of_a_schedule_simulates_it_under_its_costs(evaluate: Evaluate, costs: Costs) -> None:
     """By the page's fields, and where these can't say the costs, as a timeline that stays as it is."""
     schedule = pplab.build("DualPipeV", num_ranks=2, num_microbatches=4)
-    page = explore(schedule, costs=costs)
+    page = lab.explore(schedule, costs=costs)
     (state,) = re.findall(r'data-state="(.*?)"', page.page)
     (given,) = re.findall(r'class="pplab-given">(.*?)</script>', page.page)
     shown = (
@@ -514,10 +514,10 @@ def test_a_page_of_a_schedule_simulates_it_under_its_costs(evaluate: Evaluate, c
 
 
 def test_what_is_too_long_for_an_address_says_so() -> None:
-    page = explore(pplab.build("1F1B", num_ranks=16, num_microbatches=128))
-    with pytest.raises(ValueError, match=r"it takes \d{5} characters, and 8000 are .*; send the file that pp.explore"):
+    page = lab.explore(pplab.build("1F1B", num_ranks=16, num_microbatches=128))
+    with pytest.raises(ValueError, match=r"it takes \d{5} characters, and 8000 are .*; send the file that lab.explore"):
         page.link("explorer.html")
-    several = explore([pplab.build("1F1B", num_ranks=2, num_microbatches=2)] * 2)
+    several = lab.explore([pplab.build("1F1B", num_ranks=2, num_microbatches=2)] * 2)
     with pytest.raises(ValueError, match="one holds a single schedule"):
         several.link("explorer.html")
 
@@ -526,14 +526,14 @@ def test_what_cannot_be_explored(tmp_path) -> None:
     schedule = pplab.build("1F1B", num_ranks=2, num_microbatches=2)
     for thing in (3, "1F1B", [], [schedule, None], None):
         with pytest.raises(ValueError, match="explore takes a Schedule, a Timeline, a Run or a list of them, got "):
-            explore(thing)
+            lab.explore(thing)
     with pytest.raises(ValueError, match="forward has 3 values for 2 stages"):
-        explore(schedule, costs=Costs([1, 2, 3]))
+        lab.explore(schedule, costs=Costs([1, 2, 3]))
     with pytest.raises(ValueError, match="costs must be a Costs"):
-        explore(schedule, costs=3)
+        lab.explore(schedule, costs=3)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        explore(schedule, tmp_path / "nowhere" / "page.html")
-    named = explore(Schedule(schedule.rows, "</script><b>")).page
+        lab.explore(schedule, tmp_path / "nowhere" / "page.html")
+    named = lab.explore(Schedule(schedule.rows, "</script><b>")).page
     assert "</script><b>" not in named and r"<\/script><b>" in named
 
 

@@ -23,6 +23,7 @@ _HOMES = {
     "controllable": ("repeated", "v_block", "v_half", "v_half_block", "v_min", "v_min_block", "zb_v_block"),
     "csv_form": ("read_csv", "to_csv"),
     "evaluation": ("Evaluate",),
+    "explorer": ("Exploration", "explore"),
     "expert_layers": ("ExpertLayers",),
     "experts": ("Experts",),
     "exact": ("BestSoFar", "Optimum", "optimum"),

@@ -17,6 +17,7 @@ import torch
 from ..actions import Overlap
 from ..runtime import Extra, Listener
 from ..runtime.deferred import accumulate
+from ..runtime.gpu import cuda
 from ..runtime.options import Job
 from ..runtime.stage import Stage
 from ..runtime.training import Rank
@@ -167,20 +168,20 @@ class Settings:
     """What torch keeps per thread, as the thread has it that asks for a pair."""
 
     device: torch.device
-    stream: torch.cuda.Stream | None
+    stream: cuda.Stream | None
     threads: int
     grad: bool
 
     @classmethod
     def of(cls, device: torch.device) -> Settings:
         """This thread's."""
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        stream = cuda.current_stream(device) if device.type == "cuda" else None
         return cls(device, stream, torch.get_num_threads(), torch.is_grad_enabled())
 
     def __enter__(self) -> None:
         if self.stream is not None:
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_stream(self.stream)
+            cuda.set_device(self.device)
+            cuda.set_stream(self.stream)
         elif torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         torch.set_grad_enabled(self.grad)

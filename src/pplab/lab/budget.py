@@ -14,6 +14,7 @@ from torch import nn
 
 from ..actions import Action
 from ..runtime import Extra, Listener
+from ..runtime.gpu import cuda
 from ..runtime.options import Job, Options
 from ..runtime.rank import RankContext
 from ..runtime.training import Rank, RankReport
@@ -123,19 +124,19 @@ def train_within(limit: float, engine: Callable, context: RankContext, job: Job)
     if context.device.type != "cuda":
         return engine(context, job)
     device = context.device
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    whole = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.empty_cache()  # what earlier runs left would count
-    torch.cuda.set_per_process_memory_fraction(min(before, limit / whole), device)
+    before = cuda.get_per_process_memory_fraction(device)
+    whole = cuda.get_device_properties(device).total_memory
+    cuda.empty_cache()  # what earlier runs left would count
+    cuda.set_per_process_memory_fraction(min(before, limit / whole), device)
     try:
         return engine(context, job)
     except torch.OutOfMemoryError as error:
         asked = re.search(r"Tried to allocate ([\d.]+) ([KMG])iB", str(error))
         more = readable_bytes(float(asked[1]) * 1024 ** (1 + "KMG".index(asked[2]))) if asked else "piece"
-        held = torch.cuda.memory_allocated(device)
+        held = cuda.memory_allocated(device)
         raise OutOfMemoryError(words(f"rank {context.rank}", held, "it asks for", more, limit)) from error
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        cuda.set_per_process_memory_fraction(before, device)
 
 
 def words(name: str, held: int, takes: str, more: str, limit: float) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..runtime import Batch, GradientReport, Workload
+from ..runtime.gpu import cuda
 from ..runtime.options import Job
 from ..runtime.rank import RankContext
 from ..runtime.reference import TOLERANCE
@@ -262,7 +263,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _few(names: list[str]) -> str:

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ..runtime.cuda_clock import TIES
+from ..runtime.gpu import TIES
 
 _TAG = 2**31 - 1  # of the messages that ask for the time
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..errors import expect, number
-from ..explorer import record
 from ..schedule import Schedule
 from ..text import parse
 from ..timeline import Span, Timeline
+from .explorer import record
 
 if TYPE_CHECKING:
     from ..runtime import Run

@@ -13,6 +13,7 @@ from ..actions import F, I, Kind, W
 from ..footprint import Memory
 from ..runtime import Extra, Listener
 from ..runtime.comm import Spec
+from ..runtime.gpu import cuda
 from ..runtime.options import Job
 from ..runtime.training import Rank
 from ..schedule import Schedule
@@ -62,13 +63,13 @@ class Allocator:
         for module in self._modules:
             module.zero_grad(set_to_none=True)
         gc.collect()  # what earlier runs left would be freed in this one's steps
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
+        cuda.synchronize(self._device)
+        cuda.reset_peak_memory_stats(self._device)
+        self._before = cuda.memory_allocated(self._device)
 
     def report(self) -> tuple[int, int]:
         """Bytes at the start, and at the worst moment since."""
-        return self._before, torch.cuda.max_memory_allocated(self._device)
+        return self._before, cuda.max_memory_allocated(self._device)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from ..actions import Action, Kind
 from ..costs import Costs
 from ..runtime import Extra, Listener
 from ..runtime.comm import producer
+from ..runtime.gpu import cuda
 from ..runtime.options import Job
 from ..runtime.training import Rank
 from .slices import Slices
@@ -172,7 +173,7 @@ def settle(device: torch.device) -> None:
     Not for all its streams: one may hold a receive that was posted early.
     """
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        cuda.current_stream(device).synchronize()
 
 
 def _sleep_until(moment_s: float) -> None:

@@ -17,6 +17,7 @@ from ..runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from ..runtime import Pool
+from ..runtime.gpu import cuda
 
 
 def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:
@@ -36,7 +37,7 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list
             dist.recv(message, 0, group=down)
             dist.send(message, 0, group=up)
         if on_device:
-            torch.cuda.synchronize()
+            cuda.synchronize()
         times.append((time.perf_counter() - start) / 2 * 1e3)
     return times
 
@@ -51,7 +52,7 @@ def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, 
         start = time.perf_counter()
         x @ x
         if context.device.type == "cuda":
-            torch.cuda.synchronize()
+            cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     dist.barrier()
     return times
@@ -68,7 +69,7 @@ def all_reduce_times(context: RankContext, num_bytes: int, count: int = 20) -> l
         start = time.perf_counter()
         dist.all_reduce(numbers, group=group)
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     return times
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..runtime.gpu import cuda
+
 
 def random_state(device: torch.device) -> list[Tensor]:
     """To be put back with `set_random_state`."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [torch.get_rng_state(), *([cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
     """Let random numbers go on from there."""
-    for value, put in zip(state, (torch.set_rng_state, lambda x: torch.cuda.set_rng_state(x, device)), strict=False):
+    for value, put in zip(state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False):
         put(value)

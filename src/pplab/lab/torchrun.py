@@ -34,8 +34,8 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from ..runtime import Extra, Run, Workload
-from ..runtime.devices import choose_transport, load_eagerly, notes
+from ..runtime import Extra, Run, Workload, gpu
+from ..runtime.devices import choose_transport, notes
 from ..runtime.options import make_job
 from ..runtime.pool import make_run
 from ..runtime.rank import RankContext
@@ -70,12 +70,12 @@ def train_here(
     """
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job = make_job(schedule, workload, num_ranks, extras, **options)
-    load_eagerly("nccl")  # as it may turn out: to ask for devices starts CUDA
+    os.environ.update(gpu.ENVIRONMENT)  # as it may turn out: to ask for devices starts CUDA
     local_rank, local_ranks = (int(os.environ.get(f"LOCAL_{x}", os.environ[x])) for x in ("RANK", "WORLD_SIZE"))
     devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
-        torch.cuda.set_device(place)
+        gpu.take(place)
     patience = timedelta(seconds=timeout_s)
     launcher, _, _ = next(dist.rendezvous("env://", timeout=patience))
     store = dist.PrefixStore(f"pplab/{next(_RUNS)}", launcher)  # an earlier run's addresses lead nowhere
@@ -98,7 +98,7 @@ def train_here(
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
                 gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
-                run = make_run(job, reports, gradients, devices, transport, notes(devices, cores))
+                run = make_run(job, reports, gradients, devices, transport, notes(devices, cores, device))
                 if ahead is not None:
                     tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
                     off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import positive_int
 from ..runtime import Pool, Workload
+from ..runtime.gpu import cuda
 from ..runtime.rank import RankContext
 from ..runtime.reference import train_whole
 from ..runtime.workload import check_divides, loss_shares
@@ -59,4 +60,4 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
 
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        cuda.synchronize()

@@ -17,6 +17,7 @@ from ..schedule import plural
 from .rank import Place, RankContext
 
 _PIPE_BYTES = 2**20
+_DRIVER = Path("/sys/module/nvidia/version")
 
 
 def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
@@ -28,9 +29,10 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
     if transport == "shared" and by_host != "shared":
         raise ValueError('transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"')
-    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
-        raise ValueError('device="cuda" was asked for and this machine has no CUDA device: use "cpu" or "auto"')
+        why = trouble or "this machine has no CUDA device"
+        raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
         how = 'use "auto", by which ranks share what there is'
         raise ValueError(f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}')
@@ -39,21 +41,28 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
-def load_eagerly(transport: str) -> None:
-    """Before CUDA starts: with NCCL, load all kernels at once, whatever was set, since one that is loaded at its first
-    launch may wait for a receive that spins; and ask for hardware queues for all streams: one may block another's."""
-    if transport == "nccl":
-        os.environ.update(CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32")
+def usable_gpus(device: str) -> tuple[int, str]:
+    """How many GPUs ranks can compute on, and why it is none where there are some. It may start CUDA."""
+    if device != "cpu" and torch.accelerator.is_available():
+        from .gpu import cuda
+
+        return cuda.device_count(), ""
+    if device == "cpu" or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return 0, ""
+    built = torch.version.cuda and f"CUDA {torch.version.cuda}"
+    why = f"torch {torch.__version__}, built for {built or 'the CPU alone'}, can't use the GPU that is there"
+    return 0, f"{why} with driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs"
 
 
-def notes(devices: Sequence[str], cores: int) -> list[str]:
-    """What this machine can't show, in so many words."""
+def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
+    """What this machine can't show, in so many words, where `device` was asked for."""
     num_ranks, gpus = len(devices), len(set(devices))
     shared = f"{cores} cores, so they wait for a core as well as for each other"
     if devices[0] != "cpu":
         cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
     valid = "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
-    return [f"{num_ranks} ranks share {shared}: {valid}"] if num_ranks > cores else []
+    found = [f"{num_ranks} ranks share {shared}: {valid}"] if num_ranks > cores else []
+    return found if not (trouble := usable_gpus(device)[1]) else [*found, f"ranks are on the CPU: {trouble}"]
 
 
 class Pipes:
@@ -92,7 +101,6 @@ def join(
     """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and lends a `folder` for
     what its ranks share. `environment` is set before CUDA starts."""
     os.environ.update(environment)
-    load_eagerly(context.transport)
     torch.set_num_threads(threads)
     if sys.platform == "linux":  # a pool's ranks are all on this host
         named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -100,8 +108,10 @@ def join(
         if not set(named.split(",")) <= set(known):
             raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
     if context.device.type == "cuda":
-        torch.cuda.set_device(context.device)
-        torch.empty(1, device=context.device)  # a GPU that can't be used fails now, not in the first run
+        from .gpu import ENVIRONMENT, take
+
+        os.environ.update(ENVIRONMENT if context.transport == "nccl" else {})
+        take(context.device)
     context.store, context.place = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout), place
     context.watch("joining the others", True)
     ends = {"store": dist.PrefixStore("pplab", context.store), "rank": context.rank, "world_size": context.num_ranks}

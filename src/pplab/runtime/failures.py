@@ -105,6 +105,17 @@ def remedy(error: str, action: object = None) -> str:
     return ""
 
 
+def different_batches(digests: Sequence[int], step: int, alike: bool, several_hosts: bool) -> ValueError:
+    """Ranks have batches with these digests; `alike`: a rank that makes its own again has the same."""
+    sets = [[rank for rank, other in enumerate(digests) if other == each] for each in dict.fromkeys(digests)]
+    why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
+    sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
+    remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
+    if several_hosts:
+        remedy += "; all bits count, and other CPUs may round floats differently: compute inputs once, and load them"
+    return ValueError(f"{sides} have different batches for step {step}: {why}; {remedy}")
+
+
 def oom_kills() -> int:
     """How many processes the system has killed for want of memory since it started, as far as it says."""
     try:

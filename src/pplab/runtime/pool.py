@@ -61,7 +61,7 @@ class Pool:
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
-        self.notes = tuple(notes(self.devices, cores))
+        self.notes = tuple(notes(self.devices, cores, device))
         if beside is not None:
             beside.check(self.devices)
         if not timeout_s > 0:

@@ -1,7 +1,8 @@
 """Tensors between ranks by gloo or NCCL: one one-way channel for every ordered pair of ranks that exchange something.
 
 Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of sending, in which
-the receiver posts its receives (`lower` sees to it): so a transport that keeps order, like NCCL, can't deadlock either.
+the receiver posts its receives (`lower` sees to it): so a transport that keeps order, like NCCL, doesn't deadlock while
+a GPU has room for the transfers of four channels at once, and queues of its own for them (`lab.GpuMachine`).
 
 On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside the compute stream.
 torch orders them by events: a send or a receive starts after what the compute stream was given before it, and `wait`
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,16 @@ from .comm import Comm, naming, producer
 from .rank import RankContext
 
 _MOST_PARTS = 16  # tensors of one message
+
+
+def new_group(ranks: list[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A process group of some ranks. All ranks must call, in one order."""
+    how = {"backend": "gloo", "timeout": timeout}
+    if transport == "nccl":
+        from .gpu import nccl
+
+        how = nccl(timeout)
+    return dist.new_group(ranks, **how)
 
 
 class GroupComm(Comm):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # What a rank imports with its first optimizer or backward at the latest, torch._dynamo, is imported once for all pools.
 PRELOAD = ["torch._dynamo", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
+_SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")  # what ranks take from the environment of now
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
 _PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
 
@@ -82,10 +83,10 @@ class Ranks:
         patience = timedelta(seconds=pool.timeout_s)
         stores = [local_store(patience)]
         lent.callback(stores.clear)  # closes its port, whoever still holds this object
-        environment = {}
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_SAID)}
         if pool.beside is not None:
             lent.callback(pool.beside.close)
-            environment = pool.beside.start(folder)
+            environment |= pool.beside.start(folder)
         self.board = Board(folder / "board", pool.num_ranks)
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
         lent.callback(_kill, self.processes)

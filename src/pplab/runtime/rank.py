@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import io
 import mmap
 import os
@@ -69,8 +68,9 @@ class RankContext:
         """
         key = purpose, tuple(ranks)
         if key not in self.groups:
-            backend = "nccl" if self.transport == "nccl" else "gloo"
-            self.groups[key] = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
+            from .process_groups import new_group
+
+            self.groups[key] = new_group(list(ranks), self.transport, self.timeout)
         return self.groups[key]
 
     def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
@@ -182,10 +182,11 @@ def rank_main(rank: int, join: Callable[[Place], RankContext], jobs: Connection,
             answer = Failure.of(error, rank, board)
         watch("answering")
         mail.post(pack(answer))
-        if context.device.type == "cuda":  # ranks may share a GPU, and none can use what another one caches
+        if context.device.type == "cuda":
+            from .gpu import release
+
             del answer
-            gc.collect()
-            torch.cuda.empty_cache()
+            release()
 
 
 def pack(value: object) -> bytes:

@@ -16,6 +16,7 @@ from ..deps import incoming
 from ..lowering import LoweredRow, lower
 from .comm import Comm, SharedComm
 from .executor import Executor
+from .failures import different_batches
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
 from .rank import RankContext
@@ -48,9 +49,9 @@ class Rank:
         self.optimizer = job.options.optimizer(parameters) if job.options.optimizer and parameters else None
         self.clock = Clock(context.ahead)
         if context.device.type == "cuda":
-            from .cuda_clock import CudaClock
+            from .gpu import CudaClock
 
-            self.clock = CudaClock(context.ahead)
+            self.clock = CudaClock(context)
         self.comm: Comm | None = None
         self.stages: dict[int, Stage] = {}  # none, where another engine runs
         self.overlap, self.apart = job.workload.overlap, set[nn.Parameter]()  # apart: weights that no copy has, too
@@ -124,7 +125,10 @@ class Rank:
                 losses = run(microbatches)
             if update:
                 with self.around("update"):
-                    self._optimize()
+                    if self.optimizer is not None:
+                        context.watch("in the optimizer")
+                        with self.clock.span("optimizer"), self.around("optimizer"):
+                            self.optimizer.step()
         most = max(self.shares)  # which all are, mostly: multiplied by 1 a loss stays what it is
         counted = [loss * (self.shares[m] / most) for m, loss in losses.items() if self.shares[m]]
         return torch.stack(counted).sum().item() * most if counted else 0.0
@@ -144,22 +148,8 @@ class Rank:
         if most.sum():
             digests: list = [None] * self.context.num_ranks
             dist.all_gather_object(digests, digest)
-            sets = [[rank for rank, other in enumerate(digests) if other == each] for each in dict.fromkeys(digests)]
-            again = self.job.workload.batch(number).digest()
-            why = "each rank shuffles or draws for itself" if again == digest else "it is another one each time"
-            sides = " and ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in sets)
-            remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
-            if self.context.ahead is not None:  # several hosts
-                remedy += (
-                    "; all bits count, and other CPUs may round floats differently: compute inputs once, and load them"
-                )
-            raise ValueError(f"{sides} have different batches for step {number}: {why}; {remedy}")
-
-    def _optimize(self) -> None:
-        if self.optimizer is not None:
-            self.context.watch("in the optimizer")
-            with self.clock.span("optimizer"), self.around("optimizer"):
-                self.optimizer.step()
+            alike = digest == self.job.workload.batch(number).digest()
+            raise different_batches(digests, number, alike, several_hosts=self.context.ahead is not None)
 
 
 class Whereabouts(Listener):
@@ -194,6 +184,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         for s, module in rank.modules.items()
     }
     home, rows = schedule.home(), lower(schedule, ahead=1)
+    first = [lower(schedule)[context.rank]] * 2  # nothing is posted early while kernels load and memory is reserved
     rank.comm = comm = connect(context, rows, home)
     row = rows[context.rank]
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
@@ -203,6 +194,7 @@ def train(context: RankContext, job: Job) -> RankReport:
 
     def run(microbatches: list[Batch]) -> dict[int, Tensor]:
         comm.expect(microbatches)
+        executor.row = first.pop() if first else row
         executor.run(microbatches)
         comm.flush()
         losses = {m: loss for stage in stages.values() for m, loss in stage.losses.items()}

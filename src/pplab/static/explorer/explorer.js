@@ -1,7 +1,7 @@
 // The explorer: settings, a chart of what they give, and its figures. A page may hold several; each lives in a
 // `.pplab-explorer` element, whose data-state (as the fragment of an address: schedule=1F1B&ranks=4) it starts from. The
 // one with data-page keeps its state in the page's address, so that it can be shared. What stands in it as JSON, in a
-// `.pplab-given`, are rows and timelines of the package's, the state's schedule "own" (see pplabRows.records): `pp.explore`.
+// `.pplab-given`, are rows and timelines of the package's, the state's schedule "own" (see pplabRows.records): `lab.explore`.
 
 (() => {
   "use strict";

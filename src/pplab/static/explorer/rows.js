@@ -60,7 +60,7 @@ var pplabRows = (() => {
     return cells;
   }
 
-  // An address holds rows in characters that it needs no escape for: 0F0.(0F1-0B0)~1F0 are two ranks. `pp.explore` writes it.
+  // An address holds rows in characters that it needs no escape for: 0F0.(0F1-0B0)~1F0 are two ranks. `lab.explore` writes it.
   const packed = (cell) => cell.trim().replace(";", "-").replace(/\)OVERLAP_[FBIW]_[FBIW]$/, ")");
   const pack = (text) => linesOf(text).map((cells) => cells.map(packed).filter(Boolean).join(".")).join("~");
   const unpack = (text) => text.replace(/~/g, "\n").replace(/\./g, ",").replace(/\((\d+([FBIW])\d+)-(\d+([FBIW])\d+)\)(?!O)/g, "($1;$3)OVERLAP_$2_$4");

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
-from .actions import B
-from .builders import ALL
-from .costs import Costs
-from .errors import expect, shown
-from .schedule import Schedule
-from .simulator import simulate
-from .timeline import Timeline
+from ..actions import B
+from ..builders import ALL
+from ..costs import Costs
+from ..errors import expect, shown
+from ..schedule import Schedule
+from ..simulator import simulate
+from ..timeline import Timeline
 
-STATIC = Path(__file__).parent / "static" / "explorer"  # the book's page loads the same files
+STATIC = Path(__file__).parents[1] / "static" / "explorer"  # the book's page loads the same files
 SCRIPTS = ("core.js", "rows.js", "chart.js", "settings.js", "explorer.js")
 TOLD = ("name", "aliases", "rules", "source", "options", "placement")  # what the page knows of a builder
 LONGEST = 8000  # characters of an address that are passed on everywhere
@@ -33,7 +33,7 @@ class Exploration:
             return f"{explorer}#{self.fragment}"
         long = f"it takes {len(self.fragment)} characters, and {LONGEST} are passed on everywhere"
         why = long if self.fragment else "one holds a single schedule, and costs that the page has fields for"
-        raise ValueError(f'no address shows this: {why}; send the file that pp.explore(..., "explorer.html") writes')
+        raise ValueError(f'no address shows this: {why}; send the file that lab.explore(..., "explorer.html") writes')
 
     def _repr_html_(self) -> str:
         return (STATIC / "frame.html").read_text("utf-8").replace("/*page*/", escape(self.page))

@@ -1,0 +1,90 @@
+"""The door to CUDA and NCCL, opened only where a rank computes on a GPU: tests play one behind `cuda` and `dist`."""
+
+from __future__ import annotations
+
+import gc
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import cuda
+
+from .listener import Clock
+from .rank import RankContext
+
+# Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for a receive that
+# spins, and with few hardware queues a stream may block another's.
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+TIES = 5  # pairs of readings that tie one clock to another
+_MOST_CTAS = 4  # of a transfer, which holds them while it waits; NCCL_MAX_CTAS overrides it
+
+
+def take(device: torch.device) -> None:
+    """Compute there, in full float32. A GPU that can't be used fails now, not in the first run."""
+    cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.zeros(1, device=device)
+
+
+def release() -> None:
+    """Give back what is free: ranks may share a GPU, and none can use what another one caches."""
+    gc.collect()
+    cuda.empty_cache()
+
+
+def nccl(patience: timedelta) -> dict[str, object]:
+    """How `dist.new_group` makes a group on NCCL. Its watchdog counts from when the host asked, so it gets twice the
+    time: before it ends a rank, the pool has said who holds the others up."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = _MOST_CTAS
+    return {"backend": "nccl", "timeout": 2 * patience, "pg_options": options}
+
+
+class CudaClock(Clock):
+    """Marks are events on the compute stream: when the device got there, not when it was asked to. They are placed on
+    the host's clock by the closest of some pairs of readings per step. The host stays at most two items ahead."""
+
+    def __init__(self, context: RankContext):
+        super().__init__(context.ahead)
+        self._watch = context.watch
+
+    def tie(self) -> None:
+        """Tie the stream's time to the host's, too: the event happened between two readings, at best close ones."""
+        super().tie()
+        cuda.synchronize()
+        readings = []
+        for _ in range(TIES):
+            before, event = time.perf_counter_ns(), self.mark()
+            event.synchronize()
+            readings.append((event, before, time.perf_counter_ns()))
+        self._zero, before, after = min(readings, key=lambda reading: reading[2] - reading[1])
+        self._zero_ns, self.error_ns = (before + after) // 2, (after - before + 1) // 2
+
+    def begin(self, event: str, what: object) -> None:
+        """Mark the start: of an item once the GPU has done the one two before, so that a hang is seen where it is."""
+        if event == "item":
+            self._reach(self._found["item"][-2:-1])
+            self._watch(f"at {what}")
+        super().begin(event, what)
+
+    def mark(self) -> cuda.Event:
+        """The moment at which the stream gets here."""
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def resolve(self, marks: list[cuda.Event]) -> list[int]:
+        """The marks in nanoseconds of the host's clock."""
+        self._reach(self._found["item"][-2:])
+        cuda.synchronize()
+        return [self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6) for mark in marks]
+
+    def _reach(self, items: list) -> None:
+        """Wait until the GPU has done these, and say at which it is, and whether it waits for what that needs."""
+        for what, start, end in items:
+            if not end.query():
+                self._watch(f"waits at {what}", True)
+                start.synchronize()
+                self._watch(f"at {what}")
+                end.synchronize()
