@@ -70,6 +70,7 @@ _HOMES = {
     "torchrun": ("train_here",),
     "transformer": ("Transformer",),
     "under_prediction": ("measure_under", "Measured", "UnderPrediction"),
+    "vocabulary": ("VocabularyParallel", "vocabulary_row"),
     "whole_model": ("Reference", "reference"),
 }
 # What these define is used under their name: `lab.results.tables()`.
