@@ -172,11 +172,12 @@ class Stillness:
                 raise error_of(self.ranks, failures, dead)  # else somebody let the others wait, and still does
         elif still_s <= (min(ALL_WAIT_S, self.timeout_s) if all(waits.values()) else self.timeout_s):
             return
-        stuck = sorted(pending, key=lambda rank: (waits[rank], board.place(rank)[0] != "idle"))
-        what = [f"rank {rank} {whereabouts(board.place(rank)[0], now=True)[1]}" for rank in stuck]
+        phases = {rank: board.place(rank)[0] for rank in pending}
+        stuck = sorted(pending, key=lambda r: (waits[r], phases[r] != "idle", not whereabouts(phases[r])[0]))
+        what = [f"rank {rank} {whereabouts(phases[rank], now=True)[1]}" for rank in stuck]
         what += [f"rank {failure.rank} failed {whereabouts(failure.phase)[1]}: {failure.error}" for failure in failures]
         cause = f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"
-        raise RankError(stuck[0], whereabouts(board.place(stuck[0])[0])[0], cause)
+        raise RankError(stuck[0], whereabouts(phases[stuck[0]])[0], cause)
 
 
 def whereabouts(phase: str, now: bool = False) -> tuple[object, str]:
