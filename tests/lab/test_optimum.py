@@ -159,7 +159,8 @@ def test_a_search_that_is_interrupted_has_its_best_so_far_and_no_more_is_claimed
 
     def interrupt(found: lab.BestSoFar) -> None:
         told.append(found)
-        os.kill(os.getpid(), signal.SIGINT)
+        if len(told) == 1:  # the solver aborts the process at the third
+            os.kill(os.getpid(), signal.SIGINT)
 
     found = lab.optimum(HARD, on_progress=interrupt, **QUICK)
     assert found.interrupted and not found.proved and told
