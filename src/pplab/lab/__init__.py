@@ -65,6 +65,7 @@ _HOMES = {
     "slices": ("Slices",),
     "small_case": ("SmallCase",),
     "sweeps": ("sweep", "Sweep"),
+    "to_host": ("OnHost", "ToHost"),
     "torch_engine": ("TorchEngine",),
     "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),
     "torchrun": ("train_here",),
