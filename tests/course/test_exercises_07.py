@@ -57,7 +57,7 @@ WRONG = [
     slow(exercise.repaired, lambda x, w, g: by_hand(x, w, g) and by_hand(x, w, g), "12 matrix products"),
     slow(exercise.repaired, raises, "your function raised"),
     (exercise.repaired, 3, "expected a function"),
-    (exercise.offer, RULE, "it fits: 5.35 s, $81.62, which is $5.52 more than the best that we know"),
+    (exercise.offer, RULE, "it fits: 5.35 s, $81.62, which is $5.65 more than the best that we know"),
     (exercise.offer, RULE | {"schedule": "ZB-H2"}, "it doesn't fit: rank 1 would hold 103.3 GB"),
     (exercise.offer, RULE | {"cut": (8, 8, 8, 7)}, "cut must say for each of 4 stages"),
     (exercise.offer, RULE | {"schedule": "ZB-V", "cut": None, "recompute": False}, "more than one stage per rank"),
@@ -107,17 +107,17 @@ def searched(cut, recompute):
 
 
 def test_an_order_near_the_best_known_is_right_too():
-    assert exercise.best_known().fits and round(exercise.best_known().dollars, 2) == 76.10
+    assert exercise.best_known().fits and round(exercise.best_known().dollars, 2) == 75.97
     given = {**exercise.BEST_KNOWN, "schedule": exercise.best_known().timeline.schedule}
-    assert exercise.offer(given).says.endswith("$76.10, the best that we know")
-    near = exercise.offer(searched((7, 9, 9, 7), (2, 1, 0, 0)))
-    assert near and "$0.09 above the best that we know" in near.says
+    assert exercise.offer(given).says.endswith("$75.97, the best that we know")
+    near = exercise.offer(searched((7, 9, 9, 7), (1, 1, 0, 0)))
+    assert near and "$0.13 above the best that we know" in near.says
 
 
 def test_the_offer_asks_for_recomputation():
     """Without it no order gets there: not the best found, and by their floor none with any cut."""
     without = exercise.offer(searched((7, 9, 9, 7), (0, 0, 0, 0)))
-    assert not without and "which is $0.60 more than the best that we know" in without.says
+    assert not without and "which is $0.74 more than the best that we know" in without.says
     rate = exercise.best_known().dollars / exercise.best_known().step_s
     bounds = []
     for cut in product(range(1, 30), repeat=4):
@@ -128,7 +128,7 @@ def test_the_offer_asks_for_recomputation():
             except ValueError:  # not even one sequence fits
                 continue
             bounds.append(rate * lab.floor(problem).value)
-    assert exercise.best_known().dollars + exercise.NEAR < min(bounds) < exercise.best_known().dollars + 0.6
+    assert exercise.best_known().dollars + exercise.NEAR < min(bounds) < exercise.best_known().dollars + 0.8
 
 
 @pytest.mark.slow
