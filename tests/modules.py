@@ -274,6 +274,11 @@ def chatter(context) -> int:
     return context.rank
 
 
+def setting(context, name: str) -> str | None:
+    """What a rank's environment says."""
+    return os.environ.get(name)
+
+
 def crash(context) -> None:
     """Rank 1 says something and dies as a crash in a library would."""
     if context.rank == 1:

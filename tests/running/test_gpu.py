@@ -30,9 +30,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-# On the CPU test_runtime.py has other numbers of microbatches, and a step takes what it computes.
-MICROBATCHES = (1, 4, 8) if DEVICE == "cuda" else (4,)
-WIDTH, CONTEXT = (64, 32) if DEVICE == "cuda" else (32, 16)
+# On the CPU, also where tests/fake_gpus plays GPUs on it, test_runtime.py has other numbers of microbatches, and a step
+# takes what it computes.
+ON_A_GPU = DEVICE == "cuda" and "FAKE_GPUS" not in os.environ
+MICROBATCHES = (1, 4, 8) if ON_A_GPU else (4,)
+WIDTH, CONTEXT = (64, 32) if ON_A_GPU else (32, 16)
 POOLS = [(1, "turns"), (2, "turns"), (4, "turns"), (2, "mps"), (4, "mps")]
 
 

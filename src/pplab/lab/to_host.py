@@ -36,9 +36,9 @@ Key = tuple[int, int]  # stage, microbatch
 class Home:
     """A storage that forwards save: on the device, or on the host, or on its way."""
 
-    def __init__(self, tensor: Tensor, hold: Callable[[Tensor], object] | None):
+    def __init__(self, tensor: Tensor, device: torch.device, hold: Callable[[Tensor], object] | None):
         self.storage, self.nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
-        self.device, self.hold = tensor.device, hold
+        self.device, self.hold = device, hold
         self.counted = hold and hold(tensor)
         self.host: Tensor | None = None
         self.back: Future | None = None  # of the copy back
@@ -185,7 +185,7 @@ class _Copies(Listener):
             if place in resident or not tensor.untyped_storage().nbytes():
                 return tensor
             if place not in homes:
-                homes[place] = Home(tensor, stage.hold)
+                homes[place] = Home(tensor, self.device, stage.hold)
             return Saved(homes[place], tensor.dtype, (tensor.storage_offset(), tensor.shape, tensor.stride()))
 
         def unpack(kept: Tensor | Saved) -> Tensor:
