@@ -7,6 +7,7 @@ from checkers import table_tests
 
 from pplab import lab
 from pplab.course import gpu_box as exercise
+from pplab.runtime import gpu
 
 RIGHT = {"A": "FSDP", "B": "pipeline", "C": "one GPU", "D": "measure"}
 CUT = [4, 4, 4, 4, 4, 5, 4, 3]
@@ -38,6 +39,11 @@ def test_the_best_known_is_found_again():
     found = lab.search(4, 16, placement="V", costs=plan.costs, memory=plan.memory, limit=80e9, tries=3000).schedule
     says = exercise.slow_network({"schedule": found, "cut": CUT}).says
     assert says.endswith(", the best that we know")
+
+
+def test_the_runtime_sets_what_the_chapter_says():
+    assert gpu.ENVIRONMENT == {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert gpu._MOST_CTAS == 4
 
 
 def test_a_table_of_links_is_read():

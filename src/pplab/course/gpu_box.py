@@ -116,7 +116,7 @@ _BOXES = {"A": "FSDP", "B": "pipeline", "C": "one GPU", "D": "measure"}
 _CLUES = {
     "A": "links: how long does gathering the weights take, against a sequence's forward?",
     "B": "what would every GPU have to send and receive per step under FSDP, over which link?",
-    "C": "does anything have to be shared out at all?",
+    "C": "how long would its gradients be under way, against 20 ms?",
     "D": "two figures are a few per cent apart, and came from data sheets",
 }
 
