@@ -32,6 +32,7 @@ EXERCISES = {
     "12_communication": "communication",
     "13_for_real": "for_real",
     "14_own_model": "own_model",
+    "15_gpu": "gpu_box",
     "16_how_good": "how_good",
     "17_today": "today",
 }

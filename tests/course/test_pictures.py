@@ -66,6 +66,8 @@ DRAWN = {
     "pair": pictures.pair,
     "pair on a slow network": lambda: pictures.pair(1, 4),
     "pair of three layers": lambda: pictures.pair(1, 1, layers=3),
+    "resident": lambda: pictures.resident(pp.build("1F1B", num_ranks=3, num_microbatches=4), 1),
+    "resident of a V": lambda: pictures.resident(pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4)),
     "fold": pictures.fold,
     "fold of six": lambda: pictures.fold(6),
     "tickets": lambda: ridden("1F1B", 1300)[1],

@@ -209,3 +209,13 @@ def ring_all_reduce_time(n: int, size: float, latency: float, bandwidth: float) 
 def ring_gather_time(n: int, size: float, latency: float, bandwidth: float) -> float:
     """An all-gather, or a reduce-scatter, of what is `size` in all: n-1 messages of size/n around the ring."""
     return (n - 1) * message_time(size / n, latency, bandwidth)
+
+
+def mfu(flops: float, step_s: float, gpus: int, peak: float) -> float:
+    """Model FLOP utilisation (Chowdhery et al. 2022): the share of the GPUs' `peak`, in FLOP/s each, that goes into the
+    model's own `flops` of a step; what is computed again doesn't count.
+
+    >>> mfu(flops=6 * 8e9 * 2**17, step_s=4, gpus=4, peak=989e12)
+    0.39757768655207284
+    """
+    return flops / (step_s * gpus * peak)

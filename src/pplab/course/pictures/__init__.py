@@ -13,6 +13,7 @@ from ._lives import lives
 from ._memory import more_slices, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
+from ._resident import resident
 from ._slices import sliced_attention
 from ._tickets import tickets
 
@@ -27,6 +28,7 @@ __all__ = [
     "lives",
     "more_slices",
     "pair",
+    "resident",
     "sliced_attention",
     "streams",
     "tickets",
