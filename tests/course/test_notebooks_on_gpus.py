@@ -126,7 +126,7 @@ def refused(code: str) -> list[str]:
 
 @pytest.fixture(params=[1, 2, 4], ids=["1 GPU", "2 GPUs", "4 GPUs"])
 def gpus(request, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     return request.param

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -387,16 +388,51 @@ class FakeEvent:
 
 
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
-    from pplab.runtime import cuda_clock
+    from pplab.runtime import gpu
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
-    monkeypatch.setattr(cuda_clock.time, "perf_counter_ns", lambda: next(readings))
-    gpu = cuda_clock.CudaClock()
-    gpu.tie()
-    assert gpu.error_ns == 10_000
-    assert gpu.resolve([gpu.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
+    monkeypatch.setattr(gpu.time, "perf_counter_ns", lambda: next(readings))
+    clock = gpu.CudaClock(SimpleNamespace(ahead=None, watch=None))
+    clock.tie()
+    assert clock.error_ns == 10_000
+    clock._found = {"item": []}
+    assert clock.resolve([clock.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
+
+
+def test_the_host_stays_two_items_ahead_of_its_gpu_and_says_where_that_is(monkeypatch):
+    """Four items, of which the GPU has done none when it is asked: the third waits for the first, the fourth for the
+    second, and the end of the step for what is left."""
+    from pplab.runtime import gpu
+
+    said, late = [], iter(range(99))
+
+    class Late(FakeEvent):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.number = next(late)
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            said.append(self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Late)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: said.append("all"))
+    clock = gpu.CudaClock(SimpleNamespace(ahead=None, watch=lambda *what: said.append(what)))
+    clock.tie()
+    said.clear()
+    clock.begin("step", None)  # event 5
+    for name in ("0F0", "0F1", "0B0", "0B1"):
+        clock.begin("item", name)
+        clock.end("item", name)
+    clock.end("step", None)
+    waits = [("waits at 0F0", True), 6, ("at 0F0",), 7]
+    assert said[:7] == [("at 0F0",), ("at 0F1",), *waits, ("at 0B0",)]
+    assert said[7:11] == [("waits at 0F1", True), 8, ("at 0F1",), 9] and said[11] == ("at 0B1",)
+    assert [each for each in said[12:] if isinstance(each, int)] == [10, 11, 12, 13] and said[-1] == "all"
 
 
 def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):

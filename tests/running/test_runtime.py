@@ -19,7 +19,7 @@ from conftest import built, in_turn, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.models import Modules
-from pplab.runtime import Executor, Pool, RankError, devices
+from pplab.runtime import Executor, Pool, RankError
 from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
 from pplab.runtime.pool import make_run
@@ -457,12 +457,16 @@ def test_a_users_csv_runs(tmp_path, capsys):
 
 
 def test_groups_have_the_patience_of_the_run(monkeypatch):
-    asked = []
+    asked, options = [], SimpleNamespace(config=SimpleNamespace())
+    nccl = SimpleNamespace(Options=lambda: options)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", nccl, raising=False)
     monkeypatch.setattr(torch.distributed, "new_group", lambda ranks, **options: asked.append((ranks, options)))
     patience = timedelta(seconds=7)
     context = RankContext(0, 2, torch.device("cuda"), "nccl", patience)
     context.channel(0, 1)
-    assert asked == [([0, 1], {"timeout": patience, "backend": "nccl"})]
+    ((ranks, how),) = asked
+    assert ranks == [0, 1] and how["backend"] == "nccl" and how["timeout"] == 2 * patience  # the pool is the first
+    assert 0 < how["pg_options"].config.max_ctas <= 4
 
 
 def test_what_comes_from_a_gpu_is_unpacked_in_the_hosts_memory(monkeypatch):
@@ -471,19 +475,6 @@ def test_what_comes_from_a_gpu_is_unpacked_in_the_hosts_memory(monkeypatch):
         packed = pack({"loss": torch.arange(3.0)})
     found = unpack(packed)["loss"]
     assert found.device.type == "cpu" and found.tolist() == [0, 1, 2]
-
-
-def test_kernels_load_before_nccls(monkeypatch):
-    monkeypatch.setattr(devices.os, "environ", {})
-    devices.load_eagerly("shared")
-    assert devices.os.environ == {}
-    devices.load_eagerly("nccl")
-    needed = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    assert devices.os.environ == needed
-    # torch may have set the one, and users of Megatron set the other to 1: both could deadlock
-    devices.os.environ.update(CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
-    devices.load_eagerly("nccl")
-    assert devices.os.environ == needed
 
 
 @pytest.mark.parametrize("pace, waits", [(None, []), (lab.Pace(pp.Costs(1e-6, 1e-6, 1e-6, unit="ms")), ["wait"] * 3)])
