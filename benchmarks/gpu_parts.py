@@ -95,8 +95,9 @@ def train(setting: Setting, part: Part) -> None:
         for sharing in setting.sharings(num_ranks, part):
             with setting.pool(num_ranks, sharing) as pool:
                 print(f"== {pool}", *pool.notes, sep="\n   ", flush=True)
-                for schedule in _schedules(size, num_ranks, part):
-                    for dtype in (None, torch.bfloat16):
+                schedules = list(_schedules(size, num_ranks, part))
+                for dtype in (None, torch.bfloat16):  # every schedule once before any is measured again
+                    for schedule in schedules:
                         options = {"check_gradients": True, "optimizer": optimizer, "autocast": dtype}
                         run = partial(_run, pool, schedule, workload, sharing, steps=size.steps, **options)
                         part.attempt(f"{schedule.name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
@@ -274,11 +275,12 @@ def _dtype(dtype: torch.dtype | None) -> str:
     return "fp32" if dtype is None else "bf16"
 
 
+# In the order of their worth: a deadline cuts off the last ones.
 PARTS: dict[str, Callable[[Setting, Part], None]] = {
     "check": check,
+    "runs": train,
     "tests": run_tests,
     "slow_down": slow_down,
-    "runs": train,
     "paced": paced,
     "versus": against_torch,
     "profile": profile,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -53,11 +54,21 @@ SIZES = {
 }
 
 
-class Part:
-    """What one part has measured so far."""
+LATE = "it would not end by the deadline"
 
-    def __init__(self, name: str, left_out: list[dict]):
+
+class Late(Exception):
+    """The deadline is there."""
+
+
+class Part:
+    """What one part has measured so far. It starts nothing that would not end by `deadline`, on the monotonic clock."""
+
+    def __init__(self, name: str, left_out: list[dict], deadline: float | None = None):
         self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
+        self.names: list[str] = []  # of the rows that `attempt` has added
+        self.deadline, self._longest = deadline, 0.0
+        self._begun: dict[str, dict] = {}  # rows that needn't be measured again
         self.more: dict = {}  # of the part as a whole
         self.ran = False
         self.added: Callable[[], None] = lambda: None  # told of every row
@@ -69,24 +80,48 @@ class Part:
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
         """Add a row; when it fails say so, and let the part go on."""
+        if row := self._begun.get(what):
+            self._add(what, row)
+            return row
+        started = time.monotonic()
+        if self.deadline is not None and started + self._longest > self.deadline:
+            self.leave_out(what, LATE)
+            return None
         self.ran = True
         try:
             row = measure()
+        except Late as late:
+            self.leave_out(what, str(late))
+            return None
         except Exception as error:
             print(f"FAILED: {self.name}: {what}: {error}", flush=True)
             self.errors.append(f"{what}: {''.join(traceback.format_exception(error))[-4000:]}")
             return None
+        self._longest = max(self._longest, time.monotonic() - started)
+        self._add(what, row)
+        return row
+
+    def take(self, begun: dict) -> None:
+        """Keep what an interrupted run has measured of this part, except for what came out wrong."""
+        names, rows = begun.get("names", []), begun.get("rows", [])
+        if len(names) == len(rows):  # not those of the tests
+            self._begun = {name: row for name, row in zip(names, rows, strict=True) if not row.get("wrong")}
+
+    def _add(self, what: str, row: dict) -> None:
+        self.ran = True
+        self.names.append(what)
         self.rows.append(row)
         for wrong in row.get("wrong", ()):
             print(f"FAILED: {self.name}: {what}: {wrong}", flush=True)
             self.errors.append(f"{what}: {wrong}")
         self.added()
-        return row
 
     def to_dict(self, seconds: float) -> dict:
         """The part as the file has it."""
         state = "failed" if self.errors else "done" if self.ran else "not run"
-        data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more, "rows": self.rows}
+        data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more}
+        data |= {"names": self.names} if self.names else {}
+        data["rows"] = self.rows
         return {**data, "error": "\n".join(self.errors)} if self.errors else data
 
 
@@ -97,6 +132,7 @@ class Setting:
     device: str
     num_devices: int  # GPUs, or on the CPU as many as ranks
     size: Size
+    deadline: float | None = None  # on the monotonic clock
 
     def sharings(self, num_ranks: int, part: Part) -> Iterator[str]:
         """How `num_ranks` ranks can have the devices: the ways that this machine lacks are left out with a reason."""
