@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import gpu_box
 import torch
+from gpu_assumptions import assumptions
 from gpu_setting import ROOT, Part, Setting, Size
 
 import pplab as pp
@@ -279,6 +280,7 @@ def _dtype(dtype: torch.dtype | None) -> str:
 PARTS: dict[str, Callable[[Setting, Part], None]] = {
     "check": check,
     "runs": train,
+    "assumptions": assumptions,
     "tests": run_tests,
     "slow_down": slow_down,
     "paced": paced,

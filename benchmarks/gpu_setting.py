@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pplab as pp
 from pplab.lab.mps import Mps
+from pplab.lab.one_gpu import SWITCH, OneGpuPool
 from pplab.runtime import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -146,6 +148,8 @@ class Setting:
         else:
             part.leave_out(f"{what} with a GPU each", f"the machine has {self.num_devices}")
             yield "turns"
+            if os.environ.get(SWITCH) == "1":
+                yield "nccl on one GPU"
             try:
                 Mps().check([f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
                 yield "mps"
@@ -154,5 +158,7 @@ class Setting:
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""
+        if sharing == "nccl on one GPU":
+            return OneGpuPool(num_ranks, device=self.device, timeout_s=self.size.timeout_s)
         beside = Mps() if sharing == "mps" else None
         return Pool(num_ranks, device=self.device, beside=beside, timeout_s=self.size.timeout_s)

@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -53,13 +55,17 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert [part["name"] for part in data["parts"]] == [
         "check",
         "runs",
+        "assumptions",
         "tests",
         "slow_down",
         "paced",
         "versus",
         "profile",
     ]
-    assert {part["state"] for part in data["parts"]} == {"done"}
+    states = {part["name"]: part["state"] for part in data["parts"]}
+    assert states.pop("assumptions") == "not run" and set(states.values()) == {"done"}
+    left_out = [each for each in data["not_run"] if each["what"].startswith("assumptions: ")]
+    assert len(left_out) == 7 and {each["why"] for each in left_out} == {"needs a GPU"}
     assert "== nothing failed" in printed and f"== wrote {recording.path}" in printed
 
 
@@ -398,6 +404,28 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert "nvidia-cuda-mps-control" in left_out[1]["why"]
     monkeypatch.setattr("gpu_setting.Mps.check", lambda self, devices: None)
     assert found(1, 4)[0] == ["turns", "mps"]
+    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
+    assert found(1, 4)[0] == ["turns", "nccl on one GPU", "mps"] and found(4, 4)[0] == ["a GPU each"]
+
+
+def test_nccl_on_one_gpu_is_asked_for_and_only_there(monkeypatch):
+    from pplab.lab.one_gpu import OneGpuPool, environment
+    from pplab.runtime import gpu as door
+
+    with pytest.raises(ValueError, match="for tests alone: PPLAB_NCCL_ON_ONE_GPU=1 asks for it"):
+        OneGpuPool(2, device="cpu")
+    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
+    with pytest.raises(ValueError, match="these are on the CPU: unset it"):
+        OneGpuPool(2, device="cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(door.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="these have a GPU each"):
+        OneGpuPool(2, device="cuda")
+    shared = OneGpuPool(4, device="cuda")
+    assert shared.transport == "nccl" and shared.devices == ["cuda:0", "cuda:1"] * 2
+    assert "no time is valid" in shared.notes[-1]
+    assert environment(1, (2, 29, 7))["NCCL_HOSTID"] != environment(0, (2, 29, 7))["NCCL_HOSTID"]
+    assert environment(1, (2, 30, 0)) == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def test_facts_of_a_box_and_what_they_mean(gpu):
@@ -498,17 +526,72 @@ class FakeEvent:
         return other.at - self.at
 
 
+class FakeGpu:
+    """`torch.cuda` of a GPU whose streams that spin are done once something waits for the whole device."""
+
+    def __init__(self, waits: set[str]):
+        self.waits, self.spinning, self.current = waits, set(), "default"
+
+    def __getattr__(self, name: str):
+        return lambda *_: self.spinning.clear() if name in self.waits | {"synchronize"} else None
+
+    def Stream(self, device) -> object:
+        return object()
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def Event(self, enable_timing: bool = False):
+        gpu, on = self, [None]
+        return SimpleNamespace(
+            record=lambda: on.__setitem__(0, gpu.current),
+            query=lambda: on[0] not in gpu.spinning,
+            synchronize=lambda: gpu.spinning.clear() if "queue" in gpu.waits else None,
+            elapsed_time=lambda other: 1.0,
+        )
+
+    def _sleep(self, cycles: int) -> None:
+        if self.current != "default":
+            self.spinning.add(self.current)
+
+
+@pytest.mark.parametrize(
+    ("name", "waits", "found"),
+    [
+        ("emptying", {"empty_cache"}, True),
+        ("emptying", set(), False),
+        ("allocating", set(), False),
+        ("queueing", set(), True),
+        ("queueing", {"queue"}, False),
+        ("copying", set(), True),
+        ("timing", set(), True),
+    ],
+)
+def test_assumptions_find_what_a_gpu_does(gpu, monkeypatch, name, waits, found):
+    import gpu_assumptions
+
+    monkeypatch.setattr(gpu_assumptions.door, "cuda", FakeGpu(waits))
+    monkeypatch.setattr(gpu_assumptions, "_RATES", {})
+    documents, expected, was_found, measured = getattr(gpu_assumptions, name)(SimpleNamespace(device="cpu"))
+    assert was_found == found and expected and documents
+    assert json.dumps(measured)
+
+
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
-    from pplab.runtime import cuda_clock
+    from pplab.runtime import gpu as door
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
-    monkeypatch.setattr(cuda_clock.time, "perf_counter_ns", lambda: next(readings))
-    gpu = cuda_clock.CudaClock()
+    monkeypatch.setattr(door.time, "perf_counter_ns", lambda: next(readings))
+    gpu = door.CudaClock(SimpleNamespace(ahead=None, watch=lambda *_: None))
     gpu.tie()
     assert gpu.error_ns == 10_000
-    assert gpu.resolve([gpu.mark()]) == [1_010_000 + 4_000_000]  # the second of five events is the zero
+    gpu.begin("step", None)
+    assert gpu.resolve([gpu.mark()]) == [1_010_000 + 5_000_000]  # the second of seven events is the zero
 
 
 def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
