@@ -33,7 +33,7 @@ gpu_needs.require()  # before what imports torch
 import gpu_box
 import torch
 from gpu_parts import PARTS
-from gpu_setting import LATE, ROOT, SIZES, Late, Part, Setting
+from gpu_setting import LATE, ROOT, SIZES, Late, Part, Setting, for_machine
 
 from pplab.lab import results
 from pplab.runtime import gpu as door
@@ -224,7 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     num_devices = door.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
     deadline = _alarm(started, options.deadline) if options.deadline else None
-    setting = Setting(options.device, num_devices, SIZES[options.size], deadline)
+    size = SIZES[options.size]
+    if options.size == "full":
+        size = for_machine(size, num_devices)
+    setting = Setting(options.device, num_devices, size, deadline)
     name = door.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
     folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
     path = folder / file_name(name, num_devices if options.device == "cuda" else 1)

@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pplab as pp
@@ -61,6 +61,14 @@ LATE = "it would not end by the deadline"
 
 class Late(Exception):
     """The deadline is there."""
+
+
+def for_machine(size: Size, num_devices: int) -> Size:
+    """The size with as many ranks as there are GPUs beside its own numbers, and two layers or more for each of them."""
+    if num_devices in size.ranks:
+        return size
+    gpt = {**size.gpt, "num_layers": max(size.gpt["num_layers"], 2 * num_devices)}
+    return replace(size, gpt=gpt, ranks=(*size.ranks, num_devices)) if num_devices > max(size.ranks) else size
 
 
 class Part:

@@ -408,6 +408,13 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert found(1, 4)[0] == ["turns", "nccl on one GPU", "mps"] and found(4, 4)[0] == ["a GPU each"]
 
 
+def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
+    full = gpu.SIZES["full"]
+    assert gpu.for_machine(full, 1) == gpu.for_machine(full, 4) == full
+    eight = gpu.for_machine(full, 8)
+    assert eight.ranks == (2, 4, 8) and eight.gpt == {**full.gpt, "num_layers": 16}
+
+
 def test_nccl_on_one_gpu_is_asked_for_and_only_there(monkeypatch):
     from pplab.lab.one_gpu import OneGpuPool, environment
     from pplab.runtime import gpu as door
