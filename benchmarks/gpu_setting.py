@@ -31,6 +31,7 @@ class Size:
     tests: tuple[str, ...] = ()  # more arguments for pytest
     profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
     timeout_s: float = 300.0
+    warm_ms: float = 0.0  # of steps before the measured ones: an idle GPU's clock takes so long to rise
 
 
 SIZES = {
@@ -39,6 +40,7 @@ SIZES = {
         ranks=(2, 4),
         schedules=tuple(builder.name for builder in pp.builders.ALL),
         profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
+        warm_ms=500.0,
     ),
     "small": Size(
         gpt={"num_layers": 4, "width": 16, "num_heads": 2, "context": 8, "batch_size": 4},

@@ -78,6 +78,7 @@ def test_what_was_measured_is_whole(recorded):
     for row in runs:
         assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
         assert row["allocated_bytes"] is None and row["sharing"] == "cores"
+        assert row["warmup"] == 1 and row["settled"] is None  # one step
         assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
     for row in recording.rows("paced"):
@@ -406,6 +407,17 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert found(1, 4)[0] == ["turns", "mps"]
     monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
     assert found(1, 4)[0] == ["turns", "nccl on one GPU", "mps"] and found(4, 4)[0] == ["a GPU each"]
+
+
+def test_a_gpu_is_warm_before_it_is_measured(gpu):
+    from gpu_parts import settled, warm_up_steps
+
+    def train(steps: int) -> SimpleNamespace:
+        return SimpleNamespace(step_time_ms=30.0)
+
+    assert warm_up_steps(train, 500.0, "cuda:0") == 17 and warm_up_steps(train, 500.0, "cpu") == 1
+    assert warm_up_steps(train, 0.0, "cuda:0") == 1 and warm_up_steps(train, 1e9, "cuda:0") == 200
+    assert settled((9.0, 5.0, 5.2)) and not settled((5.0, 5.0, 5.5)) and settled((5.0,)) is None
 
 
 def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
