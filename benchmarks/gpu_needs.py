@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib import import_module, util
 
+STARTED = time.monotonic()  # of the command
 ESSENTIAL = ("torch", "numpy")  # without one of these nothing runs
 NEEDS = {  # the parts that aren't run without a package
     "pyarrow": ("runs", "paced", "versus", "profile"),
