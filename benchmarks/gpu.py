@@ -1,9 +1,12 @@
 """`make gpu`: check a machine with CUDA devices, measure on it, and write results/<device>.json.
 
     python benchmarks/gpu.py [--device cuda|cpu] [--size full|small] [--only PART ...] [--folder FOLDER]
+                             [--deadline SECONDS]
 
 Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
-earlier run is replaced when all parts have had their turn. With --only, it keeps its other parts. Whatever is not run
+earlier run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same
+command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth: with
+--deadline, what would not fit is left out. With --only, it keeps its other parts. Whatever is not run
 is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the
 command itself: it measures nothing about a GPU, and its file says so.
 """
@@ -14,17 +17,30 @@ import argparse
 import datetime
 import json
 import re
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import gpu_needs
+
+gpu_needs.require()  # before what imports torch
+
+# ruff: noqa: E402
 import gpu_box
 import torch
 from gpu_parts import PARTS
-from gpu_setting import ROOT, SIZES, Part, Setting
+from gpu_setting import LATE, ROOT, SIZES, Late, Part, Setting, for_machine
 
 from pplab.lab import results
+from pplab.runtime import gpu as door
+from pplab.runtime.devices import usable_gpus
+
+NOT_REACHED = "it was not reached"
+_CLOSING_S = 10  # of a deadline, for ending the ranks and writing the file; a tenth of short ones
 
 
 def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:
@@ -33,7 +49,8 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
     """
     box = gpu_box.facts(setting.device)
-    print(gpu_box.show(box), flush=True)
+    missing = gpu_needs.missing()
+    print(*filter(None, (gpu_needs.show(), gpu_box.show(box))), sep="\n", flush=True)
     data = {
         "form": results.FORM,
         "device": box["devices"][0]["name"],
@@ -43,32 +60,69 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         "versions": box["versions"],
         "box": box,
     }
+    reason = f"only {', '.join(only)} was asked for" if only else NOT_REACHED
     kept = _kept(path, data) if only else {}
-    reason = f"only {', '.join(only)} was asked for" if only else "it was not reached"
-    found = {name: kept.get(name) or _not_reached(name, reason) for name in PARTS}
+    begun = {} if only else _begun(path.with_suffix(".unfinished"), data)
+    found = {name: kept.get(name) or begun.get(name) or _not_reached(name, reason) for name in PARTS}
+
+    def save(name: str, said: dict, left_out: list[dict]) -> None:
+        found[name] = said, left_out
+        data["not_run"] = [each for _, left_out in found.values() for each in left_out]
+        data["parts"] = [each for each, _ in found.values()]
+        write(path.with_suffix(".unfinished"), data)
+
     for name, run in PARTS.items():
         if only and name not in only:
             print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
-            continue
-        print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
-        part, date, started = Part(name, []), _now(), time.monotonic()
-
-        def save(*, rest: bool = True, part: Part = part, date: str = date, started: float = started) -> None:
-            said = _checked(data, part, time.monotonic() - started)
-            found[part.name] = {**said, "date": date, "by": command}, part.left_out + [_rest(part)] * rest
-            data["not_run"] = [each for _, left_out in found.values() for each in left_out]
-            data["parts"] = [each for each, _ in found.values()]
-            write(path.with_suffix(".unfinished"), data)
-
-        part.added = save
-        try:
-            run(setting, part)
-        except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
-            part.errors.append("".join(traceback.format_exception(error))[-4000:])
-            print(f"FAILED: {name}: {error}", flush=True)
-        save(rest=False)
+        elif name in missing:
+            print(f"not run: {name}: {missing[name]}", flush=True)
+            save(name, *_not_reached(name, missing[name]))
+        elif name in begun and _is_whole(*begun[name]):
+            print(f"kept: {name}: it was done when this command was interrupted", flush=True)
+        else:
+            print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
+            _run_part(name, run, setting, data, partial(save, name), begun.get(name, ({}, []))[0])
     path.with_suffix(".unfinished").replace(path)
     return data
+
+
+def _run_part(name: str, run: Callable, setting: Setting, data: dict, save: Callable, begun: dict) -> None:
+    """Run one part, and save it after every row. Rows of `begun` aren't measured again."""
+    part, date, started = Part(name, [], setting.deadline), _now(), time.monotonic()
+    part.take(begun)
+
+    def added(*, rest: bool = True) -> None:
+        said = _checked(data, part, time.monotonic() - started)
+        save({**said, "date": date, "by": data["command"]}, part.left_out + [_rest(part)] * rest)
+
+    part.added = added
+    try:
+        run(setting, part)
+    except Late as late:
+        part.leave_out(f"what follows its {len(part.rows)} rows", str(late))
+    except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
+        part.errors.append("".join(traceback.format_exception(error))[-4000:])
+        print(f"FAILED: {name}: {error}", flush=True)
+    added(rest=False)
+
+
+def _begun(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
+    """The parts that an interrupted run of the same command has measured here, and what each of them left out."""
+    try:
+        older = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    same = ("form", "device", "kind", "versions", "command")
+    if results.problems(older) or any(older[name] != data[name] for name in same):
+        print(f"{path} is of another command, machine or version: everything is measured anew", flush=True)
+        return {}
+    print(f"going on with {path}: delete it to measure everything anew", flush=True)
+    return _parts(older)
+
+
+def _is_whole(said: dict, left_out: list[dict]) -> bool:
+    """Whether a part has nothing left to be measured that could be."""
+    return said["state"] == "done" and not any(each["why"] in (NOT_REACHED, LATE) for each in left_out)
 
 
 def _now() -> str:
@@ -82,7 +136,7 @@ def _not_reached(name: str, reason: str) -> tuple[dict, list[dict]]:
 
 def _rest(part: Part) -> dict:
     """What a part lacks while it runs."""
-    return {"what": f"{part.name}: what follows its {len(part.rows)} rows", "why": "it was not reached"}
+    return {"what": f"{part.name}: what follows its {len(part.rows)} rows", "why": NOT_REACHED}
 
 
 def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
@@ -95,6 +149,10 @@ def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
         raise SystemExit(
             f"{path} is of another machine or other versions: --only would mix them: measure all, or name a --folder"
         )
+    return _parts(older)
+
+
+def _parts(older: dict) -> dict[str, tuple[dict, list[dict]]]:
     return {
         part["name"]: (part, [each for each in older["not_run"] if each["what"].startswith(f"{part['name']}: ")])
         for part in older["parts"]
@@ -110,7 +168,7 @@ def _checked(data: dict, part: Part, seconds: float) -> dict:
     if wrong:
         print(f"FAILED: {part.name}: {'; '.join(wrong)}", flush=True)
         part.errors.append(f"what was measured is no recording: {'; '.join(wrong[:5])}")
-        part.rows, part.more = [], {}
+        part.rows, part.names, part.more = [], [], {}
     return part.to_dict(seconds)
 
 
@@ -136,28 +194,48 @@ def file_name(device: str, count: int = 1) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", device).strip("-").lower() + (f"-x{count}" if count > 1 else "") + ".json"
 
 
+def _alarm(started: float, seconds: float) -> float:
+    """Have what still runs shortly before a deadline interrupted; returns when that is, on the monotonic clock."""
+
+    def ring(*_: object) -> None:
+        raise Late(LATE)
+
+    until = started + seconds - min(_CLOSING_S, seconds / 10)
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.001))
+    return until
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Check, measure, write; returns the exit status."""
+    started = gpu_needs.STARTED if arguments is None else time.monotonic()  # a deadline counts what imports take, too
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(SIZES), default="full")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=(), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--folder", type=Path, help="where the file goes: results, or of a trial _build/results")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="start nothing that would not end by then")
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print(
-            "make gpu needs a CUDA device, and torch finds none here "
-            f"(torch {torch.__version__}, built for CUDA {torch.version.cuda})",
-            file=sys.stderr,
-        )
+    if options.device == "cuda" and not door.cuda.is_available():
+        built = f"(torch {torch.__version__}, built for CUDA {torch.version.cuda})"
+        why = usable_gpus("cuda")[1]
+        said = f"make gpu needs a CUDA device, and torch finds none here {built}{why and ': '}{why}"
+        print(*filter(None, (gpu_needs.show(), said)), sep="\n", file=sys.stderr)
         return 1
-    num_devices = torch.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
-    setting = Setting(options.device, num_devices, SIZES[options.size])
-    name = torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
+    num_devices = door.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
+    deadline = _alarm(started, options.deadline) if options.deadline else None
+    size = SIZES[options.size]
+    if options.size == "full":
+        size = for_machine(size, num_devices)
+    setting = Setting(options.device, num_devices, size, deadline)
+    name = door.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
     folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
     path = folder / file_name(name, num_devices if options.device == "cuda" else 1)
     words = sys.argv[1:] if arguments is None else arguments
-    data = measure(setting, path, " ".join(["python benchmarks/gpu.py", *words]), tuple(options.only))
+    try:
+        data = measure(setting, path, " ".join(["python benchmarks/gpu.py", *words]), tuple(options.only))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
     print(
         f"== wrote {path}", f"{len(data['not_run'])} things were not run, each listed there with its reason", sep="\n"

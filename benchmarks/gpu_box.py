@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pplab.lab.mps import CONTROL
+from pplab.runtime import gpu as door
 from pplab.runtime.pool import versions
 
 SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # from, and to where there is an end
@@ -20,7 +21,7 @@ SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # fr
 def facts(device: str) -> dict:
     """The machine's facts as plain JSON values; None where one can't be had."""
     cuda = device == "cuda"
-    count = torch.cuda.device_count() if cuda else 0
+    count = door.cuda.device_count() if cuda else 0
     queried = _query("driver_version,compute_mode,mig.mode.current") if cuda else []
     return {
         "devices": [_gpu(i) for i in range(count)] if cuda else [{"name": f"CPU ({platform.machine()})"}],
@@ -30,12 +31,11 @@ def facts(device: str) -> dict:
             "cuda": torch.version.cuda,
             "nccl": nccl_version() if cuda else None,
         },
+        "kernels_for": list(door.cuda.get_arch_list()) if cuda else [],  # sm_90, ...: what this torch was built for
         "driver": queried[0][0] if queried else None,
         "compute_mode": [row[1] for row in queried],
         "mig": [row[2] for row in queried],
-        "peer_access": [
-            [i == j or torch.cuda.can_device_access_peer(i, j) for j in range(count)] for i in range(count)
-        ],
+        "peer_access": [[i == j or door.cuda.can_device_access_peer(i, j) for j in range(count)] for i in range(count)],
         "nccl_ranks": count if cuda and dist.is_nccl_available() else 0,  # NCCL takes one rank per GPU
         "mps": {"control": shutil.which(CONTROL) is not None, "running": cuda and _mps_answers()},
     }
@@ -51,6 +51,13 @@ def problems(found: dict) -> list[str]:
         elif _numbers(version) < least or (most and _numbers(version) > most):
             upto = f" to {'.'.join(map(str, most))}" if most else " on"
             said.append(f"{name} is {version}, and pplab is tested with {'.'.join(map(str, least))}{upto}")
+    for device in found["devices"]:
+        if (capability := device.get("compute_capability")) and not _runs_on(found.get("kernels_for"), capability):
+            built = ", ".join(found["kernels_for"])
+            said.append(
+                f"{device['name']} has compute capability {capability}, and this torch was built for {built}: its "
+                "first kernel will fail. The wheel for CUDA 12.6 serves older cards"
+            )
     if any(mode == "Exclusive_Process" for mode in found["compute_mode"]):
         said.append("the compute mode is Exclusive_Process: ranks can share a GPU by MPS only")
     if any(mode == "Prohibited" for mode in found["compute_mode"]):
@@ -78,16 +85,27 @@ def show(found: dict) -> str:
     return "\n".join(lines)
 
 
+def _runs_on(kernels_for: list[str] | None, capability: str) -> bool:
+    """Whether a card runs what torch was built for: machine code of the same major number that isn't newer, or PTX
+    that isn't. Where torch doesn't say what it was built for, it counts as yes."""
+    major, minor = map(int, capability.split("."))
+    found = [re.match(r"(sm|compute)_(\d+)(\d)", each) for each in kernels_for or ()]
+    there = [(kind, int(high), int(low)) for kind, high, low in (each.groups() for each in found if each)]
+    return not there or any(
+        (high, low) <= (major, minor) and (kind == "compute" or high == major) for kind, high, low in there
+    )
+
+
 def nccl_version() -> str | None:
     """NCCL's version; None when there is none."""
     try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
+        return ".".join(map(str, door.cuda.nccl.version()))
     except (AttributeError, RuntimeError):
         return None
 
 
 def _gpu(index: int) -> dict:
-    found = torch.cuda.get_device_properties(index)
+    found = door.cuda.get_device_properties(index)
     return {
         "name": found.name,
         "memory_bytes": found.total_memory,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from xml.etree import ElementTree
 
 import gpu_box
 import torch
+from gpu_assumptions import assumptions
 from gpu_setting import ROOT, Part, Setting, Size
 
 import pplab as pp
@@ -26,6 +28,7 @@ from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Extra, Pool
 
 _TESTS_TIMEOUT_S = 3600
+_MOST_WARM_UP = 200  # steps
 
 
 def check(setting: Setting, part: Part) -> None:
@@ -95,10 +98,12 @@ def train(setting: Setting, part: Part) -> None:
         for sharing in setting.sharings(num_ranks, part):
             with setting.pool(num_ranks, sharing) as pool:
                 print(f"== {pool}", *pool.notes, sep="\n   ", flush=True)
-                for schedule in _schedules(size, num_ranks, part):
-                    for dtype in (None, torch.bfloat16):
+                schedules = list(_schedules(size, num_ranks, part))
+                for dtype in (None, torch.bfloat16):  # every schedule once before any is measured again
+                    for schedule in schedules:
                         options = {"check_gradients": True, "optimizer": optimizer, "autocast": dtype}
-                        run = partial(_run, pool, schedule, workload, sharing, steps=size.steps, **options)
+                        options |= {"steps": size.steps, "warm_ms": size.warm_ms}
+                        run = partial(_run, pool, schedule, workload, sharing, **options)
                         part.attempt(f"{schedule.name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
 
 
@@ -111,8 +116,28 @@ def _schedules(size: Size, num_ranks: int, part: Part) -> Iterator[pp.Schedule]:
             part.leave_out(f"{name} on {num_ranks} ranks", str(error))
 
 
-def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *extras: Extra, **options: object) -> dict:
-    """One training run as a row: what it measured, its median timeline, and its prediction from its own durations."""
+def warm_up_steps(train: Callable[..., object], warm_ms: float, device: str) -> int:
+    """How many steps a GPU is busy with for so long, by one that is measured; on the CPU one will do."""
+    if device == "cpu" or not warm_ms:
+        return 1
+    return min(_MOST_WARM_UP, math.ceil(warm_ms / train(steps=1).step_time_ms))
+
+
+def _run(
+    pool: Pool,
+    schedule: pp.Schedule,
+    workload: object,
+    sharing: str,
+    *extras: Extra,
+    warm_ms: float = 0.0,
+    **options: object,
+) -> dict:
+    """One training run as a row: what it measured, its median timeline, and its prediction from its own durations.
+
+    On a GPU, steps of `warm_ms` come before the measured ones; `settled` says whether the last two of those agree.
+    """
+    usual = {"optimizer": options["optimizer"], "autocast": options.get("autocast")}
+    options["warmup"] = warm_up_steps(partial(pool.train, schedule, workload, **usual), warm_ms, pool.devices[0])
     run = pool.train(schedule, workload, lab.Meter(), *extras, **options)
     print(run, flush=True)
     row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
@@ -122,6 +147,7 @@ def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *ext
         row["wrong"].append(f"held {run.held.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
     row["wrong"] += [note for note in run.notes if note.startswith("MPS lists")]
     del row["versions"]  # the file's
+    row["warmup"], row["settled"] = options["warmup"], settled(row["step_times_ms"])
     row["timelines"] = [lab.timeline_to_dict(run.timeline)]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}
     row["compute_share"] = sum(run.timeline.busy) / (schedule.num_ranks * run.step_time_ms)
@@ -130,6 +156,13 @@ def _run(pool: Pool, schedule: pp.Schedule, workload: object, sharing: str, *ext
         row["predicted"] = {"makespan_ms": predicted.makespan, "bubble_fraction": predicted.bubble_fraction}
         row["where"] = lab.where(run.timeline).mean
     return row
+
+
+def settled(times_ms: Sequence[float]) -> bool | None:
+    """Whether the last two of these steps agree within a twentieth; None where there are fewer."""
+    if len(times_ms) < 2:
+        return None
+    return abs(times_ms[-1] - times_ms[-2]) <= 0.05 * max(times_ms[-2:])
 
 
 def slow_down(setting: Setting, part: Part) -> None:
@@ -249,7 +282,11 @@ def profile(setting: Setting, part: Part) -> None:
                 extras = [lab.Profile(Path(folder, f"{name}-{engine}"))]
                 if engine == "torch":
                     extras.append(lab.TorchEngine())
-                options = {"steps": size.steps, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
+                options = {
+                    "steps": size.steps,
+                    "warm_ms": size.warm_ms,
+                    "optimizer": partial(torch.optim.AdamW, lr=5e-5),
+                }
                 run = partial(_run, pool, schedule, workload, sharing, *extras, **options)
                 part.attempt(f"{name} by {engine}, {sharing}", run)
 
@@ -274,11 +311,13 @@ def _dtype(dtype: torch.dtype | None) -> str:
     return "fp32" if dtype is None else "bf16"
 
 
+# In the order of their worth: a deadline cuts off the last ones.
 PARTS: dict[str, Callable[[Setting, Part], None]] = {
     "check": check,
+    "runs": train,
+    "assumptions": assumptions,
     "tests": run_tests,
     "slow_down": slow_down,
-    "runs": train,
     "paced": paced,
     "versus": against_torch,
     "profile": profile,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pplab as pp
 from pplab.lab.mps import Mps
+from pplab.lab.one_gpu import SWITCH, OneGpuPool
 from pplab.runtime import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +31,7 @@ class Size:
     tests: tuple[str, ...] = ()  # more arguments for pytest
     profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
     timeout_s: float = 300.0
+    warm_ms: float = 0.0  # of steps before the measured ones: an idle GPU's clock takes so long to rise
 
 
 SIZES = {
@@ -36,6 +40,7 @@ SIZES = {
         ranks=(2, 4),
         schedules=tuple(builder.name for builder in pp.builders.ALL),
         profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
+        warm_ms=500.0,
     ),
     "small": Size(
         gpt={"num_layers": 4, "width": 16, "num_heads": 2, "context": 8, "batch_size": 4},
@@ -53,11 +58,29 @@ SIZES = {
 }
 
 
-class Part:
-    """What one part has measured so far."""
+LATE = "it would not end by the deadline"
 
-    def __init__(self, name: str, left_out: list[dict]):
+
+class Late(Exception):
+    """The deadline is there."""
+
+
+def for_machine(size: Size, num_devices: int) -> Size:
+    """The size with as many ranks as there are GPUs beside its own numbers, and two layers or more for each of them."""
+    if num_devices in size.ranks:
+        return size
+    gpt = {**size.gpt, "num_layers": max(size.gpt["num_layers"], 2 * num_devices)}
+    return replace(size, gpt=gpt, ranks=(*size.ranks, num_devices)) if num_devices > max(size.ranks) else size
+
+
+class Part:
+    """What one part has measured so far. It starts nothing that would not end by `deadline`, on the monotonic clock."""
+
+    def __init__(self, name: str, left_out: list[dict], deadline: float | None = None):
         self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
+        self.names: list[str] = []  # of the rows that `attempt` has added
+        self.deadline, self._longest = deadline, 0.0
+        self._begun: dict[str, dict] = {}  # rows that needn't be measured again
         self.more: dict = {}  # of the part as a whole
         self.ran = False
         self.added: Callable[[], None] = lambda: None  # told of every row
@@ -69,24 +92,48 @@ class Part:
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
         """Add a row; when it fails say so, and let the part go on."""
+        if row := self._begun.get(what):
+            self._add(what, row)
+            return row
+        started = time.monotonic()
+        if self.deadline is not None and started + self._longest > self.deadline:
+            self.leave_out(what, LATE)
+            return None
         self.ran = True
         try:
             row = measure()
+        except Late as late:
+            self.leave_out(what, str(late))
+            return None
         except Exception as error:
             print(f"FAILED: {self.name}: {what}: {error}", flush=True)
             self.errors.append(f"{what}: {''.join(traceback.format_exception(error))[-4000:]}")
             return None
+        self._longest = max(self._longest, time.monotonic() - started)
+        self._add(what, row)
+        return row
+
+    def take(self, begun: dict) -> None:
+        """Keep what an interrupted run has measured of this part, except for what came out wrong."""
+        names, rows = begun.get("names", []), begun.get("rows", [])
+        if len(names) == len(rows):  # not those of the tests
+            self._begun = {name: row for name, row in zip(names, rows, strict=True) if not row.get("wrong")}
+
+    def _add(self, what: str, row: dict) -> None:
+        self.ran = True
+        self.names.append(what)
         self.rows.append(row)
         for wrong in row.get("wrong", ()):
             print(f"FAILED: {self.name}: {what}: {wrong}", flush=True)
             self.errors.append(f"{what}: {wrong}")
         self.added()
-        return row
 
     def to_dict(self, seconds: float) -> dict:
         """The part as the file has it."""
         state = "failed" if self.errors else "done" if self.ran else "not run"
-        data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more, "rows": self.rows}
+        data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more}
+        data |= {"names": self.names} if self.names else {}
+        data["rows"] = self.rows
         return {**data, "error": "\n".join(self.errors)} if self.errors else data
 
 
@@ -97,6 +144,7 @@ class Setting:
     device: str
     num_devices: int  # GPUs, or on the CPU as many as ranks
     size: Size
+    deadline: float | None = None  # on the monotonic clock
 
     def sharings(self, num_ranks: int, part: Part) -> Iterator[str]:
         """How `num_ranks` ranks can have the devices: the ways that this machine lacks are left out with a reason."""
@@ -110,6 +158,8 @@ class Setting:
         else:
             part.leave_out(f"{what} with a GPU each", f"the machine has {self.num_devices}")
             yield "turns"
+            if os.environ.get(SWITCH) == "1":
+                yield "nccl on one GPU"
             try:
                 Mps().check([f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
                 yield "mps"
@@ -118,5 +168,7 @@ class Setting:
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""
+        if sharing == "nccl on one GPU":
+            return OneGpuPool(num_ranks, device=self.device, timeout_s=self.size.timeout_s)
         beside = Mps() if sharing == "mps" else None
         return Pool(num_ranks, device=self.device, beside=beside, timeout_s=self.size.timeout_s)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 
 import pytest
 
@@ -305,6 +306,20 @@ def test_train_explains_and_records(tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"0F0", "thread_name", "rank 1: bubble so far (ms)"} <= names
+
+
+def test_a_model_that_is_made_here_has_the_sizes_asked_for(capsys):
+    def asked(**given: object):
+        usual = {"model": "gpt", "batch_size": 4, "source": "sample", **dict.fromkeys(commands.SIZES)}
+        return commands.workload_of(SimpleNamespace(**usual | given))
+
+    assert asked().config == asked(width=128).config
+    found = asked(num_layers=3, width=1024, context=16).config
+    assert (found.num_layers, found.width, found.context, found.num_heads) == (3, 1024, 16, 16)
+    assert asked(model="mixture", width=64).config.num_heads == 4
+    flags = ["--schedule", "1F1B", "--ranks", "2", "--microbatches", "2", "--model", "distilbert", "--layers", "3"]
+    assert main(["train", *flags]) != 0
+    assert "--layers: gpt and mixture have these sizes to choose" in capsys.readouterr().err
 
 
 @pytest.mark.slow

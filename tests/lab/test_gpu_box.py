@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,14 +54,18 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
     assert [part["name"] for part in data["parts"]] == [
         "check",
+        "runs",
+        "assumptions",
         "tests",
         "slow_down",
-        "runs",
         "paced",
         "versus",
         "profile",
     ]
-    assert {part["state"] for part in data["parts"]} == {"done"}
+    states = {part["name"]: part["state"] for part in data["parts"]}
+    assert states.pop("assumptions") == "not run" and set(states.values()) == {"done"}
+    left_out = [each for each in data["not_run"] if each["what"].startswith("assumptions: ")]
+    assert len(left_out) == 7 and {each["why"] for each in left_out} == {"needs a GPU"}
     assert "== nothing failed" in printed and f"== wrote {recording.path}" in printed
 
 
@@ -66,11 +73,12 @@ def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
     runs = recording.rows("runs")
     assert [(row["schedule"], row["dtype"]) for row in runs] == [
-        (name, dtype) for name in ("1F1B", "ZB-H1") for dtype in ("fp32", "bf16")
+        (name, dtype) for dtype in ("fp32", "bf16") for name in ("1F1B", "ZB-H1")
     ]
     for row in runs:
         assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
         assert row["allocated_bytes"] is None and row["sharing"] == "cores"
+        assert row["warmup"] == 1 and row["settled"] is None  # one step
         assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
     for row in recording.rows("paced"):
@@ -224,6 +232,106 @@ def test_an_interrupted_part_keeps_its_rows_and_says_that_it_was_interrupted(gpu
     assert begun["not_run"] == [{"what": "one: what follows its 1 rows", "why": "it was not reached"}]
 
 
+def test_an_interrupted_command_goes_on_where_it_was(gpu, tmp_path, monkeypatch, capsys):
+    measured, stop_at = [], ["b"]
+
+    def rows(setting, part):
+        """A part."""
+        for name in "abc":
+
+            def measure(name=name):
+                if name in stop_at:
+                    raise KeyboardInterrupt
+                measured.append((part.name, name))
+                return {"figure": name, "wrong": ["it is odd"] * (name == "c" and part.name == "two" and bool(stop_at))}
+
+            part.attempt(name, measure)
+
+    setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
+    monkeypatch.setattr(gpu, "PARTS", {"one": rows, "two": rows})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(setting, path, "make gpu")
+    stop_at.clear()
+    data = gpu.measure(setting, path, "make gpu")
+    assert measured == [("one", "a"), ("one", "b"), ("one", "c"), ("two", "a"), ("two", "b"), ("two", "c")]
+    assert [[row["figure"] for row in part["rows"]] for part in data["parts"]] == [["a", "b", "c"]] * 2
+    assert data["not_run"] == [] and not path.with_suffix(".unfinished").exists()
+    assert "going on with" in capsys.readouterr().out
+    gpu.write(path.with_suffix(".unfinished"), {**data, "command": "another"})
+    gpu.measure(setting, path, "make gpu")
+    assert len(measured) == 12 and "measured anew" in capsys.readouterr().out
+    odd = {**data["parts"][0]["rows"][1], "wrong": ["it is odd"]}
+    failed = {**data["parts"][0], "state": "failed", "error": "b: it is odd", "rows": [{"figure": "a"}, odd]}
+    gpu.write(path.with_suffix(".unfinished"), {**data, "parts": [{**failed, "names": ["a", "b"]}, data["parts"][1]]})
+    del measured[:]
+    assert gpu.measure(setting, path, "make gpu")["parts"][0]["state"] == "done"
+    assert measured == [("one", "b"), ("one", "c")]  # what came out wrong is measured again
+
+
+def test_a_deadline_is_kept_and_what_it_cuts_off_is_listed(gpu, tmp_path, monkeypatch):
+    def endless(setting, part):
+        """A part."""
+        part.attempt("quick", lambda: {"figure": 1})
+        part.attempt("endless", lambda: time.sleep(60))
+        part.attempt("after it", lambda: {"figure": 2})
+
+    def stuck(setting, part):
+        """A part."""
+        part.attempt("one more", lambda: {"figure": 3})
+
+    monkeypatch.setattr(gpu, "PARTS", {"one": endless, "two": stuck})
+    started = time.monotonic()
+    words = ["--device", "cpu", "--size", "small", "--folder", str(tmp_path), "--deadline", "1"]
+    assert gpu.main(words) == 0 and time.monotonic() - started < 30
+    (recording,) = results.load(tmp_path)
+    assert recording.rows("one") == [{"figure": 1}] and not recording.rows("two")
+    late = [what for what, why in recording.not_run if why == "it would not end by the deadline"]
+    assert late == ["one: endless", "one: after it", "two: one more"]
+
+
+def test_a_row_that_would_not_fit_is_not_started(gpu):
+    part = gpu.Part("runs", [], time.monotonic() + 60)
+    part._longest = 100.0
+    assert part.attempt("long", lambda: {"figure": 1}) is None
+    assert part.left_out == [{"what": "runs: long", "why": "it would not end by the deadline"}]
+
+
+def test_what_is_missing_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name.partition('.')[0] in os.environ['HIDDEN'].split(','):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--size", "small", "--only", "check", "profile"]
+
+    def run(hidden: str) -> subprocess.CompletedProcess:
+        paths = [str(tmp_path), str(ROOT / "src")]
+        env = {**os.environ, "HIDDEN": hidden, "PYTHONPATH": os.pathsep.join(paths)}
+        return subprocess.run([*command, "--folder", str(tmp_path)], cwd=ROOT, env=env, text=True, capture_output=True)
+
+    done = run("transformers,datasets,colorspacious")
+    first, second, third = done.stdout.splitlines()[:3]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert first == "transformers is not installed: not run: profile"
+    assert second.startswith("datasets is not installed: the text is the sample") and third.startswith("device 0")
+    (recording,) = results.load(tmp_path)
+    assert ("profile: all of it", "transformers is not installed") in recording.not_run
+    done = run("numpy")
+    assert done.returncode == 1 and "runs nothing without numpy" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_make_gpu_takes_another_environment_and_keeps_its_path():
+    env = {**os.environ, "PYTHONPATH": "/theirs"}
+    command = ["make", "--dry-run", "--print-data-base", "gpu", f"PY={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True)
+    assert f"{sys.executable} benchmarks/gpu.py" in done.stdout and "-m venv" not in done.stdout.partition("\n#")[0]
+    (path,) = re.findall(r"^PYTHONPATH := (.*)$", done.stdout, re.MULTILINE)
+    assert path == f"{ROOT}/src:/theirs"
+
+
 def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
     def odd(setting, part):
         """A part."""
@@ -297,6 +405,46 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert "nvidia-cuda-mps-control" in left_out[1]["why"]
     monkeypatch.setattr("gpu_setting.Mps.check", lambda self, devices: None)
     assert found(1, 4)[0] == ["turns", "mps"]
+    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
+    assert found(1, 4)[0] == ["turns", "nccl on one GPU", "mps"] and found(4, 4)[0] == ["a GPU each"]
+
+
+def test_a_gpu_is_warm_before_it_is_measured(gpu):
+    from gpu_parts import settled, warm_up_steps
+
+    def train(steps: int) -> SimpleNamespace:
+        return SimpleNamespace(step_time_ms=30.0)
+
+    assert warm_up_steps(train, 500.0, "cuda:0") == 17 and warm_up_steps(train, 500.0, "cpu") == 1
+    assert warm_up_steps(train, 0.0, "cuda:0") == 1 and warm_up_steps(train, 1e9, "cuda:0") == 200
+    assert settled((9.0, 5.0, 5.2)) and not settled((5.0, 5.0, 5.5)) and settled((5.0,)) is None
+
+
+def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
+    full = gpu.SIZES["full"]
+    assert gpu.for_machine(full, 1) == gpu.for_machine(full, 4) == full
+    eight = gpu.for_machine(full, 8)
+    assert eight.ranks == (2, 4, 8) and eight.gpt == {**full.gpt, "num_layers": 16}
+
+
+def test_nccl_on_one_gpu_is_asked_for_and_only_there(monkeypatch):
+    from pplab.lab.one_gpu import OneGpuPool, environment
+    from pplab.runtime import gpu as door
+
+    with pytest.raises(ValueError, match="for tests alone: PPLAB_NCCL_ON_ONE_GPU=1 asks for it"):
+        OneGpuPool(2, device="cpu")
+    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
+    with pytest.raises(ValueError, match="these are on the CPU: unset it"):
+        OneGpuPool(2, device="cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(door.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="these have a GPU each"):
+        OneGpuPool(2, device="cuda")
+    shared = OneGpuPool(4, device="cuda")
+    assert shared.transport == "nccl" and shared.devices == ["cuda:0", "cuda:1"] * 2
+    assert "no time is valid" in shared.notes[-1]
+    assert environment(1, (2, 29, 7))["NCCL_HOSTID"] != environment(0, (2, 29, 7))["NCCL_HOSTID"]
+    assert environment(1, (2, 30, 0)) == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def test_facts_of_a_box_and_what_they_mean(gpu):
@@ -316,6 +464,16 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     }
     assert problems(box) == []
     assert "device 1: A, 16.0 GiB, compute capability 9.0" in show(box) and "NCCL can serve 2 ranks" in show(box)
+    h100 = {"name": "A", "memory_bytes": 2**34, "compute_capability": "9.0"}
+    for kernels_for, runs in (
+        (["sm_75", "sm_90"], True),
+        (["sm_80", "compute_80"], True),
+        (["sm_80", "sm_100"], False),
+        (["sm_90a"], True),
+        ([], True),
+    ):
+        found = problems({**box, "devices": [h100], "kernels_for": kernels_for})
+        assert (found == []) == runs and ("compute capability 9.0" in "".join(found)) == (not runs), kernels_for
     worse = {
         **box,
         "versions": {"torch": "2.9.1", "transformers": "4.57.6"},
@@ -385,6 +543,60 @@ class FakeEvent:
 
     def elapsed_time(self, other: FakeEvent) -> float:
         return other.at - self.at
+
+
+class FakeGpu:
+    """`torch.cuda` of a GPU whose streams that spin are done once something waits for the whole device."""
+
+    def __init__(self, waits: set[str]):
+        self.waits, self.spinning, self.current = waits, set(), "default"
+
+    def __getattr__(self, name: str):
+        return lambda *_: self.spinning.clear() if name in self.waits | {"synchronize"} else None
+
+    def Stream(self, device) -> object:
+        return object()
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def Event(self, enable_timing: bool = False):
+        gpu, on = self, [None]
+        return SimpleNamespace(
+            record=lambda: on.__setitem__(0, gpu.current),
+            query=lambda: on[0] not in gpu.spinning,
+            synchronize=lambda: gpu.spinning.clear() if "queue" in gpu.waits else None,
+            elapsed_time=lambda other: 1.0,
+        )
+
+    def _sleep(self, cycles: int) -> None:
+        if self.current != "default":
+            self.spinning.add(self.current)
+
+
+@pytest.mark.parametrize(
+    ("name", "waits", "found"),
+    [
+        ("emptying", {"empty_cache"}, True),
+        ("emptying", set(), False),
+        ("allocating", set(), False),
+        ("queueing", set(), True),
+        ("queueing", {"queue"}, False),
+        ("copying", set(), True),
+        ("timing", set(), True),
+    ],
+)
+def test_assumptions_find_what_a_gpu_does(gpu, monkeypatch, name, waits, found):
+    import gpu_assumptions
+
+    monkeypatch.setattr(gpu_assumptions.door, "cuda", FakeGpu(waits))
+    monkeypatch.setattr(gpu_assumptions, "_RATES", {})
+    documents, expected, was_found, measured = getattr(gpu_assumptions, name)(SimpleNamespace(device="cpu"))
+    assert was_found == found and expected and documents
+    assert json.dumps(measured)
 
 
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):

@@ -62,6 +62,23 @@ def test_on_a_gpu_kernels_count():
     ]
     found = summarise({"traceEvents": HOST + kernels})
     assert (found.compute_ms, found.communication_ms, found.overlap_ms) == (45, 40, 15)
+    assert found.phases_ms == {"warmup": 30, "steady": 30, "drain": 20}  # nothing tells the device's
+
+
+def test_on_a_gpu_phases_are_the_devices_and_the_first_step_is_left_out():
+    """The host launches a phase before the device is there, on two streams at once."""
+
+    def step(at: float, late: float) -> list[dict]:
+        shifted = [{**event, "ts": event["ts"] + at * 1e3} for event in HOST]
+        on_device = [("warmup", 10, 40), ("warmup", 20, 45), ("steady", 45, 85), ("drain", 85, 95)]
+        spans = [span(f"pp.{name}", at + a + late, at + b + late, "gpu_user_annotation") for name, a, b in on_device]
+        return [*shifted, *spans, span("gemm", at + 10 + late, at + 50 + late, "kernel")]
+
+    found = summarise({"traceEvents": [*step(0, 5), *step(200, 0)]})
+    assert found.phases_ms == pytest.approx({"warmup": 35, "steady": 40, "drain": 10})
+    assert (found.step_ms, found.compute_ms) == (100, 40)
+    slow = [{**event, "dur": event["dur"] * 1.5} if event["name"] == "pp.step" else event for event in step(0, 5)]
+    assert summarise({"traceEvents": [*step(200, 0), *slow]}) == found  # whatever the order in the file
 
 
 def test_memory_is_a_running_sum():

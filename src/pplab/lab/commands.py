@@ -159,7 +159,13 @@ def workload_of(given: argparse.Namespace) -> Workload:
     """What the flags WORKLOAD ask for."""
     from . import models
 
-    return models.workload(given.model, batch_size=given.batch_size, source=given.source)
+    sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
+    if sizes and given.model not in ("gpt", "mixture"):
+        asked = ", ".join(SIZES[name] for name in sizes)
+        raise ValueError(f"{asked}: gpt and mixture have these sizes to choose, {given.model} has its own")
+    if (width := sizes.get("width", 0)) > 4 * _HEAD and width % _HEAD == 0:
+        sizes["num_heads"] = width // _HEAD
+    return models.workload(given.model, batch_size=given.batch_size, source=given.source, **sizes)
 
 
 def _predict(given: argparse.Namespace) -> None:
@@ -206,6 +212,8 @@ def _bench_flags() -> Iterator[Flag]:
     yield dict(name="--steps", type=int, default=6, metavar="N", help="of each in a round")
 
 
+_HEAD = 64  # the width of an attention head of a wide model, which GPUs have fast kernels for
+SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  # of a model that is made here
 WORKLOAD: tuple[Flag, ...] = (
     dict(
         name="--model",
@@ -215,6 +223,9 @@ WORKLOAD: tuple[Flag, ...] = (
     dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
     dict(name="--device", default="auto", help="auto, cpu or cuda"),
     dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
+    dict(dest="num_layers", name="--layers", type=int, metavar="N", help="of gpt or mixture"),
+    dict(name="--width", type=int, metavar="N", help="of gpt or mixture; heads of width 64 beyond 256"),
+    dict(name="--context", type=int, metavar="N", help="of gpt or mixture: the length of a sequence"),
 )
 COMMANDS = (
     Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),

@@ -3,8 +3,9 @@
 The trace of a rank holds the spans pp.step, pp.forward, pp.backward (pp.backward_input, pp.backward_weight,
 pp.overlap), pp.send, pp.receive and pp.optimizer_step, the forwards and backwards inside pp.warmup, pp.steady and
 pp.drain. On a GPU, compute is the time of kernels, and communication that of NCCL's kernels and of copies to and from
-the host. On a CPU, compute is the time of the spans of actions and of the optimizer, and communication that of gloo's
-works, from when they are posted until they are done, or of pp.send and pp.receive where ranks share memory.
+the host; phases last as long as their kernels do, and the first of several steps is left out, because the recording of
+kernels starts in it. On a CPU, compute is the time of the spans of actions and of the optimizer, and communication that
+of gloo's works, from when they are posted until they are done, or of pp.send and pp.receive where ranks share memory.
 
 So communication contains waiting for a peer that isn't ready, as it does in every profiler's table. `lab.where` tells
 the two apart.
@@ -113,6 +114,7 @@ def summarise(trace: str | Path | dict, rank: int = 0, *, resident_bytes: int = 
 def _summarise(trace: str | Path | dict, rank: int, resident_bytes: int) -> RankProfile:
     events = (trace if isinstance(trace, dict) else _read(Path(trace)))["traceEvents"]
     named: dict[str, list[Interval]] = {}
+    launched: dict[str, list[Interval]] = {}  # the same spans in the device's time, by stream
     device: dict[str, list[Interval]] = {"compute": [], "communication": []}
     for event in events:
         if event.get("ph") != "X" or "dur" not in event:
@@ -120,27 +122,30 @@ def _summarise(trace: str | Path | dict, rank: int, resident_bytes: int) -> Rank
         span, name, category = (event["ts"], event["ts"] + event["dur"]), event["name"], event.get("cat")
         if category == "user_annotation":
             named.setdefault(name, []).append(span)
+        elif category == "gpu_user_annotation":
+            launched.setdefault(name, []).append(span)
         elif category in ("kernel", "gpu_memcpy"):
             transfers = (category == "gpu_memcpy" and "DtoD" not in name) or "nccl" in name.lower()
             device["communication" if transfers else "compute"].append(span)
-    steps = named.get("pp.step", [])
+    recorded = steps = sorted(named.get("pp.step", []))
     if not _length(steps) > 0:
         raise ValueError(f"no pp.step span among the trace's {len(events)} events: record it with lab.Profile")
     if device["compute"]:
+        steps = recorded[1:] or recorded
         compute, transfers = device["compute"], device["communication"]
     else:
         compute = [span for name in _COMPUTE for span in named.get(f"pp.{name}", ())]
         transfers = [span for name, spans in named.items() if name.startswith(_TRANSFERS) for span in spans]
     compute, transfers = (_within(_union(spans), steps) for spans in (compute, transfers))
-    each = 1e-3 / len(steps)
+    each, phases = 1e-3 / len(steps), launched or named
     return RankProfile(
         rank,
         _length(steps) * each,
         _length(compute) * each,
         _length(transfers) * each,
         _length(_within(transfers, compute)) * each,
-        {phase: _length(named.get(f"pp.{phase}", ())) * each for phase in PHASES},
-        _peak(events, steps, resident_bytes),
+        {phase: _length(_within(_union(phases.get(f"pp.{phase}", ())), steps)) * each for phase in PHASES},
+        _peak(events, recorded, resident_bytes),
         "" if isinstance(trace, dict) else str(trace),
     )
 
