@@ -6,9 +6,9 @@
 Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
 earlier run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same
 command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth: with
---deadline, what would not fit is left out. With --only, it keeps its other parts. Whatever is not run
-is printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the
-command itself: it measures nothing about a GPU, and its file says so.
+--deadline, what would not fit is left out, and measured when the command is given again. With --only, the file keeps
+its other parts. Whatever is not run is printed with its reason and listed in the file. The exit status is 1 when
+anything failed. `--device cpu` tries the command itself: it measures nothing about a GPU, and its file says so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -71,18 +72,23 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         data["parts"] = [each for each, _ in found.values()]
         write(path.with_suffix(".unfinished"), data)
 
-    for name, run in PARTS.items():
-        if only and name not in only:
-            print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
-        elif name in missing:
-            print(f"not run: {name}: {missing[name]}", flush=True)
-            save(name, *_not_reached(name, missing[name]))
-        elif name in begun and _is_whole(*begun[name]):
-            print(f"kept: {name}: it was done when this command was interrupted", flush=True)
-        else:
-            print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
-            _run_part(name, run, setting, data, partial(save, name), begun.get(name, ({}, []))[0])
-    path.with_suffix(".unfinished").replace(path)
+    save(first := next(iter(PARTS)), *found[first])
+    with suppress(Late):  # between two rows: what is left is listed as not reached
+        for name, run in PARTS.items():
+            if only and name not in only:
+                print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
+            elif name in missing:
+                print(f"not run: {name}: {missing[name]}", flush=True)
+                save(name, *_not_reached(name, missing[name]))
+            elif name in begun and _is_whole(*begun[name]):
+                print(f"kept: {name}: it was done when this command was interrupted", flush=True)
+            else:
+                print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
+                _run_part(name, run, setting, data, partial(save, name), begun.get(name, ({}, []))[0])
+    if any(each["why"] in (NOT_REACHED, LATE) for each in data["not_run"]):
+        write(path, data)  # the same command goes on with the other file
+    else:
+        path.with_suffix(".unfinished").replace(path)
     return data
 
 
@@ -112,8 +118,9 @@ def _begun(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
         older = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    same = ("form", "device", "kind", "versions", "command")
-    if results.problems(older) or any(older[name] != data[name] for name in same):
+    same = ("form", "device", "kind", "versions")
+    commands = [re.sub(r" --deadline \S+", "", each["command"]) for each in (older, data)]
+    if results.problems(older) or any(older[name] != data[name] for name in same) or len(set(commands)) > 1:
         print(f"{path} is of another command, machine or version: everything is measured anew", flush=True)
         return {}
     print(f"going on with {path}: delete it to measure everything anew", flush=True)
@@ -234,6 +241,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         data = measure(setting, path, " ".join(["python benchmarks/gpu.py", *words]), tuple(options.only))
+    except Late:
+        print("the deadline was there before anything was measured: give more seconds", file=sys.stderr)
+        return 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -268,11 +269,13 @@ def test_an_interrupted_command_goes_on_where_it_was(gpu, tmp_path, monkeypatch,
     assert measured == [("one", "b"), ("one", "c")]  # what came out wrong is measured again
 
 
-def test_a_deadline_is_kept_and_what_it_cuts_off_is_listed(gpu, tmp_path, monkeypatch):
+def test_a_deadline_is_kept_and_what_it_cuts_off_is_listed_and_measured_the_next_time(gpu, tmp_path, monkeypatch):
+    times, figures = iter([60, 0]), count(1)
+
     def endless(setting, part):
         """A part."""
-        part.attempt("quick", lambda: {"figure": 1})
-        part.attempt("endless", lambda: time.sleep(60))
+        part.attempt("quick", lambda: {"figure": -next(figures)})
+        part.attempt("endless", lambda: time.sleep(next(times)) or {"figure": 0})
         part.attempt("after it", lambda: {"figure": 2})
 
     def stuck(setting, part):
@@ -284,9 +287,27 @@ def test_a_deadline_is_kept_and_what_it_cuts_off_is_listed(gpu, tmp_path, monkey
     words = ["--device", "cpu", "--size", "small", "--folder", str(tmp_path), "--deadline", "1"]
     assert gpu.main(words) == 0 and time.monotonic() - started < 30
     (recording,) = results.load(tmp_path)
-    assert recording.rows("one") == [{"figure": 1}] and not recording.rows("two")
+    assert recording.rows("one") == [{"figure": -1}] and not recording.rows("two")
     late = [what for what, why in recording.not_run if why == "it would not end by the deadline"]
     assert late == ["one: endless", "one: after it", "two: one more"]
+    assert gpu.main([*words[:-1], "60"]) == 0
+    (recording,) = results.load(tmp_path)
+    assert [row["figure"] for row in recording.rows("one")] == [-1, 0, 2] and recording.rows("two") == [{"figure": 3}]
+    assert recording.not_run == [] and not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_deadline_between_two_parts_is_no_error(gpu, tmp_path, monkeypatch):
+    def rings(*_):
+        raise gpu.Late(gpu.LATE)
+
+    monkeypatch.setattr(gpu, "PARTS", {"one": lambda setting, part: None, "two": lambda setting, part: None})
+    for part in gpu.PARTS.values():
+        part.__doc__ = "A part."
+    monkeypatch.setattr(gpu, "_run_part", rings)
+    data = gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu --deadline 5")
+    assert [each["what"] for each in data["not_run"]] == ["one: all of it", "two: all of it"]
+    monkeypatch.setattr(gpu, "measure", rings)
+    assert gpu.main(["--device", "cpu", "--folder", str(tmp_path), "--deadline", "9"]) == 1
 
 
 def test_a_row_that_would_not_fit_is_not_started(gpu):
