@@ -138,7 +138,7 @@ def _run(
     """
     usual = {"optimizer": options["optimizer"], "autocast": options.get("autocast")}
     options["warmup"] = warm_up_steps(partial(pool.train, schedule, workload, **usual), warm_ms, pool.devices[0])
-    run = pool.train(schedule, workload, lab.Meter(), *extras, **options)
+    run = pool.train(schedule, workload, lab.Meter(), lab.Launches(), *extras, **options)
     print(run, flush=True)
     row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
     if run.gradients is not None and not run.gradients.equal:
@@ -147,6 +147,7 @@ def _run(
         row["wrong"].append(f"held {run.held.peak_bytes} bytes, predicted {run.predicted_peak_bytes}")
     row["wrong"] += [note for note in run.notes if note.startswith("MPS lists")]
     del row["versions"]  # the file's
+    row["hosts_share"] = run.extras["launches"]
     row["warmup"], row["settled"] = options["warmup"], settled(row["step_times_ms"])
     row["timelines"] = [lab.timeline_to_dict(run.timeline)]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from multiprocessing import current_process
 from types import SimpleNamespace
 
@@ -34,8 +35,10 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
     def index(device: object) -> int:
         """A device's number, if it has one and is there."""
         started()
-        found = torch.device(device if device is not None else "cuda")
-        found = (found.index or 0) if found.type == "cuda" else -1
+        found = device
+        if not isinstance(device, int):
+            device = torch.device(device if device is not None else "cuda")
+            found = (device.index or 0) if device.type == "cuda" else -1
         if not 0 <= found < count:
             raise RuntimeError(f"CUDA error: invalid device ordinal {device}")
         return found
@@ -117,6 +120,7 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
         "set_device": lambda device: index(device) * 0 or None,
         "empty_cache": lambda: started(),
         "current_stream": lambda device=None: index(device) * 0 or current,
+        "stream": lambda stream: nullcontext(isinstance(stream, Stream)),
         "set_stream": lambda stream: isinstance(stream, Stream) or None,
         "memory_allocated": lambda device=None: index(device) * 0 + 4096,
         "max_memory_allocated": lambda device=None: index(device) * 0 + (1 << 40),

@@ -33,6 +33,7 @@ _HOMES = {
     "greedy": ("depth_first",),
     "growth": ("Policy",),
     "json_form": ("run_to_dict", "timeline_from_dict", "timeline_to_dict"),
+    "launches": ("Launches",),
     "layers": ("MeasuredLayers", "measure_layers"),
     "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
     "learning_rate": ("LearningRate",),
