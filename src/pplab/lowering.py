@@ -32,6 +32,7 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
 
     bounds, graph = schedule.columns.bounds, schedule.graph
     starts, ends = run(graph, [1] * bounds[-1], [0] * len(graph.slots))
+    ahead *= None not in ends  # what can't run to its end is left as it is
     sends: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is sent after it
     channels: dict[tuple[int, int], list] = defaultdict(list)  # (from, to) -> receives as sent, senders' starts
     for rank, position, action in places:

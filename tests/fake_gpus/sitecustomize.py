@@ -78,6 +78,7 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
             self.timing, self.at, self.asked = enable_timing, None, False
 
         def record(self, stream=None) -> None:
+            assert stream is None or isinstance(stream, Stream)
             Event.made += 1
             self.at = time.perf_counter_ns()
             self.hangs = os.environ.get("FAKE_HANG") == f"{current_process().name.split()[-1]} {Event.made}"
@@ -105,6 +106,9 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
 
     current, fraction = object.__new__(Stream), [1.0]
 
+    def a_stream(stream: object) -> None:
+        assert isinstance(stream, Stream), f"a stream, not {stream!r}"
+
     def set_fraction(fraction_: float, device=None) -> None:
         assert 0 < fraction_ <= 1
         fraction[0] = fraction_
@@ -120,8 +124,8 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
         "set_device": lambda device: index(device) * 0 or None,
         "empty_cache": lambda: started(),
         "current_stream": lambda device=None: index(device) * 0 or current,
-        "stream": lambda stream: nullcontext(isinstance(stream, Stream)),
-        "set_stream": lambda stream: isinstance(stream, Stream) or None,
+        "stream": lambda stream: nullcontext(a_stream(stream)),
+        "set_stream": lambda stream: a_stream(stream),
         "memory_allocated": lambda device=None: index(device) * 0 + 4096,
         "max_memory_allocated": lambda device=None: index(device) * 0 + (1 << 40),
         "reset_peak_memory_stats": lambda device=None: index(device) * 0 or None,

@@ -215,7 +215,7 @@ def mfu(flops: float, step_s: float, gpus: int, peak: float) -> float:
     """Model FLOP utilisation (Chowdhery et al. 2022): the share of the GPUs' `peak`, in FLOP/s each, that goes into the
     model's own `flops` of a step; what is computed again doesn't count.
 
-    >>> mfu(flops=6 * 8e9 * 2**17, step_s=4, gpus=4, peak=989e12)
-    0.39757768655207284
+    >>> round(mfu(flops=6 * 8e9 * 2**17, step_s=4, gpus=4, peak=989e12), 4)
+    0.3976
     """
     return flops / (step_s * gpus * peak)

@@ -184,9 +184,8 @@ def train(context: RankContext, job: Job) -> RankReport:
         for s, module in rank.modules.items()
     }
     home, rows = schedule.home(), lower(schedule, ahead=1)
-    first = [lower(schedule)[context.rank]] * 2  # nothing is posted early while kernels load and memory is reserved
     rank.comm = comm = connect(context, rows, home)
-    row = rows[context.rank]
+    row, first = rows[context.rank], [lower(schedule)[context.rank]] * 2  # first nothing is early: memory is reserved
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
     for stage in stages.values():
         stage.around = around
