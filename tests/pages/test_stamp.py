@@ -103,7 +103,7 @@ def test_a_reference_solves_its_level_and_the_shortest_block_does_not(evaluate: 
 def test_random_blocks(evaluate: Evaluate) -> None:
     """Legal ones and those that meet, start too early, or have too short an interval."""
     rng, legal, why = random.Random(0), 0, set()
-    for _ in range(150):
+    for _ in range(230):
         level = rng.choice(levels())
         keys, starts = chain(level.reference.placement), {}
         now, interval = rng.choice([0, 0, 0, 5]), rng.choice([5, 6, 6, 6, 7, 8, 11])
