@@ -31,7 +31,7 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
             users[receive] = (rank, position)
 
     bounds, graph = schedule.columns.bounds, schedule.graph
-    starts, ends = run(graph, [1] * bounds[-1], [0] * len(graph.slots))
+    starts, ends = run(graph, [1] * bounds[-1], [0] * len(graph.slots)) if ahead else [[0] * bounds[-1]] * 2
     ahead *= None not in ends  # what can't run to its end is left as it is
     sends: dict[tuple[int, int], list[Action]] = defaultdict(list)  # (rank, position) -> what is sent after it
     channels: dict[tuple[int, int], list] = defaultdict(list)  # (from, to) -> receives as sent, senders' starts

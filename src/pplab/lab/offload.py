@@ -106,11 +106,11 @@ class Offloaded:
 
     def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
         """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages' activations."""
-        return tuple(map(_peak, self._changes(memory or Memory()), self._always(memory or Memory())))
+        return tuple(map(peak_of, self._changes(memory or Memory()), self._always(memory or Memory())))
 
     def peak_on_host(self, memory: Memory | None = None) -> tuple[float, ...]:
         """Per rank, the most that lies in its host's memory: from the start of a copy out to the end of that back."""
-        return tuple(_peak(each) for each in self._on_host(memory or Memory()))
+        return tuple(peak_of(each) for each in self._on_host(memory or Memory()))
 
     def _always(self, memory: Memory) -> list[float]:
         schedule = self.timeline.schedule
@@ -144,7 +144,7 @@ class Offloaded:
         return found
 
 
-def _peak(changes: Changes, held: float = 0) -> float:
+def peak_of(changes: Changes, held: float = 0) -> float:
     """The most that is held; at one time, what goes goes first."""
     most = held
     for _, change in sorted(changes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
-from itertools import accumulate, chain, pairwise, permutations
+from itertools import chain, pairwise, permutations
 from math import ceil
 
 from ..actions import B, F
@@ -15,6 +15,8 @@ from ..links import lags_of, queueing
 from ..schedule import Schedule
 from ..timeline import Span, Timeline, total
 from .case import Case, Entry
+from .formulas import message_time
+from .offload import peak_of
 
 Pass = tuple[str, int]  # "F", "S", "T" or "B", and a rank
 Item = tuple[str, int, int]  # a pass, and a microbatch
@@ -145,7 +147,7 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
     head, last = model.head_flops(row.microbatch) / machine.flops, (0,) * (P - 1) + (1,)
     names = ("forward", "backward_input", "backward_weight")
     bare = {name: [t - head * at for t, at in zip(getattr(costs, name), last, strict=True)] for name in names}
-    message = machine.between.latency + model.boundary_bytes(row.microbatch) / machine.between.bandwidth
+    message = message_time(model.boundary_bytes(row.microbatch), machine.between.latency, machine.between.bandwidth)
     spread = VocabularyParallel((3 - waits) * head / P, waits * head / P, message, waits)
     timeline = spread.simulate(P, num_microbatches, replace(costs, **bare))
     state = 16 * model.table_parameters / 1e9
@@ -161,9 +163,7 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
     return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=timeline, memory=memory)
 
 
-def _most_between(timeline: Timeline, rank: int) -> int:
+def _most_between(timeline: Timeline, rank: int) -> float:
     """How many microbatches a rank has at once between the start of S and the end of T."""
-    changes = sorted(
-        (span.start, 1) if span.action == "S" else (span.end, -1) for span in timeline.others if span.rank == rank
-    )
-    return max(accumulate(change for _, change in changes))
+    own = [span for span in timeline.others if span.rank == rank]
+    return peak_of([(span.start, 1) if span.action == "S" else (span.end, -1) for span in own])
