@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..actions import INPUT_GRADIENT, F, parts
+from ..actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ..costs import Costs, PerStage, check_length, of_stage, per_stage
 from ..errors import expect, number, positive_int
 from ..footprint import Memory
@@ -17,6 +17,7 @@ from ..timeline import Span, Timeline, total
 from .case import Case, Entry
 
 Changes = list[tuple[float, float]]  # when, and by how much
+Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
 
 
 @dataclass(frozen=True)
@@ -77,24 +78,29 @@ class Offload:
     def _copies(self, timeline: Timeline, rank: int) -> list[Span]:
         """A rank's copies, out and back, for the times at which its actions run."""
         spans = timeline.spans_of(rank)
-        at = {part: i for i, span in enumerate(spans) for part in parts(span.action)}
-        forwards, turns = [p for p in at if p.kind is F], [p for p in at if p.kind in INPUT_GRADIENT]
-        back = {(p.stage, p.microbatch): p for p in turns}
+        leaving, turns = leaving_of(timeline.schedule.rows[rank], self.share)
         free, gone, copies = 0.0, {}, []
-        for p in forwards:
-            own = p.stage, p.microbatch
-            if of_stage(self.share, p.stage) and at[back[own]] > at[p] + 1:
-                start = max(free, spans[at[p]].end)
-                free = gone[own] = start + of_stage(self.out, p.stage)
-                copies.append(Span(rank, f"{p.stage}O{p.microbatch}", start, free))
-        free = 0.0
-        for j, p in enumerate(turns):
-            if (own := (p.stage, p.microbatch)) in gone:
-                begun = spans[at[turns[j - self.ahead]]].start if j >= self.ahead else 0
-                start = max(free, gone[own], begun)
-                free = start + of_stage(self.back, p.stage)
-                copies.append(Span(rank, f"{p.stage}R{p.microbatch}", start, free))
+        for (stage, m), i in leaving.items():
+            start = max(free, spans[i].end)
+            free = gone[stage, m] = start + of_stage(self.out, stage)
+            copies.append(Span(rank, f"{stage}O{m}", start, free))
+        free, at = 0.0, list(turns.values())
+        for j, (stage, m) in enumerate(turns):
+            if (stage, m) in gone:
+                begun = spans[at[j - self.ahead]].start if j >= self.ahead else 0
+                start = max(free, gone[stage, m], begun)
+                free = start + of_stage(self.back, stage)
+                copies.append(Span(rank, f"{stage}R{m}", start, free))
         return copies
+
+
+def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
+    """Whose activations leave, in the order of forwards, and all turns to come back, in the order of backwards: by
+    stage and microbatch, with their places in the row. What the next action already needs stays."""
+    at = [(part, i) for i, item in enumerate(row) for part in parts(item)]
+    forwards = {(part.stage, part.microbatch): i for part, i in at if part.kind is F}
+    turns = {(part.stage, part.microbatch): i for part, i in at if part.kind in INPUT_GRADIENT}
+    return {key: i for key, i in forwards.items() if turns[key] > i + 1 and of_stage(share, key[0])}, turns
 
 
 @dataclass(frozen=True)

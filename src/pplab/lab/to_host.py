@@ -27,7 +27,7 @@ from ..runtime.gpu import cuda
 from ..runtime.options import Job
 from ..runtime.training import Rank
 from .meter import readable_bytes
-from .offload import Offload
+from .offload import Offload, leaving_of
 from .recompute import Recompute
 
 Key = tuple[int, int]  # stage, microbatch
@@ -158,11 +158,8 @@ class _Copies(Listener):
 
     def __post_init__(self) -> None:
         row = self.rank.job.schedule.rows[self.rank.context.rank]
-        at = {part: i for i, item in enumerate(row) for part in parts(item)}
-        back = {(part.stage, part.microbatch): i for part, i in at.items() if part.kind in INPUT_GRADIENT}
-        self.turns = {key: turn for turn, key in enumerate(back)}
-        leaves = {(part.stage, part.microbatch): i for part, i in at.items() if part.kind is F}
-        self.leaving = {key for key, i in leaves.items() if back[key] > i + 1 and of_stage(self.asked.share, key[0])}
+        self.leaving, turns = leaving_of(row, self.asked.share)
+        self.turns = {key: turn for turn, key in enumerate(turns)}
         self.device, self.first = self.rank.context.device, True
         self.engines = {way: self._engine() for way in ("out", "back")}
         self.on_host = self.peak = 0
