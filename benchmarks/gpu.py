@@ -75,6 +75,7 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     save(first := next(iter(PARTS)), *found[first])
     with suppress(Late):  # between two rows: what is left is listed as not reached
         for name, run in PARTS.items():
+            setting = setting.with_batch(found[first][0].get("batch_size"))
             if only and name not in only:
                 print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
             elif name in missing:

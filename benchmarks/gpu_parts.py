@@ -28,15 +28,16 @@ from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Extra, Pool
 
 _TESTS_TIMEOUT_S = 3600
-_MOST_WARM_UP = 200  # steps
 
 
 def check(setting: Setting, part: Part) -> None:
-    """What kind of machine this is. Its facts are the file's `box`."""
+    """What kind of machine this is, and which batch keeps it busy. Its facts are the file's `box`."""
     part.ran = True
     part.more["problems"] = gpu_box.problems(gpu_box.facts(setting.device))
     for problem in part.more["problems"]:
         print(f"note: {problem}", flush=True)
+    part.more["batch_size"] = setting.batch_size()
+    print(f"a GPT's batch: {part.more['batch_size']}, so that every stage's forward takes {setting.size.forward_ms} ms")
 
 
 def run_tests(setting: Setting, part: Part) -> None:
@@ -102,8 +103,8 @@ def train(setting: Setting, part: Part) -> None:
                 for dtype in (None, torch.bfloat16):  # every schedule once before any is measured again
                     for schedule in schedules:
                         options = {"check_gradients": True, "optimizer": optimizer, "autocast": dtype}
-                        options |= {"steps": size.steps, "warm_ms": size.warm_ms}
-                        run = partial(_run, pool, schedule, workload, sharing, **options)
+                        options |= {"steps": size.steps}
+                        run = partial(_run, pool, schedule, workload, sharing, size, **options)
                         part.attempt(f"{schedule.name}, {num_ranks} ranks, {sharing}, {_dtype(dtype)}", run)
 
 
@@ -116,11 +117,15 @@ def _schedules(size: Size, num_ranks: int, part: Part) -> Iterator[pp.Schedule]:
             part.leave_out(f"{name} on {num_ranks} ranks", str(error))
 
 
-def warm_up_steps(train: Callable[..., object], warm_ms: float, device: str) -> int:
-    """How many steps a GPU is busy with for so long, by one that is measured; on the CPU one will do."""
-    if device == "cpu" or not warm_ms:
+def warm_up_steps(train: Callable[..., pp.Run], size: Size, device: str) -> int:
+    """How many steps it takes, `warm_ms` or more, until a GPU's last two agree; each trial is twice as long as the one
+    before. On the CPU it is one."""
+    if device == "cpu":
         return 1
-    return min(_MOST_WARM_UP, math.ceil(warm_ms / train(steps=1).step_time_ms))
+    steps = max(2, math.ceil(size.warm_ms / train(steps=1).step_time_ms))
+    while steps < size.most_warm_up and not settled(train(steps=steps).step_times_ms):
+        steps *= 2
+    return min(steps, size.most_warm_up)
 
 
 def _run(
@@ -128,16 +133,16 @@ def _run(
     schedule: pp.Schedule,
     workload: object,
     sharing: str,
+    size: Size,
     *extras: Extra,
-    warm_ms: float = 0.0,
     **options: object,
 ) -> dict:
     """One training run as a row: what it measured, its median timeline, and its prediction from its own durations.
 
-    On a GPU, steps of `warm_ms` come before the measured ones; `settled` says whether the last two of those agree.
+    On a GPU, others come first until their steps agree; `settled` says whether the last two of the measured ones do.
     """
     usual = {"optimizer": options["optimizer"], "autocast": options.get("autocast")}
-    options["warmup"] = warm_up_steps(partial(pool.train, schedule, workload, **usual), warm_ms, pool.devices[0])
+    options["warmup"] = warm_up_steps(partial(pool.train, schedule, workload, **usual), size, pool.devices[0])
     run = pool.train(schedule, workload, lab.Meter(), lab.Launches(), *extras, **options)
     print(run, flush=True)
     row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": []}
@@ -283,12 +288,8 @@ def profile(setting: Setting, part: Part) -> None:
                 extras = [lab.Profile(Path(folder, f"{name}-{engine}"))]
                 if engine == "torch":
                     extras.append(lab.TorchEngine())
-                options = {
-                    "steps": size.steps,
-                    "warm_ms": size.warm_ms,
-                    "optimizer": partial(torch.optim.AdamW, lr=5e-5),
-                }
-                run = partial(_run, pool, schedule, workload, sharing, *extras, **options)
+                options = {"steps": size.steps, "optimizer": partial(torch.optim.AdamW, lr=5e-5)}
+                run = partial(_run, pool, schedule, workload, sharing, size, *extras, **options)
                 part.attempt(f"{name} by {engine}, {sharing}", run)
 
 

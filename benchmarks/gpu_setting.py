@@ -7,9 +7,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pplab as pp
+from pplab import lab
+from pplab.lab import models
 from pplab.lab.mps import Mps
 from pplab.lab.one_gpu import SWITCH, OneGpuPool
 from pplab.runtime import Pool
@@ -31,7 +34,9 @@ class Size:
     tests: tuple[str, ...] = ()  # more arguments for pytest
     profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
     timeout_s: float = 300.0
-    warm_ms: float = 0.0  # of steps before the measured ones: an idle GPU's clock takes so long to rise
+    warm_ms: float = 500.0  # of steps before the measured ones: an idle GPU's clock takes so long to rise
+    most_warm_up: int = 200  # steps, until two agree
+    forward_ms: float = 5.0  # of a stage, in bf16: the batch is doubled until it takes so long
 
 
 SIZES = {
@@ -40,7 +45,6 @@ SIZES = {
         ranks=(2, 4),
         schedules=tuple(builder.name for builder in pp.builders.ALL),
         profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
-        warm_ms=500.0,
     ),
     "small": Size(
         gpt={"num_layers": 4, "width": 16, "num_heads": 2, "context": 8, "batch_size": 4},
@@ -54,6 +58,8 @@ SIZES = {
         tests=("-k", "2-turns and (bf16 or recomputing) or memory_that or test_whether"),
         profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
         timeout_s=60.0,
+        most_warm_up=2,
+        forward_ms=0.1,
     ),
 }
 
@@ -165,6 +171,23 @@ class Setting:
                 yield "mps"
             except ValueError as error:
                 part.leave_out(f"{what} sharing by MPS", str(error))
+
+    def batch_size(self) -> int:
+        """Sequences a step with which every stage's forward takes the size's time, on the most ranks."""
+        num_ranks = max(self.size.ranks)
+        schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=self.size.num_microbatches)
+        sizes = {**self.size.gpt, "source": "sample"}
+        first = sizes.pop("batch_size")
+        with self.pool(num_ranks, next(self.sharings(num_ranks, Part("", [])))) as pool:
+            make = partial(models.gpt, **sizes)
+            found = lab.long_enough(pool, schedule, make, batch_size=first, least_ms=self.size.forward_ms)
+        return found.batch_size
+
+    def with_batch(self, batch_size: int | None) -> Setting:
+        """The setting with this batch in its GPT, where there is one."""
+        if batch_size is None:
+            return self
+        return replace(self, size=replace(self.size, gpt={**self.size.gpt, "batch_size": batch_size}))
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""

@@ -79,7 +79,7 @@ def test_what_was_measured_is_whole(recorded):
     for row in runs:
         assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
         assert row["sharing"] == "turns" and len(row["allocated_bytes"]) == 2 and len(row["hosts_share"]) == 2
-        assert row["warmup"] == 1 and row["settled"] is None  # one step
+        assert row["warmup"] == 2 and row["settled"] is None  # one step
         assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
     for row in recording.rows("paced"):
@@ -432,10 +432,20 @@ def test_a_gpu_is_warm_before_it_is_measured(gpu):
     from gpu_parts import settled, warm_up_steps
 
     def train(steps: int) -> SimpleNamespace:
-        return SimpleNamespace(step_time_ms=30.0)
+        """Steps of 30 ms, but for what the first twenty take more."""
+        asked.append(steps)
+        times = [30.0 + max(0, 20 - step) for step in range(sum(asked) - steps, sum(asked))]
+        return SimpleNamespace(step_time_ms=30.0, step_times_ms=tuple(times))
 
-    assert warm_up_steps(train, 500.0, "cuda:0") == 17 and warm_up_steps(train, 500.0, "cpu") == 1
-    assert warm_up_steps(train, 0.0, "cuda:0") == 1 and warm_up_steps(train, 1e9, "cuda:0") == 200
+    asked = []
+    full = gpu.SIZES["full"]
+    assert warm_up_steps(train, full, "cpu") == 1 and asked == []
+    assert warm_up_steps(train, full, "cuda:0") == 17 and asked == [1, 17]  # half a second, and then they agree
+    short = replace(full, warm_ms=1.0)
+    asked.clear()
+    assert warm_up_steps(train, short, "cuda:0") == 2 and asked == [1, 2]
+    never = SimpleNamespace(step_time_ms=30.0, step_times_ms=(30.0, 40.0))
+    assert warm_up_steps(lambda steps: never, full, "cuda:0") == 200
     assert settled((9.0, 5.0, 5.2)) and not settled((5.0, 5.0, 5.5)) and settled((5.0,)) is None
 
 

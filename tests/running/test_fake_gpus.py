@@ -39,16 +39,11 @@ def test_one_file_knows_cuda_and_nccl():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "gpus, tests",
-    [
-        (2, "2-turns and (equals_one and (1F1B-b or DualPipe-f) or profile)"),
-        (4, "4-turns and equals_one and fp32 and (ZBV or DualPipeV)"),
-    ],
-)
-def test_the_tests_for_gpus_pass(gpus, tests):
-    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, tests/lab/test_gpu_box.py runs all of it."""
-    done = on_fake_gpus(["-m", "pytest", "-q", "tests/running/test_gpu.py", "-k", tests], gpus)
+def test_the_tests_for_gpus_pass():
+    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, tests/lab/test_gpu_box.py runs all of it, and
+    tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four."""
+    some = "2-turns and (equals_one and (1F1B-b or DualPipe-f) or profile)"
+    done = on_fake_gpus(["-m", "pytest", "-q", "tests/running/test_gpu.py", "-k", some], 2)
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout[-4000:]
 
 
@@ -56,6 +51,7 @@ PROGRAM = """
 import sys
 import pplab as pp
 import modules
+import torch
 from functools import partial
 from torch import nn, optim
 from pplab import lab
@@ -81,6 +77,11 @@ if __name__ == "__main__":
                 assert all(0.3 < share < 1.1 for share in run.extras["launches"])  # the CPU is both
             assert run.machine.transport == "nccl" and run.machine.device == "cuda:0, cuda:1"
         print(lab.measure_link(pool, count=3), pool.notes)
+        forward_ms = run.costs.of("F", 0)
+        make = partial(models.gpt, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+        few = lab.long_enough(pool, s, make, batch_size=8, least_ms=0)
+        enough = lab.long_enough(pool, s, make, batch_size=8, least_ms=2 * forward_ms)
+        assert few.batch_size == 8 and enough.batch_size in 8 * 2 ** torch.arange(1, 10), enough
 """
 
 
