@@ -6,20 +6,22 @@ would: so a call that isn't there, a wrong argument or device, a wrong order sho
 FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
 """
 
+import functools
 import inspect
 import os
-import threading
+import sys
 import time
 import traceback
 from contextlib import nullcontext
 from multiprocessing import current_process
 from types import SimpleNamespace
 
-if count := int(os.environ.get("FAKE_GPUS", 0)):
+count = int(os.environ.get("FAKE_GPUS", 0))
+if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own helper, which needs no torch
     import torch
     import torch.distributed as dist
     import torch.profiler
-    from torch.overrides import TorchFunctionMode
+    from torch.distributed.device_mesh import DeviceMesh
 
     FIRST = {}  # the settings that CUDA started with
     NEEDED = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -49,24 +51,19 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
             return torch.device("cpu")
         return value
 
-    class OnCpu(TorchFunctionMode):
-        """Whatever shall be on a GPU is on the CPU, in memory that isn't pinned."""
+    def played(function):
+        """What the function makes on a GPU is on the CPU, in memory that isn't pinned."""
 
-        def __torch_function__(self, function, types, arguments=(), options=None):
-            options = dict(options or {})
+        @functools.wraps(function)
+        def call(*arguments, **options):
             options.pop("pin_memory", None)
-            if function is torch.device:
-                return function(*arguments, **options)
             return function(*map(on_cpu, arguments), **{name: on_cpu(value) for name, value in options.items()})
 
-    OnCpu().__enter__()
-    run = threading.Thread.run
+        return call
 
-    def in_thread(self) -> None:
-        with OnCpu():  # which is a thread's own
-            run(self)
-
-    threading.Thread.run = in_thread
+    for name in ("arange", "empty", "empty_strided", "full", "ones", "rand", "randn", "tensor", "zeros"):
+        setattr(torch, name, played(getattr(torch, name)))
+    torch.Tensor.to = played(torch.Tensor.to)
 
     class Event:
         """Something that the GPU gets to. When it is asked for the first time, it isn't there yet."""
@@ -157,17 +154,16 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
     dist.ProcessGroupNCCL = SimpleNamespace(
         Options=lambda is_high_priority_stream=False: SimpleNamespace(config=Config())
     )
-    over_nccl, new_group = set(), dist.new_group
+    over_nccl, new_group = {}, dist.new_group
 
     def group(ranks=None, timeout=None, backend=None, pg_options=None, **options):
-        """A group on gloo. On NCCL it keeps order and knows no tags."""
+        """A group on gloo. On NCCL it keeps order and knows no tags, and is for collectives if it may take all CTAs."""
         if backend != "nccl":
             return new_group(ranks, timeout, backend, pg_options, **options)
-        assert 0 < pg_options.config.max_ctas <= 4, "a transfer that may take a GPU's multiprocessors away"
         assert {name: FIRST.get(name) for name in NEEDED} == NEEDED, f"CUDA started with {FIRST}"
         made = new_group(ranks, timeout, "gloo", **options)
         if made is not dist.GroupMember.NON_GROUP_MEMBER:
-            over_nccl.add(made)
+            over_nccl[made] = pg_options is not None and 0 < pg_options.config.max_ctas <= 4
         return made
 
     dist.new_group = group
@@ -176,6 +172,7 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
         def call(*arguments, **options):
             given = inspect.signature(transfer).bind(*arguments, **options).arguments
             if given.get("group") in over_nccl:
+                assert over_nccl[given["group"]], "a transfer that may take a GPU's multiprocessors away"
                 assert given["tensor"].is_contiguous(), "NCCL sends contiguous tensors"
                 given.pop("tag", None)
             return transfer(**given)
@@ -186,6 +183,10 @@ if count := int(os.environ.get("FAKE_GPUS", 0)):
         transfer = without_tags(getattr(dist, name))
         setattr(dist, name, transfer)
         setattr(dist.distributed_c10d, name, transfer)
+    from_group = DeviceMesh.from_group
+    DeviceMesh.from_group = lambda group, device_type, *more, **options: from_group(
+        group, "cpu" if device_type == "cuda" else device_type, *more, **options
+    )
     autocast, profile = torch.autocast, torch.profiler.profile
     torch.autocast = lambda device_type, *more, **options: autocast(
         "cpu" if device_type == "cuda" else device_type, *more, **options

@@ -49,8 +49,11 @@ def fsdp(context: RankContext, workload: Workload, steps: int = 3) -> tuple[list
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    device = context.device if context.transport == "nccl" else torch.device("cpu")
-    ranks = DeviceMesh.from_group(context.group("all", range(context.num_ranks)), device.type)
+    device, backend = torch.device("cpu"), "gloo"
+    if context.transport == "nccl":
+        device, backend = context.device, "nccl"
+    group = dist.new_group(backend=backend, timeout=context.timeout)  # a pipeline's may take little of a GPU
+    ranks = DeviceMesh.from_group(group, device.type)
     model = workload.build_whole().to(device)
     for block in model.blocks.values():  # a block's weights are gathered before it computes, and given back behind it
         fully_shard(block, mesh=ranks)
@@ -90,7 +93,8 @@ def hangs(answer: Sequence[str]) -> Verdict:
     known = {str(action) for row in schedule.rows for action in row}
     given = {answer} if isinstance(answer, str) else {str(each) for each in answer}
     if odd := sorted(given - known):
-        raise Wrong(f"{odd[0]} is no action of this schedule")
+        transfer = ": transfers aren't asked for" if "_" in odd[0] else ""
+        raise Wrong(f"{odd[0]} is no action of this schedule{transfer}")
     if missed := sorted(truth - given):
         early = "a receive of a gradient is already on the GPU, and its sender waits for what this rank hasn't done"
         raise Wrong(f"one is missing, on rank {missed[0][0]}: there {early}")
