@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 from ..runtime.gpu import cuda
 
 
-def message_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:
-    """Rank 0 sends `num_bytes` to rank 1 and back, `count` times, over a fresh channel; returns, on rank 0, each round
-    trip's half in milliseconds. The first one shows what a channel costs that nobody has warmed up."""
-    down, up = context.channel(0, 1), context.channel(1, 0)
+def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)) -> list[float]:
+    """The first rank of a pair sends `num_bytes` to the second and back, `count` times, over a fresh channel; returns,
+    on the first, each round trip's half in milliseconds. The first trip shows what a channel costs that nobody has
+    warmed up."""
+    one, other = pair
+    down, up = context.channel(one, other), context.channel(other, one)
     on_device = context.transport == "nccl"
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device if on_device else "cpu")
     times = []
     for _ in range(count):
         dist.barrier()
         start = time.perf_counter()
-        if context.rank == 0:
-            dist.send(message, 1, group=down)
-            dist.recv(message, 1, group=up)
-        elif context.rank == 1:
-            dist.recv(message, 0, group=down)
-            dist.send(message, 0, group=up)
+        if context.rank == one:
+            dist.send(message, other, group=down)
+            dist.recv(message, other, group=up)
+        elif context.rank == other:
+            dist.recv(message, one, group=down)
+            dist.send(message, one, group=up)
         if on_device:
             cuda.synchronize()
         times.append((time.perf_counter() - start) / 2 * 1e3)
@@ -88,7 +90,15 @@ def fit_link(times_ms: Mapping[int, float]) -> Link:
     return Link(max(0.0, float(latency)), float(1 / per_byte) if per_byte > 0 else inf)
 
 
-def measure_link(pool: Pool, sizes: Sequence[int] = (64, 2**12, 2**16, 2**19, 2**21), count: int = 20) -> Link:
-    """The link between ranks 0 and 1 of a pool, as `torch.distributed` uses it: from the median time of each size."""
-    found = {size: statistics.median(pool.run(message_times, size, count)[0][1:]) for size in sizes}
-    return fit_link(found)
+def measure_link(
+    pool: Pool, sizes: Sequence[int] | None = None, count: int = 20, pair: tuple[int, int] = (0, 1)
+) -> Link:
+    """The link between two ranks of a pool, as `torch.distributed` uses it: from the median time of each size in bytes.
+
+    Where none are given they go up to 2 MiB, and over NCCL to 64 MiB. ValueError for a pair that isn't in the pool.
+    """
+    if len(set(pair)) != 2 or not set(pair) <= set(range(pool.num_ranks)):
+        raise ValueError(f"pair must be two different ranks of 0 to {pool.num_ranks - 1}, got {pair!r}")
+    sizes = sizes or (64, 2**12, 2**16, 2**19, 2**21, *(2**24, 2**26) * (pool.transport == "nccl"))
+    times = {size: pool.run(message_times, size, count, pair)[pair[0]][1:] for size in sizes}
+    return fit_link({size: statistics.median(found) for size, found in times.items()})
