@@ -55,11 +55,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in which a test runs alone come last, the largest first: it waits until what the others run has ended, and
-    nothing long is left by then."""
-    sizes = Counter(item.path for item in items)
-    last = {item.path for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: (item.path in last, -sizes[item.path] * (item.path in last)))
+    """Notebooks, which sleep for much of their time to keep a pace, lie evenly between what computes. Files in which a
+    test runs alone come last, the largest first, each with those at its end: they wait for what the others run, once.
+    """
+    files = {path: list(tests) for path, tests in itertools.groupby(items, lambda item: item.path)}
+    last = {path for path, tests in files.items() if any(map(is_alone, tests))}
+    kinds, seen, place = Counter(path.suffix for path in files), Counter(), {}
+    for path, tests in files.items():
+        seen[path.suffix] += 1
+        place[path] = (True, -len(tests)) if path in last else (False, seen[path.suffix] / kinds[path.suffix])
+    items.sort(key=lambda item: (place[item.path], item.path, is_alone(item)))
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 def pytest_collection_finish() -> None:
@@ -68,16 +77,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+ROOM = ExitStack()  # what this process holds of it
+HELD = pytest.StashKey[bool]()  # on, since the next test runs alone, too
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Run a test with all its fixtures beside others, or alone."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
-    alone = item.get_closest_marker("alone") is not None
-    with ExitStack() as test:
+    alone = is_alone(item)
+    if not item.config.stash.get(HELD, False):
         with locked(item.config, "door"):  # behind which others wait for one that waits to be alone
-            test.enter_context(locked(item.config, "room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            ROOM.enter_context(locked(item.config, "room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+    held = item.config.stash[HELD] = alone and nextitem is not None and is_alone(nextitem)
+    try:
         return (yield)
+    finally:
+        if not held:
+            ROOM.close()
 
 
 @contextmanager
