@@ -37,7 +37,7 @@ def check(setting: Setting, part: Part) -> None:
     for problem in part.more["problems"]:
         print(f"note: {problem}", flush=True)
     part.more["batch_size"] = setting.batch_size()
-    print(f"a GPT's batch: {part.more['batch_size']}, so that every stage's forward takes {setting.size.forward_ms} ms")
+    print(f"a GPT's batch: {part.more['batch_size']}; every stage's forward is to take {setting.size.forward_ms} ms")
 
 
 def run_tests(setting: Setting, part: Part) -> None:
