@@ -178,7 +178,7 @@ class Setting:
         schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=self.size.num_microbatches)
         sizes = {**self.size.gpt, "source": "sample"}
         first = sizes.pop("batch_size")
-        with self.pool(num_ranks, next(self.sharings(num_ranks, Part("", [])))) as pool:
+        with self.pool(num_ranks, "turns") as pool:  # or a GPU each
             make = partial(models.gpt, **sizes)
             found = lab.long_enough(pool, schedule, make, batch_size=first, least_ms=self.size.forward_ms)
         return found.batch_size

@@ -49,9 +49,7 @@ def fsdp(context: RankContext, workload: Workload, steps: int = 3) -> tuple[list
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    device, backend = torch.device("cpu"), "gloo"
-    if context.transport == "nccl":
-        device, backend = context.device, "nccl"
+    device, backend = context.wire, "nccl" if context.transport == "nccl" else "gloo"
     group = dist.new_group(backend=backend, timeout=context.timeout)  # a pipeline's may take little of a GPU
     ranks = DeviceMesh.from_group(group, device.type)
     model = workload.build_whole().to(device)

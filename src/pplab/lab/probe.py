@@ -26,8 +26,7 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: t
     warmed up."""
     one, other = pair
     down, up = context.channel(one, other), context.channel(other, one)
-    on_device = context.transport == "nccl"
-    message = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device if on_device else "cpu")
+    message = torch.zeros(num_bytes, dtype=torch.uint8, device=context.wire)
     times = []
     for _ in range(count):
         dist.barrier()
@@ -38,7 +37,7 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: t
         elif context.rank == other:
             dist.recv(message, one, group=down)
             dist.send(message, one, group=up)
-        if on_device:
+        if context.wire.type == "cuda":
             cuda.synchronize()
         times.append((time.perf_counter() - start) / 2 * 1e3)
     return times
@@ -62,15 +61,14 @@ def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, 
 
 def all_reduce_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:
     """All ranks add up `num_bytes` of float32, `count` times; returns each time in milliseconds."""
-    device = context.device if context.transport == "nccl" else torch.device("cpu")
-    numbers = torch.zeros(max(1, num_bytes // 4), device=device)
+    numbers = torch.zeros(max(1, num_bytes // 4), device=context.wire)
     group = context.group("all", range(context.num_ranks)) if context.transport == "nccl" else None
     times = []
     for _ in range(count):
         dist.barrier()
         start = time.perf_counter()
         dist.all_reduce(numbers, group=group)
-        if device.type == "cuda":
+        if context.wire.type == "cuda":
             cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     return times
