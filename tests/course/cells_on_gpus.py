@@ -6,9 +6,11 @@ That is every cell that makes a pool without saying where, or uses such a pool, 
 from __future__ import annotations
 
 import ast
+import dis
 import json
 import sys
 from pathlib import Path
+from types import CodeType
 
 from pplab import lab
 from pplab.runtime import Pool
@@ -21,47 +23,24 @@ def parsed(path: Path) -> list[ast.Module]:
     return [ast.parse("\n".join("" if each[:1] in ("%", "!") else each for each in cell)) for cell in lines]
 
 
-def bound(part: ast.AST) -> set[str]:
-    """The names that a part of the code binds outside of functions and comprehensions."""
-    match part:
-        case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return {name}
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
-        case ast.FunctionDef() | ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return set()
-    return set().union(*map(bound, ast.iter_child_nodes(part)))
+def flow(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that a statement takes from before, and those that it binds: as Python's compiler has them."""
+    taken, bound = set(), set()
+    for step in dis.get_instructions(compile(ast.Module([statement], []), "cell", "exec")):
+        if step.opname == "STORE_NAME":
+            bound.add(step.argval)
+        elif step.opname == "LOAD_NAME":
+            taken |= {step.argval} - bound
+        elif isinstance(step.argval, CodeType):  # of a function or a comprehension
+            taken |= taken_within(step.argval) - bound
+    return taken, bound
 
 
-def used(part: object) -> set[str]:
-    """The names that a part of the code takes from before, not those that it binds for itself."""
-    match part:
-        case list():
-            taken, there = set(), set()
-            for each in part:
-                taken |= used(each) - there
-                there |= bound(each) if isinstance(each, ast.AST) else set()
-            return taken
-        case ast.Name(id=name, ctx=ast.Load()):
-            return {name}
-        case ast.AugAssign(target=ast.Name(id=name), value=value):
-            return used(value) | {name}
-    own = set()
-    match part:
-        case ast.For(target=target):
-            own = bound(target)
-        case ast.With(items=items):
-            own = set().union(*map(bound, items))
-        case ast.FunctionDef(args=names) | ast.Lambda(args=names):
-            own = {each.arg for each in ast.walk(names) if isinstance(each, ast.arg)}
-        case ast.ListComp(generators=parts) | ast.SetComp(generators=parts) | ast.GeneratorExp(generators=parts):
-            own = set().union(*(bound(each.target) for each in parts))
-        case ast.DictComp(generators=parts):
-            own = set().union(*(bound(each.target) for each in parts))
-        case ast.ExceptHandler(name=name):
-            own = {name}
-    fields = [value for _, value in ast.iter_fields(part)] if isinstance(part, ast.AST) else []
-    return set().union(*map(used, fields)) - own
+def taken_within(code: CodeType) -> set[str]:
+    """The names that a function's code takes from outside."""
+    steps = list(dis.get_instructions(code))
+    inner = [taken_within(step.argval) for step in steps if isinstance(step.argval, CodeType)]
+    return {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}.union(*inner)
 
 
 def changed(part: ast.AST) -> set[str]:
@@ -74,17 +53,16 @@ def changed(part: ast.AST) -> set[str]:
     return found
 
 
-def pools(part: ast.AST) -> list[tuple[int, bool]]:
-    """The pools that are made in a part of the code: how many ranks, and whether they take the machine's devices."""
-    calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
-    made = [call for call in calls if getattr(call.func, "id", "") == "Pool"]
-    return [(ast.literal_eval(call.args[0]), all(each.arg != "device" for each in call.keywords)) for call in made]
+def places(part: ast.AST) -> list[bool]:
+    """Of each pool that a part of the code makes, whether it takes the machine's devices."""
+    calls = [node for node in ast.walk(part) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Pool"]
+    return [all(each.arg != "device" for each in call.keywords) for call in calls]
 
 
-def commands(cell: ast.Module) -> list[str]:
-    """Commands that train on the machine's devices."""
+def commands(cell: ast.Module) -> bool:
+    """Whether it has a command that trains on the machine's devices."""
     words = [node.value for node in ast.walk(cell) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [each for each in words if "pplab train" in each and "--device" not in each]
+    return any("pplab train" in each and "--device" not in each for each in words)
 
 
 def on_devices(cells: list[ast.Module]) -> dict[int, list[ast.stmt]]:
@@ -93,18 +71,20 @@ def on_devices(cells: list[ast.Module]) -> dict[int, list[ast.stmt]]:
     whole: set[int] = set()
     for number, cell in enumerate(cells):
         for node in ast.walk(cell):
-            if isinstance(node, ast.Assign) and pools(node.value):
-                names = bound(ast.Module([node], []))
-                there = there | names if any(free for _, free in pools(node.value)) else there - names
-        if any(free for _, free in pools(cell)) or commands(cell) or there & set().union(*map(used, cell.body)):
+            if isinstance(node, ast.Assign) and (found := places(node.value)):
+                _, names = flow(node)
+                there = there | names if any(found) else there - names
+        taken = set().union(*(flow(statement)[0] for statement in cell.body))
+        if any(places(cell)) or commands(cell) or there & taken:
             whole.add(number)
-    found, wanted = {}, set()
+    executed, wanted = {}, set()
     for number in reversed(range(len(cells))):
         for statement in reversed(cells[number].body):
-            if number in whole or (bound(statement) | changed(statement)) & wanted:
-                found.setdefault(number, []).insert(0, statement)
-                wanted = wanted - bound(statement) | used(statement)
-    return dict(sorted(found.items()))
+            taken, bound = flow(statement)
+            if number in whole or (bound | changed(statement)) & wanted:
+                executed.setdefault(number, []).insert(0, statement)
+                wanted = wanted - bound | taken
+    return dict(sorted(executed.items()))
 
 
 def main(path: Path) -> None:
