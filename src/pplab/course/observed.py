@@ -133,13 +133,13 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
     """
     import multiprocessing as mp
 
-    from ..runtime.processes import PRELOAD, local_store
+    from ..runtime.processes import local_store
 
     if getattr(mp.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)  # a rank that imports the script: the process that started it says what is wrong with it
     path = located(file)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, __name__])
+    context.set_forkserver_preload(["pplab.preload", __name__])
     environment = {name: str(value) for name, value in settings.items()}
     codes: list[int | None] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -85,6 +85,8 @@ class Extra:
 class Listeners:
     """All listeners of a rank, as the function by which the executor says what it is about to do."""
 
+    nobody = nullcontext()
+
     def __init__(self, listeners: Iterable[Listener]):
         self._of: dict[str, list[Listener]] = defaultdict(list)
         for listener in listeners:
@@ -94,7 +96,7 @@ class Listeners:
     def __call__(self, event: str, what: object = None) -> AbstractContextManager:
         """A context: who listens is told when it is entered, and in the opposite order when it is left."""
         listeners = self._of.get(event)
-        return _Around(listeners, event, what) if listeners else _NOBODY
+        return _Around(listeners, event, what) if listeners else self.nobody
 
     def remove(self, listener: Listener, *events: str) -> None:
         """Tell a listener no more of these events."""
@@ -104,9 +106,6 @@ class Listeners:
     def clear(self) -> None:
         """Tell nobody anything more."""
         self._of.clear()
-
-
-_NOBODY = nullcontext()
 
 
 class _Around:

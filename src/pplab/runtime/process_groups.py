@@ -30,12 +30,11 @@ _MOST_PARTS = 16  # tensors of one message
 
 def new_group(ranks: list[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
     """A process group of some ranks. All ranks must call, in one order."""
-    how = {"backend": "gloo", "timeout": timeout}
     if transport == "nccl":
         from .gpu import nccl
 
-        how = nccl(timeout)
-    return dist.new_group(ranks, **how)
+        return dist.new_group(ranks, **nccl(timeout))
+    return dist.new_group(ranks, backend="gloo", timeout=timeout)
 
 
 class GroupComm(Comm):
@@ -95,8 +94,7 @@ class GroupComm(Comm):
 
     def _post(self, receive: Action) -> None:
         buffers = [torch.empty(shape, dtype=dtype, device=self.wire) for shape, dtype in self.expected(receive)]
-        peer = self.peer(receive)
-        group = self.channel(peer, self.rank)
+        group = self.channel(peer := self.peer(receive), self.rank)
         works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
         self.posted[receive] = list(zip(works, buffers, strict=True))
 

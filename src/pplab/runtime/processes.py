@@ -37,8 +37,6 @@ from .rank import Board, Mail, RankContext, rank_main
 if TYPE_CHECKING:
     from .pool import Pool
 
-# What a rank imports with its first optimizer or backward at the latest, torch._dynamo, is imported once for all pools.
-PRELOAD = ["torch._dynamo", "numpy", "pplab.runtime.rank", "pplab.runtime.training"]
 _SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")  # what ranks take from the environment of now
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
 _PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
@@ -76,7 +74,7 @@ class Ranks:
     def _start(self, pool: Pool, start_method: str) -> None:
         context, lent, folder = mp.get_context(start_method), self._lent, self.folder
         if start_method == "forkserver":
-            context.set_forkserver_preload(PRELOAD)
+            context.set_forkserver_preload(["pplab.preload"])
         _sweep(folder.parent)
         folder.mkdir(mode=0o700)
         line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
@@ -220,11 +218,10 @@ def _sweep(shared: Path) -> None:
 def local_store(patience: timedelta) -> dist.TCPStore:
     """Where ranks find each other: a port that only this host reaches (torch by itself would listen to all)."""
     listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
     with socket.socket(type=socket.SOCK_DGRAM) as probe:  # sends nothing, and knows whether there is a way
         try:
-            probe.connect(("127.0.0.1", port))
+            probe.connect(listener.getsockname())
         except OSError as error:
             raise OSError(f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)") from None
     options = {"is_master": True, "wait_for_workers": False, "use_libuv": True}
-    return dist.TCPStore("127.0.0.1", port, timeout=patience, master_listen_fd=listener.detach(), **options)
+    return dist.TCPStore(*listener.getsockname(), timeout=patience, master_listen_fd=listener.detach(), **options)
