@@ -242,7 +242,7 @@ def test_a_link_that_is_put_there_is_found(pools, name):
     links = {(0, 1): pp.Link(latency=5, bandwidth=1 / 40), (1, 0): pp.Link(latency=5)}
     pace = replace(PACE, links=links)
     workload = modules.workload(*[nn.Linear(6, 6) for _ in range(s.num_stages)])
-    run = pools(2).train(s, workload, lab.Pace(pace), lab.Meter(), steps=5)
+    run = pools(2).train(s, workload, lab.Pace(pace), lab.Meter(), steps=3, warmup=0)
     found = [lab.calibrate(timeline).links for timeline in run.timelines]
     middle = statistics.median  # a single late message bends a step's fit
     assert middle(1 / links[0, 1].bandwidth for links in found) == pytest.approx(40, rel=0.1)
@@ -260,7 +260,7 @@ def test_a_link_that_is_put_there_is_found(pools, name):
 def test_a_paced_run_keeps_its_latency(pool):
     s = pp.build("1F1B", num_ranks=4, num_microbatches=4)
     late = pp.Costs(10, 10, 10, latency=10, unit="ms")
-    run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), lab.Pace(late), steps=1)
+    run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), lab.Pace(late), steps=1, warmup=0)
     assert 1 <= run.timeline.makespan / pp.simulate(s, late).makespan < 1.25
 
 
