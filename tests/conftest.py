@@ -1,7 +1,7 @@
 """What the tests share: random legal schedules, a simulator that owes nothing to pplab's, and a machine.
 
-Some processes run the tests, file by file. Each has a folder for temporary files to itself, and while a test that is
-marked `alone` runs, the others wait.
+Some processes run the tests, file by file. Each has a folder for temporary files to itself. Tests that are marked
+`alone` come last, one after the other, and while one runs, the other processes wait.
 """
 
 from __future__ import annotations
@@ -54,17 +54,37 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Notebooks, which sleep for much of their time to keep a pace, lie evenly between what computes. Files in which a
-    test runs alone come last, the largest first, each with those at its end: they wait for what the others run, once.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Notebooks, which sleep for much of their time to keep a pace, lie evenly between the others. These come by their
+    own names, not their folders', so that what computes a lot, or waits a lot, doesn't lie together.
     """
-    files = {path: list(tests) for path, tests in itertools.groupby(items, lambda item: item.path)}
-    last = {path for path, tests in files.items() if any(map(is_alone, tests))}
+    files = sorted({item.path for item in items}, key=lambda path: (path.name, path))
     kinds, seen, place = Counter(path.suffix for path in files), Counter(), {}
-    for path, tests in files.items():
+    for path in files:
         seen[path.suffix] += 1
-        place[path] = (True, -len(tests)) if path in last else (False, seen[path.suffix] / kinds[path.suffix])
-    items.sort(key=lambda item: (place[item.path], item.path, is_alone(item)))
+        place[path] = seen[path.suffix] / kinds[path.suffix]
+    items.sort(key=lambda item: (is_alone(item), place[item.path], item.path))
+    if hasattr(config, "workerinput"):
+        config.cache.set(ALONE, [item.nodeid for item in items if is_alone(item)])
+
+
+ALONE = "pplab/alone"  # where the process that hands tests out finds the names of those that run alone
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Hand tests out by files, and those that run alone together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFiles(LoadFileScheduling):
+        @functools.cached_property
+        def alone(self) -> set[str]:
+            return set(config.cache.get(ALONE, ()))
+
+        def _split_scope(self, nodeid: str) -> str:
+            return ALONE if nodeid in self.alone else super()._split_scope(nodeid)
+
+    return ByFiles(config, log)
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -112,7 +112,7 @@ def early_file(answer: object) -> Verdict:
 def _check_asking(path: Path) -> None:
     """Who asks for the next message first and then waits has two on their way: eight take as long as four."""
     M = 8
-    for lag in (0.03, 0.06, 0.12):  # what disturbs a busy machine weighs less and less
+    for lag in (0.03, 0.1):  # what disturbs a busy machine weighs less then
         took = run_as(path, "GPipe", 2, M, pace_s=0, LAG=lag).timeline().makespan / 1e3 / lag
         if took < 1.5 * M:
             return
