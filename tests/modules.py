@@ -292,8 +292,8 @@ def named_in_a_trace(context, name: str) -> dict[str, float]:
     if rank == 0:
         for layer in layers:
             layer.register_forward_pre_hook(lambda *_: time.sleep(0.03))
-    numbers = range(rank, 2 * per_rank, 2)
-    stages = [pipelining.PipelineStage(*each, 2 * per_rank, context.device) for each in zip(layers, numbers, strict=True)]
+    total, device = 2 * per_rank, context.device
+    stages = [pipelining.PipelineStage(layer, rank + 2 * n, total, device) for n, layer in enumerate(layers)]
     of_class = getattr(pipelining, f"Schedule{name}")
     schedule = of_class(stages if per_rank == 2 else stages[0], 4, loss_fn=nn.functional.mse_loss)
     x = torch.ones(4, 6)
