@@ -279,6 +279,38 @@ def setting(context, name: str) -> str | None:
     return os.environ.get(name)
 
 
+def named_in_a_trace(context, name: str) -> dict[str, float]:
+    """The spans, in ms, that torch's class of this name writes into the profiler's trace of a step with 4 microbatches.
+
+    Nothing of pplab takes part. Rank 0 sleeps for 30 ms in every forward.
+    """
+    from torch.distributed import pipelining
+    from torch.profiler import ProfilerActivity, profile
+
+    rank, per_rank = context.rank, 2 if name.startswith("Interleaved") else 1
+    layers = [nn.Linear(6, 6) for _ in range(per_rank)]
+    if rank == 0:
+        for layer in layers:
+            layer.register_forward_pre_hook(lambda *_: time.sleep(0.03))
+    total, device = 2 * per_rank, context.device
+    stages = [pipelining.PipelineStage(layer, rank + 2 * n, total, device) for n, layer in enumerate(layers)]
+    of_class = getattr(pipelining, f"Schedule{name}")
+    schedule = of_class(stages if per_rank == 2 else stages[0], 4, loss_fn=nn.functional.mse_loss)
+    x = torch.ones(4, 6)
+
+    def step() -> None:
+        schedule.step(*([x] if rank == 0 else []), **({"target": x, "losses": []} if rank == 1 else {}))
+
+    step()  # torch looks at shapes
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        torch.distributed.barrier()
+        step()
+    own = [event for event in trace.events() if event.name.startswith(("PP:", "Forward", "Backward"))]
+    others = [event for event in trace.events() if event.is_user_annotation and event not in own]
+    assert all(event.name.startswith("gloo:") for event in others), {event.name for event in others}
+    return {event.name: event.time_range.elapsed_us() / 1e3 for event in own}
+
+
 def crash(context) -> None:
     """Rank 1 says something and dies as a crash in a library would."""
     if context.rank == 1:

@@ -141,3 +141,17 @@ def test_torchs_classes_say_what_they_refuse(pool):
         assert "greater than or equal to the number of stages (2)" in " ".join(refused["1F1B", 1].split())
         assert "multiple of the number of rounds (2), but got 5" in refused["Interleaved1F1B", 5]
         assert "at least as many microbatches as stages" in refused["DualPipeV", 1]
+
+
+def test_what_torchs_classes_name_in_a_trace(pool):
+    """As chapter 10 says: rows' actions are named, GPipe has names of its own, 1F1B none. A span includes the wait."""
+    rows, gpipe, one = (pool.run(modules.named_in_a_trace, name) for name in ("Interleaved1F1B", "GPipe", "1F1B"))
+    assert one == [{}, {}]
+    for spans in gpipe:
+        assert set(spans) == {f"{way} {m}" for way in ("Forward", "Backward") for m in range(4)}
+    for rank, spans in enumerate(rows):
+        actions = {f"PP:{stage}{kind}{m}" for stage in (rank, rank + 2) for kind in "FB" for m in range(4)}
+        assert actions <= set(spans)
+    # rank 1 computes next to nothing, and waits for rank 0's forward
+    for spans, name in ((gpipe[1], "Forward {}"), (rows[1], "PP:1F{}")):
+        assert max(spans[name.format(m)] for m in range(4)) > 20
