@@ -1,6 +1,8 @@
 """Execute the notebooks in place, with outputs as they are committed: counts 1 to n, no timestamps, no widget state.
 
-python tools/execute_notebooks.py [NOTEBOOK ...]
+python tools/execute_notebooks.py [--clean] [NOTEBOOK ...]
+
+With --clean nothing is executed: the notebooks lose what an editor left in them, and what the page hides is folded.
 
 What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
 while a cell runs other processes may take no more than a tenth of all cores' time (seen on Linux only). Otherwise
@@ -19,11 +21,23 @@ import quiet
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+FOLDS = {  # what JupyterLab folds, by the tag with which the page hides it
+    "hide-input": "source_hidden",
+    "remove-input": "source_hidden",
+    "hide-output": "outputs_hidden",
+    "remove-output": "outputs_hidden",
+}
 
 
 def main(names: list[str]) -> int:
     """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
-    paths = [Path(name) for name in names] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    only_clean = names[:1] == ["--clean"]
+    paths = [Path(name) for name in names[only_clean:]] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    if only_clean:
+        for path in paths:
+            clean(notebook := nbformat.read(path, as_version=4))
+            nbformat.write(notebook, path)
+        return 0
     took = {}
     for path in paths:
         print(f"{path.name} ...", end=" ", flush=True)
@@ -64,7 +78,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         "language_info": {"name": "python"},
     }
     for cell in notebook.cells:
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "mystnb")}
+        tags = cell.metadata.get("tags", [])
+        folded = {FOLDS[tag]: True for tag in tags if tag in FOLDS}
+        cell.metadata = ({"tags": tags} if tags else {}) | ({"jupyter": folded} if folded else {})
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
 

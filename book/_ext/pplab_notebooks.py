@@ -9,10 +9,11 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <details class="note"><summary>Words</summary>  a folded admonition
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
                                                     that only the page has are tags: `controls: ranks latency`
-    ```{play}                                       a level of the game, in a cell of its own; elsewhere it is these
-    :level: NAME                                    three lines, so the sentence before it says what is asked
-    ```
+    <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
+    a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
+    a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
 
+What the page hides by a tag, JupyterLab folds by metadata, which tools/execute_notebooks.py sets from the tags.
 Charts keep their page's form under a type of their own (see pplab.course.figures).
 """
 
@@ -37,6 +38,7 @@ ANYWHERE = (
     (re.compile(r'\[\[[^][]+\]\(\.\./book/references\.bib "([\w,]+)"\)\]'), r"{cite}`\1`"),
     (re.compile(r" ?\\tag\{([\w-]+)\}\n\$\$"), r"\n$$ (\1)"),
     (re.compile(r"\$\(\\text\{([\w-]+)\}\)\$"), r"{eq}`\1`"),
+    (re.compile(r"<span>(\\\$)</span>"), r"\1"),
     (
         re.compile(r'<details class="note"><summary>(.+?)</summary>\n\n(.*?)\n\n</details>', re.S),
         r":::{admonition} \1\n:class: note dropdown\n\2\n:::",
@@ -54,11 +56,15 @@ def read(app, docname: str, source: list[str]) -> None:
 
 
 def on_the_page(cell: dict) -> Iterator[dict]:
-    """The cell for the page: Markdown as MyST, and an explorer before the cell that stands for it elsewhere."""
-    text = "".join(cell["source"])
+    """The cell for the page: Markdown as MyST, a level of the game or nothing where a text is for elsewhere, and an
+    explorer before the cell that stands for it elsewhere."""
+    text, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
+    if "elsewhere" in tags:
+        return
     if cell["cell_type"] == "markdown":
-        cell = cell | {"source": myst(text)}
-    elif "explorer" in (tags := cell["metadata"].get("tags", ())):
+        levels = [tag.removeprefix("play: ") for tag in tags if tag.startswith("play: ")]
+        cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
+    elif "explorer" in tags:
         yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": {}, "source": directive(text, tags)}
         cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
     yield cell

@@ -30,10 +30,14 @@ UNSAFE = {
 
 @pytest.fixture(scope="module")
 def notebook() -> dict:
-    """One that has everything: a chapter with an explorer, a table and citations, and another one's slider. Whether it
-    is trusted shows in an output that nobody made."""
-    chapter, other = (json.loads(path.read_text()) for path in sorted((ROOT / "notebooks").glob("0[15]_*.ipynb"))[::-1])
-    chapter["cells"] += [cell | {"id": "slider"} for cell in other["cells"] if "Slider(" in "".join(cell["source"])]
+    """One that has everything: a chapter with an explorer, a table and citations, and from the others the slider, a
+    hidden output, and all texts with prices. Whether it is trusted shows in an output that nobody made."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: not path.name.startswith("05_"))
+    chapter, *others = (json.loads(path.read_text()) for path in paths)
+    for number, cell in enumerate(cell for other in others for cell in other["cells"]):
+        code, source = cell["cell_type"] == "code", "".join(cell["source"])
+        if "Slider(" in source or "Source(run)" in source if code else r"\$" in source:
+            chapter["cells"].append(cell | {"id": f"other-{number}"})
     next(c for c in chapter["cells"] if c["cell_type"] == "code")["outputs"].insert(0, UNSAFE)
     return chapter
 
@@ -96,3 +100,14 @@ def test_an_untrusted_notebook_reads_well(page, lab, notebook):
     assert folded.count() == sum("".join(cell["source"]).count("<details") for cell in cells)
     assert not page.locator(".jp-RenderedMarkdown details[open]").count()
     assert "Exercises" in prose and "exercise." not in prose, "a solution is in sight"
+    assert prose.count("_build/html/notebooks/05_messages.html") == 1, "where the game is, isn't said"
+
+    # A dollar that begins or ends a formula is gone; those of prices are all there, also in folded solutions.
+    texts = page.locator(".jp-MarkdownCell .jp-MarkdownOutput").all_text_contents()
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert [text.count("$") for text in texts] == [source.count(r"\$") for source in sources]
+    assert sum(text.count("$") for text in texts) > 50
+    for kind, tag in (("Input", "hide-input|remove-input"), ("Output", "hide-output")):
+        hidden = [bool(re.search(tag, " ".join(cell["metadata"].get("tags", ())))) for cell in cells]
+        has_fold = f"(cells) => cells.map((cell) => !!cell.querySelector('.jp-{kind}Placeholder'))"
+        assert page.locator(".jp-Notebook .jp-Cell").evaluate_all(has_fold) == hidden and any(hidden)

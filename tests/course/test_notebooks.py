@@ -16,7 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LEVEL = re.compile(r"```\{play\}\n:level: ([\w-]+)\n```")
+TAGS = re.compile(r"(hide|remove)-input|hide-output|nbval-[\w-]+|explorer|elsewhere|(controls|memory|play): .+")
+FOLDS = {"hide-input": "source_hidden", "remove-input": "source_hidden", "hide-output": "outputs_hidden"}
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.S)
 EXERCISES = {
     "01_bubble_math": "bubble_math",
     "02_naive": "naive",
@@ -62,9 +64,26 @@ def test_it_carries_nothing_that_changes_by_itself(path):
     notebook = json.loads(path.read_text())
     nbformat.validate(notebook)
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
-    assert all(set(cell["metadata"]) <= {"tags"} for cell in notebook["cells"])
+    assert all(set(cell["metadata"]) <= {"tags", "jupyter"} for cell in notebook["cells"])
     assert not any(output.get("name") == "stderr" for output in outputs(path))
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+
+
+def test_what_the_page_hides_is_folded_in_jupyterlab(path):
+    for cell in json.loads(path.read_text())["cells"]:
+        tags = cell["metadata"].get("tags", [])
+        assert all(map(TAGS.fullmatch, tags)), tags
+        folded = {FOLDS[tag]: True for tag in tags if tag in FOLDS}
+        how = f"run: python tools/execute_notebooks.py --clean notebooks/{path.name}"
+        assert cell["metadata"].get("jupyter", {}) == folded, f"cell {cell['id']}: {how}"
+
+
+def test_no_price_becomes_a_formula(path):
+    """JupyterLab drops the backslash of `\\$`, and takes what is between two bare dollars of a paragraph for a formula,
+    also between a price and a formula's dollar."""
+    for cell in cells(path, "markdown"):
+        bare = re.findall(r"(?:(?<!<span>)\\\$|\\\$(?!</span>)).*", CODE.sub("", text(cell)))
+        assert not bare, f"write <span>\\$</span>321, not \\$321: {bare}"
 
 
 def charts(path: Path) -> list[dict]:
@@ -97,9 +116,6 @@ def test_every_figure_is_seen_in_every_viewer(path):
 def test_its_text_is_plain_markdown(path):
     """What the page makes of it, book/_ext/pplab_notebooks.py says."""
     prose = "\n".join(map(text, cells(path, "markdown")))
-    levels = re.findall(r'^        id="([\w-]+)",$', (ROOT / "book/_ext/pplab_levels.py").read_text(), flags=re.M)
-    assert set(LEVEL.findall(prose)) <= set(levels)
-    prose = LEVEL.sub("", prose)
     assert not re.findall(r"\{[\w:+-]+\}`|^:::.*|^```\{.*|^\([\w-]+\)=$|\$\$ *\([\w-]+\)", prose, flags=re.M)
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", prose):
         assert (path.parent / target).is_file(), target
@@ -109,6 +125,26 @@ def test_its_text_is_plain_markdown(path):
         entry = re.search(rf"@\w+{{{key},.*?\n}}", (path.parents[1] / "book/references.bib").read_text(), flags=re.S)[0]
         author, year = words.split()[0].rstrip(","), words[-4:]
         assert re.search(rf"author = {{{{*{author}\b", entry) and f"year = {{{year}}}" in entry, (words, key)
+
+
+def test_it_says_where_the_page_has_more(path):
+    """Elsewhere than on the page, a sentence stands for the game, and one beside a chart to point at. The page leaves
+    them out, and no other text tells its readers that they should see the page."""
+    levels = re.findall(r'^        id="([\w-]+)",$', (ROOT / "book/_ext/pplab_levels.py").read_text(), flags=re.M)
+    views, said = sum('class="pplab-frontier"' in "".join(o.get("data", {}).get(PAGE, "")) for o in outputs(path)), 0
+    for cell in cells(path, "markdown"):
+        if tags := cell["metadata"].get("tags"):
+            (tag,) = tags
+            assert tag == "elsewhere" or tag.removeprefix("play: ") in levels, tag
+            assert re.fullmatch(r"\*[^*]+\.\*", text(cell)), "not one paragraph"
+            assert f"`make book` and open `_build/html/notebooks/{path.stem}.html`" in text(cell)
+            said += tag == "elsewhere"
+        else:
+            assert not re.search(r"book's\s+page", text(cell)), "the page says so, too"
+    assert said == bool(views)
+    for cell in cells(path, "code"):
+        if "explorer" in cell["metadata"].get("tags", ()):
+            assert re.match(r"# The book's page has an explorer here\. .*lab\.explore\(", text(cell)), text(cell)
 
 
 def test_cells_are_short(path):

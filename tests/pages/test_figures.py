@@ -103,6 +103,17 @@ body
     assert page.myst(untouched) == untouched
 
 
+def test_a_price_is_plain_on_the_page(page):
+    assert page.myst(r"**<span>\$</span>25.2** of <span>\$</span>92, $P$") == r"**\$25.2** of \$92, $P$"
+
+
+def test_a_level_of_the_game_stands_where_elsewhere_a_text_does(page):
+    text = {"cell_type": "markdown", "id": "a", "source": ["*The game is on the page.*"]}
+    (made,) = page.on_the_page(text | {"metadata": {"tags": ["play: eighteen"]}})
+    assert made["source"] == "```{play}\n:level: eighteen\n```" and made["id"] == "a"
+    assert not [*page.on_the_page(text | {"metadata": {"tags": ["elsewhere"]}})]
+
+
 def test_the_cell_beside_an_explorer_gives_it_its_settings(page):
     call = 'explore("1F1B", "GPipe", ranks=4,\n        stages_per_rank=2, path=True)'
     code = f"from pplab.course.notebook import explore\n\n{call}"
