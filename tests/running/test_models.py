@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_split_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be an integer of at least 1"),
+        ({"num_layers": 0}, "num_layers must be an integer from 1 to 1,024"),
         ({"width": 10, "num_heads": 3}, "width 10 doesn't divide into 3 heads"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"source": "yelp"}, "unknown source 'yelp'"),
