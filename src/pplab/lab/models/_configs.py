@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import shown
+from ..safe_text import printable
 from ._cutting import check_depth
 from ._families import family_of
 
@@ -54,4 +55,5 @@ def _check_depths(config: Mapping[str, object], where: str) -> None:
 
 
 def _not_a_config(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} isn't a config of transformers ({error}): fetch or save it again")
+    said = printable(str(error), keep="\n")
+    return ValueError(f"{path} isn't a config of transformers ({said}): fetch or save it again")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import data
+from ..safe_text import printable
 from ._families import family_of
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
     if not torch.stack(torch.aminmax(weight)).isfinite().all():
         wrong = weight.numel() - int(weight.isfinite().sum())
         raise ValueError(
-            f"{place}: {wrong:,} of the {weight.numel():,} values of {name} are NaN or infinite, and no run can learn "
-            "with them: fetch or copy the folder again, or take weights that were saved before they went wrong"
+            f"{place}: {wrong:,} of the {weight.numel():,} values of {printable(name)} are NaN or infinite, and no run "
+            "can learn with them: fetch or copy the folder again, or take weights from before they went wrong"
         )
 
 
@@ -144,7 +145,8 @@ def _opened(path: Path) -> object:
     try:
         return safe_open(path, "pt")
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged, or no file of safetensors ({error}): fetch or copy it again") from None
+        said = f"{path} is damaged, or no file of safetensors ({error}): fetch or copy it again"
+        raise ValueError(printable(said)) from None
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -177,7 +179,7 @@ class Weights:
             with _opened(single) as file:
                 self.files = dict.fromkeys(file.keys(), single.name)
         else:
-            found = ", ".join(sorted(each.name for each in self.folder.iterdir())) or "nothing"
+            found = printable(", ".join(sorted(each.name for each in self.folder.iterdir()))) or "nothing"
             raise FileNotFoundError(
                 f"{folder} has no weights: expected model.safetensors, or model.safetensors.index.json and the files "
                 f"that it names, found {found}. Save the model there with model.save_pretrained(folder)"
@@ -207,13 +209,14 @@ class Weights:
         name = self.files[key]
         if name not in self._opened:
             if not (self.folder / name).is_file():
-                raise FileNotFoundError(f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again")
+                said = f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again"
+                raise FileNotFoundError(printable(said))
             self._opened[name] = self._stack.enter_context(_opened(self.folder / name))
         try:
             return getattr(self._opened[name], what)(key)
         except SafetensorError as error:
             where = f"{self.folder / name} has no {key}, which the folder's index says is there"
-            raise ValueError(f"{where} ({error}): fetch or copy the folder again") from None
+            raise ValueError(printable(f"{where} ({error}): fetch or copy the folder again")) from None
 
     def read(self, names: list[str], is_weight: bool) -> Tensor | None:
         """A tensor, or None where the files don't have it; its shape was checked when the workload was made. ValueError
