@@ -5,11 +5,11 @@ Goals are those of the package's own blocks, which the page isn't told: play/sta
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 
 from pplab.lab import Block, v_half_block, v_min_block, zb_v_block
+from pplab.lab.explorer import in_script
 
 
 @dataclass(frozen=True)
@@ -86,4 +86,4 @@ def script() -> str:
         }
         for level in LEVELS
     ]
-    return "var pplabBlocks = " + json.dumps(told, separators=(",", ":")) + ";"
+    return f"var pplabBlocks = {in_script(told)};"

@@ -6,11 +6,11 @@ in the texts are simulated here, and the page simulates the same references (pla
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
 import pplab.lab  # noqa: F401 (it brings eager 1F1B)
 from pplab import Costs, Timeline, build, simulate
+from pplab.lab.explorer import in_script
 
 TWICE = Costs(backward=2)
 
@@ -172,7 +172,7 @@ LEVELS = (
 def script() -> str:
     """What play.js needs before it: the levels, as a global."""
     told = [asdict(level) | {"task": level.task(), "costs": _durations(level.costs)} for level in LEVELS]
-    return "var pplabLevels = " + json.dumps(told, separators=(",", ":")) + ";"
+    return f"var pplabLevels = {in_script(told)};"
 
 
 def _durations(costs: Costs) -> dict[str, float | None]:

@@ -6,22 +6,20 @@ core.js lacks the page gets the package's rows, for some sizes: a new schedule n
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import product
 
 import pplab.lab  # noqa: F401 (its schedules are on the page, too)
 from pplab import validate
 from pplab.builders import ALL, Builder
-from pplab.lab.explorer import STATIC, TOLD
+from pplab.lab.explorer import STATIC, TOLD, in_script
 
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
 
 
 def script() -> str:
     """What core.js needs before it: the schedules, as a global."""
-    text = json.dumps(schedules(), separators=(",", ":"))
-    return "var pplabSchedules = " + text.replace("</", "<\\/") + ";"
+    return f"var pplabSchedules = {in_script(schedules())};"
 
 
 def schedules() -> list[dict]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import browser as chromium
 import pplab as pp
 from pplab import Costs, Span, Timeline, lab
+from pplab.builders import ALL
 
 pytestmark = pytest.mark.slow
 
@@ -236,6 +240,99 @@ def test_in_a_notebook(visit, where):
         tab.wait_for_function(
             "(f => f.contentDocument.documentElement.scrollHeight <= f.clientHeight)(document.querySelector('iframe'))"
         )
+
+
+HOSTILE = {  # names of strangers: each breaks out of another place, if nobody escapes it there
+    "script": "</script><script>top.ran = 1</script>",
+    "comment": "<!--<script>",
+    "element": """x"><img src="" onerror="top.ran = 1"><b title='""",
+    "template": "/*given*/ /*scripts*/ /*state*/",
+    "frame": "&lt;script&gt;top.ran = 1&lt;/script&gt;",
+    "property": "constructor",
+    "surrogate": "\ud800 \u2028 \x1b[31m",
+}
+
+
+@pytest.fixture(params=HOSTILE)
+def hostile(request) -> Iterator[str]:
+    """A name, by which a schedule is registered, too: it is in every page that is made from then on."""
+    before, name = list(ALL), HOSTILE[request.param]
+
+    @pp.builders.register(name, rules=name, source=name, placement=name, aliases=(f"{name}2",))
+    def rows(num_ranks: int, num_microbatches: int) -> list[list[str]]:
+        return [[f"{r}{kind}{m}" for kind in "FB" for m in range(num_microbatches)] for r in range(num_ranks)]
+
+    yield name
+    ALL[:] = before
+
+
+def called(name: str) -> list:
+    """A schedule, and a timeline in which every text that it can have is this one."""
+    t = measured()
+    step = Span(0, f"step {name}", t.makespan, t.makespan + 4)
+    timeline = Timeline(pp.Schedule(SCHEDULE.rows, name), t.starts, t.ends, name, name, (step,))
+    return [timeline, pp.Schedule(SCHEDULE.rows, name)]
+
+
+def look_everywhere(place) -> None:
+    """All that an explorer says is drawn, and shows its names as they are."""
+    place.locator(".pplab-explorer[data-ready]").wait_for()
+    place.locator(".pplab-scroll").press("Home")
+    for summary in place.locator("details > summary").all():
+        summary.click()
+    place.locator(".pplab-took, .pplab-rows").first.wait_for()
+    assert place.locator(".pplab-explorer").get_attribute("data-error") is None
+
+
+def seen(name: str) -> str:
+    """A text as a page has it."""
+    return name.replace("\ud800", "?")
+
+
+def test_whatever_things_are_called_nothing_runs_and_pages_draw(visit, hostile):
+    tab = visit(called(hostile))
+    tab.set_default_timeout(5000)
+    look_everywhere(tab)
+    assert seen(hostile) in tab.text_content(".pplab-title >> nth=0")
+    assert tab.locator("caption").first.text_content() == seen(hostile)
+    assert tab.text_content(".pplab-legend").endswith(f"step {seen(hostile)}")
+    assert tab.evaluate("window.ran") is None and tab.locator("img, b, h1").count() == 0
+
+
+def test_whatever_things_are_called_notebooks_draw_them(visit, hostile):
+    tab = visit(SCHEDULE, html=f"<body>{lab.explore(called(hostile))._repr_html_()}</body>")
+    tab.set_default_timeout(5000)
+    look_everywhere(frame := tab.frame_locator("iframe"))
+    assert seen(hostile) in frame.locator(".pplab-title").first.text_content()
+    assert tab.evaluate("window.ran") is None
+
+
+def test_the_books_explorer_knows_strange_schedules_and_takes_strange_files(visit, hostile):
+    sys.path.append(str(Path(__file__).parents[2] / "book" / "_ext"))
+    from pplab_schedules import script
+
+    page = lab.explore(SCHEDULE).page
+    page = re.sub(r"^var pplabSchedules = .*$", lambda _: script(), page, count=1, flags=re.M)  # with its rows
+    tab = visit(SCHEDULE, html=page)
+    tab.set_default_timeout(5000)
+    tab.wait_for_selector(".pplab-explorer[data-ready]")
+    last = tab.locator("select[name=schedule] option").count() - 2  # behind it are the reader's rows
+    tab.select_option("select[name=schedule]", index=last)
+    settle(tab)
+    assert tab.text_content(".pplab-title").startswith(seen(hostile)) and makespan(tab) > 0
+    look_everywhere(tab)
+    record = {"schedule": hostile, "rows": [["0F0", "0B0"]], "unit": hostile, "how": ""}
+    spans = {"spans": [[0, "0F0", 0, 1], [0, "0B0", 1, 3]], "others": [[0, f"a{hostile}", 3, 4]]}
+    for file in (record, record | spans, [record | {"unit": [hostile]}]):
+        tab.evaluate(DROP, ["", json.dumps(file)])
+        tab.wait_for_function("document.querySelector('.pplab-ranks').textContent.includes('makespan 3')")
+    tab.evaluate(DROP, [f"{seen(hostile)}.csv", "0F0,0F1,0B0,0B1"])
+    tab.wait_for_function("document.querySelector('.pplab-ranks').textContent.includes('makespan 6')")
+    tab.evaluate(DROP, [f"{seen(hostile)}.csv", seen(hostile)])
+    tab.wait_for_function(
+        "name => document.querySelector('.pplab-error').textContent.startsWith(name)", arg=seen(hostile)
+    )
+    assert tab.evaluate("window.ran") is None and tab.locator("img").count() == 0
 
 
 NAMELESS = """() => [...document.querySelectorAll(".pplab-live :is(input, select, textarea, button)")].filter(

@@ -1,5 +1,6 @@
 """The models, their splits and their data: the same numbers however they are cut, clear words when they can't be."""
 
+import json
 import socket
 import sys
 import time
@@ -101,7 +102,7 @@ def test_a_model_that_cannot_be_split_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be an integer of at least 1"),
+        ({"num_layers": 0}, "num_layers must be an integer from 1 to 1,024"),
         ({"width": 10, "num_heads": 3}, "width 10 doesn't divide into 3 heads"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"source": "yelp"}, "unknown source 'yelp'"),
@@ -200,6 +201,25 @@ def test_a_checkpoint_from_a_folder_is_split_like_any_other(tmp_path, reviews):
     stages = [workload.build_stage(stage, 3) for stage in range(3)]
     whole = workload.build_whole()(*batch.inputs, **batch.context).logits
     torch.testing.assert_close(chain(stages, *batch.inputs, **batch.context), whole, rtol=0, atol=1e-6)
+
+
+def test_weights_of_a_folder_that_are_no_numbers_are_named(tmp_path, reviews):
+    whole = reviews.build_whole()
+    with torch.no_grad():
+        whole.distilbert.transformer.layer[1].ffn.lin1.weight[3, :2] = torch.nan
+    whole.save_pretrained(tmp_path)
+    data.small_tokenizer().save_pretrained(tmp_path)
+    workload = models.distilbert(batch_size=2, length=16, checkpoint=str(tmp_path), source="sample")
+    said = f"{tmp_path}: 2 of the 65,536 values of distilbert.transformer.layer.1.ffn.lin1.weight are NaN or infinite"
+    with pytest.raises(ValueError, match=said):
+        workload.build_stage(0, 2)
+
+
+def test_a_folder_with_too_many_layers_is_refused_at_once(tmp_path, reviews):
+    config = reviews.build_whole().config.to_dict() | {"n_layers": 2_000_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config.json: n_layers must be an integer from 1 to 1,024, got 2000000"):
+        models.distilbert(checkpoint=str(tmp_path), source="sample")
 
 
 @pytest.mark.parametrize("proxy", [False, True])

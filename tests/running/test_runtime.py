@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -503,6 +505,37 @@ def test_a_clock_that_is_far_off_is_said(gpt, error_ns, noted):
     run = make_run(make_job(s, gpt, 1), [report], None, ["cuda:0"], "nccl", ())
     assert run.machine.clock_error_ms == lab.run_to_dict(run)["clock_error_ms"] == error_ns / 1e6
     assert any("0.3 ms off the clock of all ranks" in note for note in run.notes) == noted
+
+
+@pytest.mark.parametrize(
+    "done, losses, said",
+    [
+        (0, [2.5, 2.4], None),
+        (0, [2.5, math.nan, math.nan, 2.0], "in 2 of 4 steps, first in step 2"),
+        (6, [math.inf, 3.0], "in 1 of 2 steps, first in step 7"),
+        (0, [-math.inf], "in 1 of 1 steps, first in step 1"),
+    ],
+)
+def test_losses_that_are_no_numbers_are_said(gpt, done, losses, said):
+    s = pp.build("GPipe", num_ranks=1, num_microbatches=1)
+    trace = StepTrace([(action, 10 * i, 10 * i + 10) for i, action in enumerate(s.rows[0])], [], 0, 20)
+    report = RankReport([trace] * len(losses), losses, 3.0, {}, frozenset(), ())
+    job = dataclasses.replace(make_job(s, gpt, 1), first_step=done)
+    run = make_run(job, [report], None, ["cpu"], "shared", ())
+    found = [note for note in run.notes if "NaN" in note]
+    assert found == [
+        f"the loss is NaN or infinite {said}: lower the learning rate, or look at data and weights"
+    ] * bool(said)
+    assert ("note: the loss is NaN or infinite in" in str(run)) == bool(said)
+    assert run.first_loss == 3.0 and str(run.losses) == str(tuple(losses))
+
+
+def test_a_run_that_learns_too_fast_says_so(gpt):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    with Pool(2) as pool:
+        run = pool.train(s, gpt, steps=4, optimizer=functools.partial(torch.optim.SGD, lr=1e30))
+    first = [math.isfinite(loss) for loss in run.losses].index(False) + 1
+    assert first > 1 and f"first in step {first}: lower the learning rate" in " ".join(str(run).split())
 
 
 def test_a_paced_run_on_gpus_says_so():

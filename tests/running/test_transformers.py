@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
@@ -20,6 +23,7 @@ from transformers import (
 )
 
 from pplab.lab import data, models
+from pplab.lab.models._weights import Weights
 from pplab.runtime.stage import Stage
 from pplab.runtime.workload import names_in_whole
 
@@ -250,6 +254,24 @@ def test_packed_sequences_do_not_see_each_other():
     torch.testing.assert_close(outputs[0][:, 12:], outputs[1][:, 12:])
 
 
+CHANGES = {  # of a folder's config
+    "mamba": {"model_type": "mamba"},
+    "deeper": {"num_hidden_layers": 6},
+    "wider": {"vocab_size": 300},
+    "deepest": {"num_hidden_layers": 2_000_000},
+    "negative": {"num_hidden_layers": -3},
+    "flat": {"num_hidden_layers": 0},
+    "worded": {"num_hidden_layers": "12"},
+    "wordy": {"hidden_size": "wide"},
+}
+INDICES = {  # what becomes of a folder's index
+    "half": lambda text: text[:1],
+    "mapless": lambda text: "{}",
+    "nameless": lambda text: json.dumps({"weight_map": {"model.norm.weight": 3}}),
+    "lying": lambda text: re.sub(r'("model.norm.weight": "model-0000)\d', r"\g<1>1", text),
+}
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -270,6 +292,20 @@ def test_packed_sequences_do_not_see_each_other():
         ),
         ("torn", FileNotFoundError, "lacks model-00002-of-.*safetensors, which has .*fetch or copy"),
         ("mute", OSError, 'has no tokenizer that works here .*tokenizer="bytes"'),
+        (
+            "half",
+            ValueError,
+            "index.json is damaged, or no index of weights .JSONDecodeError.*fetch or copy the folder",
+        ),
+        ("mapless", ValueError, "index.json is damaged, or no index of weights .KeyError: 'weight_map'"),
+        ("nameless", ValueError, "index.json is damaged, or no index of weights .the name of a file is no text"),
+        ("lying", ValueError, "model-.*safetensors has no model.norm.weight, which the folder's index says is there"),
+        ("short", ValueError, "model-00002-of-.*safetensors is damaged, or no file of safetensors .*fetch or copy it"),
+        ("deepest", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got 2000000"),
+        ("negative", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got -3"),
+        ("flat", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got 0"),
+        ("worded", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got '12'"),
+        ("wordy", ValueError, "config.json isn't a config of transformers .*hidden_size"),
     ],
 )
 def test_what_is_not_there_is_said(given, error, message, tmp_path, monkeypatch):
@@ -278,9 +314,9 @@ def test_what_is_not_there_is_said(given, error, message, tmp_path, monkeypatch)
     monkeypatch.setattr(data, "hub_is_reachable", lambda: False)
     options = {"batch_size": 4, "length": 24, "source": "sample", "tokenizer": "bytes"}
     what = {"MambaConfig": MambaConfig(), "a model": torch.nn.Linear(2, 2)}.get(given, given)
-    if given in ("empty", "broken", "mamba", "bare", "deeper", "wider", "torn", "mute"):
+    if given not in ("MambaConfig", "a model", "/nowhere/at all", "nobody/nothing", "not a name!"):
         what = tmp_path
-    if given in ("deeper", "wider", "torn", "mute"):
+    if what is tmp_path and given not in ("empty", "broken", "mamba", "bare"):
         workload("llama").build_whole().save_pretrained(tmp_path, max_shard_size="40KB")
     config = CONFIGS["llama"].to_dict()
     if given == "broken":
@@ -289,12 +325,72 @@ def test_what_is_not_there_is_said(given, error, message, tmp_path, monkeypatch)
         next(tmp_path.glob("*-00002-of-*")).unlink()
     elif given == "mute":
         options["tokenizer"] = "auto"
+    elif given in INDICES:
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(INDICES[given](index.read_text()))
+    elif given == "short":
+        shard = next(tmp_path.glob("*-00002-of-*"))
+        shard.write_bytes(shard.read_bytes()[:-100])
     elif given not in ("empty", "torn"):
-        config |= {"deeper": {"num_hidden_layers": 6}, "wider": {"vocab_size": 300}}.get(given, {})
-        config |= {"mamba": {"model_type": "mamba"}}.get(given, {})
+        config |= CHANGES.get(given, {})
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=message):
         models.from_transformers(what, **options)
+
+
+@pytest.mark.parametrize("field", ["n_layer", "n_layers", "num_layers", "num_decoder_layers"])
+@pytest.mark.parametrize("number", [-3, 0, 10**12])
+def test_no_model_has_so_many_layers(field, number):
+    kinds = {"n_layer": "gpt2", "n_layers": "distilbert"}
+    config = copy.deepcopy(CONFIGS[kinds.get(field, "t5")])
+    setattr(config, field, number)
+    with pytest.raises(ValueError, match=f"Config: {field} must be an integer from 1 to 1,024, got {number}"):
+        models.from_transformers(config, batch_size=4, length=24, source="sample")
+
+
+@pytest.mark.parametrize("number", [-3, 0, 2_000_000, True, 2.0])
+@pytest.mark.parametrize("kind", ["gpt", "mixture"])
+def test_no_model_of_ours_has_either(kind, number):
+    with pytest.raises(ValueError, match="num_layers must be an integer from 1 to 1,024, got"):
+        models.workload(kind, batch_size=4, source="sample", num_layers=number)
+
+
+@pytest.mark.parametrize(("wrong", "count"), [(float("nan"), 1), (float("inf"), 2), (-float("inf"), 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_weights_that_are_no_numbers_are_named(wrong, count, dtype, tmp_path):
+    if dtype is torch.float8_e4m3fn and wrong != wrong:
+        assert torch.tensor(wrong).to(dtype).float().isnan()
+    elif dtype is torch.float8_e4m3fn:
+        pytest.skip("this type has no infinity")
+    made = workload("llama").build_whole().to(torch.bfloat16)
+    made.save_pretrained(tmp_path, max_shard_size="40KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    name = "model.layers.3.mlp.up_proj.weight"
+    shard = tmp_path / index[name]
+    tensors = load_file(shard)
+    values = tensors[name].float()
+    values.view(-1)[5 : 5 + count] = wrong
+    tensors[name] = values.to(dtype)
+    save_file(tensors, shard, {"format": "pt"})
+    found = models.from_transformers(tmp_path, batch_size=4, length=24, source="sample", tokenizer="bytes")
+    said = rf"{shard}: {count} of the 1,536 values of {name} are NaN or infinite, and no run can learn with them: fetch"
+    found.build_stage(0, 2)  # layers 0 to 2
+    for build in (lambda: found.build_stage(1, 2), found.build_whole):
+        with pytest.raises(ValueError, match=said):
+            build()
+
+
+def test_a_mask_may_be_infinite(tmp_path):
+    found = workload("bert")
+    made = found.build_whole()
+    made.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"mask": torch.full((2, 2), -float("inf"))}, file, {"format": "pt"})
+    weights = Weights(str(tmp_path), made)
+    with weights.open():
+        assert weights.read(["mask"], is_weight=False).isinf().all()
+        with pytest.raises(ValueError, match="model.safetensors: 4 of the 4 values of mask are NaN or infinite"):
+            weights.read(["mask"], is_weight=True)
 
 
 IDS = torch.zeros(4, 24, dtype=torch.long)

@@ -21,12 +21,9 @@ class Local:
     def __call__(self, kind: Kind) -> Action:
         """The next action of that kind. A full backward counts as I and W."""
         given = self.given
-        if kind is B:
-            microbatch = given[I]
-            given[I] = given[W] = microbatch + 1
-        else:
-            microbatch = given[kind]
-            given[kind] = microbatch + 1
+        microbatch = given[I if kind is B else kind]
+        for counted in (I, W) if kind is B else (kind,):
+            given[counted] = microbatch + 1
         return Action(self.stage, kind, self.first_microbatch + microbatch)
 
     @property

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..runtime import Workload
+from .safe_text import printable
 
 _VERSION = 2
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -34,6 +35,9 @@ Parts = dict[str, Tensor]  # by key in the file
 
 class CheckpointError(ValueError):
     """A file that isn't a checkpoint, is damaged, or is one of another model or optimizer."""
+
+    def __init__(self, said: str):
+        super().__init__(printable(said))  # it may have names and words of the file
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Checkpoint:
                 f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): take an older one"
             ) from error
         shapes = {key.removeprefix(_MODEL): shape for key, shape in shapes.items() if key.startswith(_MODEL)}
-        step, model, optimizer = about["step"], about["model"], about["optimizer"]
+        step, model, optimizer = about["step"], printable(about["model"]), printable(about["optimizer"] or "") or None
         return cls(path, step, model, optimizer, shapes, about["checksums"], tuple(about.get("rates", ())))
 
     def read(self, keys: Iterable[str]) -> Parts:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from .. import builders
 from ..costs import Costs, Link
@@ -25,6 +25,7 @@ from .balance_sheet import num_messages
 from .csv_form import read_csv, to_csv
 from .json_form import timeline_to_dict
 from .perfetto import to_perfetto
+from .safe_text import printable
 
 Flag = Mapping[str, object]
 
@@ -64,17 +65,22 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
                 raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
         return given.run(given) or 0
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(f"pplab {given.name}: {error}", file=sys.stderr)
+        say(f"pplab {given.name}: {error}", file=sys.stderr)
         return 1
     except Exception as error:
         if os.environ.get("PPLAB_TRACEBACK"):
             raise
         said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
-        print(f"pplab {given.name}: {said}", file=sys.stderr)
+        say(f"pplab {given.name}: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
+        say(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
         return 130
+
+
+def say(*texts: object, file: TextIO | None = None) -> None:
+    """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no command."""
+    print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
 
 
 def _schedules(given: argparse.Namespace) -> None:
@@ -82,11 +88,11 @@ def _schedules(given: argparse.Namespace) -> None:
     what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.ALL}
     if given.json:
         listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.ALL)
-        print(json.dumps(list(listed), indent=1))
+        say(json.dumps(list(listed), indent=1))
         return
     for b in builders.ALL:
-        print(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
-        print(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+        say(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
+        say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
 
 
 def _simulate(given: argparse.Namespace) -> None:
@@ -104,7 +110,7 @@ def _validate(given: argparse.Namespace) -> None:
     schedule = read_csv(source, name)
     memory = Memory(given.activation, given.weight_input)
     validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
-    print(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
+    say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
 
 
 def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
@@ -142,7 +148,7 @@ def summary(timeline: Timeline) -> dict:
 def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable[object]) -> None:
     """Print `texts` and write `data`, as the flag JSON asks for."""
     text = json.dumps(data, indent=1) if given.json else ""
-    print(*(texts if given.json != "-" else [text]), sep="\n")
+    say(*(texts if given.json != "-" else [text]))
     if given.json not in (None, "-"):
         Path(given.json).write_text(text + "\n")
 

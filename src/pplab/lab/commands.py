@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import number, positive_int
 from . import cli
-from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, schedule_of, write
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
 from .json_form import run_to_dict
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _train_in_pool(
     num_ranks = schedule.num_ranks
     make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
     with Pool(num_ranks, device=given.device, beside=beside) as pool:
-        print(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        say(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
         return pool.train(schedule, workload, *extras, **options)
 
 
@@ -177,7 +177,7 @@ def _predict(given: argparse.Namespace) -> None:
     asked = {"steps": given.steps, "rounds": given.rounds}
     check(measured.num_ranks, measured, others, workload, **asked)  # so that errors come before "measuring"
     with Pool(measured.num_ranks, device=given.device) as pool:
-        print(f"measuring {measured.name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        say(f"measuring {measured.name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
         found = predict(pool, measured, others, workload, **asked)
     write(given, found.to_dict(), [found])
 
@@ -199,7 +199,7 @@ def _bench(given: argparse.Namespace) -> None:
     schedule, workload, rounds = schedule_of(given), workload_of(given), positive_int("rounds", given.rounds)
     make_job(schedule, workload, schedule.num_ranks, [TorchEngine()], steps=given.steps)
     with Pool(schedule.num_ranks, device=given.device) as pool:
-        print(f"{workload.name}, {rounds} rounds of {given.steps} steps in turn", file=sys.stderr)
+        say(f"{workload.name}, {rounds} rounds of {given.steps} steps in turn", file=sys.stderr)
         found = versus(pool, schedule, workload, rounds=rounds, steps=given.steps)
         notes = [f"note: {note}" for note in (*workload.notes, *pool.notes)]
     write(given, found.to_dict(), [HEADINGS, found, *notes])

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..actions import Action, B, F, Overlap, parts
-from ..errors import ScheduleError, shown
+from ..errors import ScheduleError, expect, shown
 from ..schedule import Schedule
 from ..text import parse
+from .safe_text import printable
 
 _LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
@@ -56,7 +57,8 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
         rows.append(row)
     if not any(rows):
         raise ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1")
-    return Schedule(rows, name)
+    expect(str, name=name)
+    return Schedule(rows, printable(name))  # it is a file's name, mostly
 
 
 def to_csv(rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False) -> str:

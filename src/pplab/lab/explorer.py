@@ -1,6 +1,7 @@
 """Schedules and timelines in the page's explorer: in one HTML file that needs nothing else, or in an address."""
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -56,16 +57,27 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
         costs.check(schedule.num_stages, schedule.num_ranks)
     fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
     things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
-    told = json.dumps([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
+    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
     page, style, *scripts = ((STATIC / name).read_text("utf-8") for name in ("page.html", "explorer.css", *SCRIPTS))
-    page = page.replace("/*style*/", style).replace("/*state*/", escape(f"schedule=own{fields}"))
-    page = page.replace("/*scripts*/", "\n".join([f"var pplabSchedules = {told};", *scripts]))
-    page = page.replace("/*given*/", json.dumps([record(each, costs.unit) for each in things]).replace("</", r"<\/"))
+    filled = {
+        "style": style,
+        "state": escape(f"schedule=own{fields}"),
+        "scripts": "\n".join([f"var pplabSchedules = {told};", *scripts]),
+        "given": in_script([record(each, costs.unit) for each in things]),
+    }
+    page = re.sub(r"/\*(\w+)\*/", lambda place: filled[place[1]], page)  # at once: a name may look like a place
     if path is not None:
         Path(path).write_text(page, "utf-8")
     rows = schedules[0].rows if schedules == [thing] and fields else ()  # in characters without escapes, for rows.js:
     rows = "~".join(".".join(str(x).partition("OVERLAP")[0] for x in row) for row in rows).replace(";", "-")
     return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
+
+
+def in_script(value: object) -> str:
+    """JSON that may stand in a `<script>` of a page, whatever its texts say: it has no `<`, which alone could end the
+    element or make a comment of it, and of a character that is only half there it has a question mark."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode("utf-8")
+    return text.replace("<", r"\u003c")
 
 
 def record(thing: Schedule | Timeline, unit: str = "") -> dict:

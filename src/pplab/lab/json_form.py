@@ -12,6 +12,7 @@ from ..schedule import Schedule
 from ..text import parse
 from ..timeline import Span, Timeline
 from .explorer import record
+from .safe_text import printable, printable_in
 
 if TYPE_CHECKING:
     from ..runtime import Run
@@ -29,6 +30,7 @@ def timeline_to_dict(timeline: Timeline) -> dict:
 def timeline_from_dict(data: dict) -> Timeline:
     """The timeline that `timeline_to_dict` wrote; ValueError for anything else."""
     with reading("this timeline", "what lab.timeline_to_dict has written"):
+        data = printable_in(data)
         schedule = Schedule(data["rows"], data["schedule"])
         spans, ranks = data["spans"], range(schedule.num_ranks)
         if [(*span[:2],) for span in spans] != [(rank, str(x)) for rank, row in enumerate(schedule.rows) for x in row]:
@@ -70,5 +72,5 @@ def reading(what: str, expected: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno:  # no damage: there is no such file, or it can't be opened
             raise
-        found = f"{type(error).__name__}: {str(error)[:200]}"
+        found = printable(f"{type(error).__name__}: {str(error)[:200]}")
         raise ValueError(f"{what} is damaged, or something else: expected {expected}; found {found}") from None

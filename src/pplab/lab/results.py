@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .balance_sheet import Table
 from .json_form import reading
+from .safe_text import printable_in
 
 FORM = 1  # changes when a reader of older files would misread newer ones
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
@@ -124,7 +125,7 @@ def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
     recordings = []
     for path in sorted(found.glob("*.json")) if found else ():
         with reading(str(path), "JSON: record it again with `make gpu`, or remove it"):
-            data = json.loads(path.read_text())
+            data = printable_in(json.loads(path.read_text()), keep="\n")
         if wrong := problems(data):
             raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
         recordings.append(Recording(path, data))

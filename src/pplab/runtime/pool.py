@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -208,11 +209,13 @@ def make_run(
     if (clock_error_ms := max(trace.error_ns for trace in traces) / 1e6) > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions(), clock_error_ms)
-    losses = tuple(map(sum, zip(*(report.losses for report in reports), strict=True)))
+    first_loss, *losses = map(sum, zip(*((each.first_loss, *each.losses) for each in reports), strict=True))
+    if wrong := [step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)]:
+        where = f"in {len(wrong)} of {len(losses)} steps, first in step {wrong[0]}"
+        notes.append(f"the loss is NaN or infinite {where}: lower the learning rate, or look at data and weights")
     found = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
     extras = {name: each for name, each in found if each is not None}
-    first_loss = sum(report.first_loss for report in reports)
-    return Run(job, machine, tuple(notes), losses, first_loss, steps, gradients, extras)
+    return Run(job, machine, tuple(notes), tuple(losses), first_loss, steps, gradients, extras)
 
 
 def versions() -> dict[str, str]:

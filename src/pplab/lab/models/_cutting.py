@@ -13,8 +13,10 @@ from itertools import accumulate
 
 from torch import nn
 
-from ...errors import positive_int
+from ...errors import positive_int, shown
 from ...runtime import Workload
+
+MOST_LAYERS = 1_024  # of a stack: the deepest published model has 1,000 (DeepNet), and each takes some ms to make
 
 
 class LayeredModel(Workload):
@@ -52,6 +54,12 @@ class LayeredModel(Workload):
 def weights_of(module: nn.Module) -> int:
     """Bytes of a module's weights."""
     return sum(p.nbytes for p in module.parameters())
+
+
+def check_depth(name: str, value: object) -> None:
+    """Raise ValueError, which names the field, unless a model can have so many layers."""
+    if type(value) is not int or not 1 <= value <= MOST_LAYERS:
+        raise ValueError(f"{name} must be an integer from 1 to {MOST_LAYERS:,}, got {shown(value)}")
 
 
 def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:

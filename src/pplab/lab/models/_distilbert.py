@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data
+from ._configs import config_in
 from ._cutting import LayeredModel
-from ._weights import find_checkpoint
+from ._weights import check_numbers, find_checkpoint
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
 REVISION = "12040accade4e8a0f71eabdb258fecc2e7e948be"  # of CHECKPOINT: what is fetched is always the same
@@ -53,7 +54,10 @@ class DistilBert(LayeredModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             if self.checkpoint:
-                return DistilBertForSequenceClassification.from_pretrained(self.checkpoint, **options).train()
+                made = DistilBertForSequenceClassification.from_pretrained(self.checkpoint, **options).train()
+                for name, weight in made.named_parameters():
+                    check_numbers(weight.detach(), name, self.checkpoint)
+                return made
             config = DistilBertConfig(vocab_size=self.vocabulary, **SMALL, **options)
             return DistilBertForSequenceClassification(config).train()
 
@@ -88,9 +92,9 @@ def distilbert(
     if folder is None:
         tokenizer, num_layers = data.small_tokenizer(), SMALL["n_layers"]
     else:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        tokenizer, num_layers = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder).n_layers
+        num_layers, tokenizer = config_in(folder).num_hidden_layers, AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(
         list(found.texts),
         padding="max_length",

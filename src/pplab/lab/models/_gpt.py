@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data
-from ._cutting import LayeredModel
+from ._cutting import LayeredModel, check_depth
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class GPTConfig:
     tied: bool = False  # the head's weight is the token embedding's
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "width", "num_heads", "context", "vocabulary"):
+        check_depth("num_layers", self.num_layers)
+        for name in ("width", "num_heads", "context", "vocabulary"):
             positive_int(name, getattr(self, name))
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} doesn't divide into {self.num_heads} heads")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from ...errors import positive_int, shown
+from ...errors import positive_int
 from ...runtime.workload import Batch
 from .. import data as reviews
 from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
+from ._configs import checked_config, config_in
 from ._cutting import LayeredModel
 from ._families import Family, Share, depths, family_of, names_held, part, shares
 from ._weights import Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
@@ -186,9 +185,9 @@ def from_transformers(
     if isinstance(model, (str, os.PathLike)):
         checkpoint, said = find_checkpoint(os.fspath(model), revision)
         checkpoint = os.path.abspath(checkpoint)  # ranks may run elsewhere
-        config = _config(checkpoint)
+        config = config_in(checkpoint)
     else:
-        said, config = "random weights", _checked_config(model)
+        said, config = "random weights", checked_config(model)
     family = family_of(config.model_type)
     config, notes = copy.deepcopy(config), []
     if data is None:
@@ -221,24 +220,3 @@ def _check_data(data: object) -> None:
     if len({len(rows) for rows in data.values()}) > 1:
         sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
         raise ValueError(f"data must have as many rows of each, got {sizes}")
-
-
-def _checked_config(config: object) -> PreTrainedConfig:
-    if hasattr(config, "model_type") and hasattr(config, "to_dict"):
-        return config
-    said = "give its .config, or save it with save_pretrained(folder) and give the folder"
-    raise ValueError(f"expected a config of transformers, a folder or a name on the hub, got {shown(config)}: {said}")
-
-
-def _config(folder: str) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
-    try:
-        model_type = json.loads(path.read_text()).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} isn't a config of transformers ({error}): fetch or save it again") from None
-    family_of(model_type)  # its error comes first: transformers has types that can't be cut here
-    return AutoConfig.from_pretrained(folder, local_files_only=True)

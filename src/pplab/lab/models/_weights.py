@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import data
+from ..safe_text import printable
 from ._families import family_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights:
                 for slot, t in slots.items():
                     if id(t) in names:
                         if id(t) not in made:
-                            made[id(t)] = _make(t, weights and weights.read(names[id(t)], t.shape))
+                            made[id(t)] = _make(t, weights and weights.read(names[id(t)], isinstance(t, nn.Parameter)))
                         slots[slot] = made[id(t)]
     named = {made[each].untyped_storage().data_ptr(): found[0] for each, found in names.items()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _Seeded(named, seed):
@@ -123,24 +124,62 @@ class _Seeded(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
+    """Raise ValueError, which names the weight and where it is from, if it holds NaN or infinity: a run with it has no
+    loss. It looks once at every value, in a tenth of the time in which the weight is then copied."""
+    if not weight.is_floating_point() or not weight.numel():
+        return
+    weight = weight if weight.element_size() > 1 else weight.float()  # torch has no extremes of 8 bits
+    if not torch.stack(torch.aminmax(weight)).isfinite().all():
+        wrong = weight.numel() - int(weight.isfinite().sum())
+        raise ValueError(
+            f"{place}: {wrong:,} of the {weight.numel():,} values of {printable(name)} are NaN or infinite, and no run "
+            "can learn with them: fetch or copy the folder again, or take weights from before they went wrong"
+        )
+
+
+def _opened(path: Path) -> object:
+    """A file of safetensors; ValueError, which names it, where it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        said = f"{path} is damaged, or no file of safetensors ({error}): fetch or copy it again"
+        raise ValueError(printable(said)) from None
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Which file has a tensor, by the tensor's name, as an index says; ValueError for what isn't one."""
+    try:
+        files = json.loads(path.read_text())["weight_map"]
+        if all(isinstance(name, str) for name in files.values()):
+            return files
+        error = "the name of a file is no text"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        error = f"{type(wrong).__name__}: {wrong}"
+    raise ValueError(
+        f"{path} is damaged, or no index of weights ({error}): fetch or copy the folder again, whose other files may "
+        "be incomplete, too"
+    )
+
+
 class Weights:
     """The safetensors files of a folder: which has what, read a tensor at a time.
 
-    Raises FileNotFoundError for a folder without them.
+    Raises FileNotFoundError for a folder without them, ValueError for files that are damaged.
     """
 
     def __init__(self, folder: str, model: PreTrainedModel):
         self.folder, self._prefix = Path(folder), model.base_model_prefix + "."
         index, single = self.folder / "model.safetensors.index.json", self.folder / "model.safetensors"
         if index.is_file():
-            self.files = json.loads(index.read_text())["weight_map"]
+            self.files = _read_index(index)
         elif single.is_file():
-            from safetensors import safe_open
-
-            with safe_open(single, "pt") as file:
+            with _opened(single) as file:
                 self.files = dict.fromkeys(file.keys(), single.name)
         else:
-            found = ", ".join(sorted(each.name for each in self.folder.iterdir())) or "nothing"
+            found = printable(", ".join(sorted(each.name for each in self.folder.iterdir()))) or "nothing"
             raise FileNotFoundError(
                 f"{folder} has no weights: expected model.safetensors, or model.safetensors.index.json and the files "
                 f"that it names, found {found}. Save the model there with model.save_pretrained(folder)"
@@ -163,20 +202,31 @@ class Weights:
                     return each
         return None
 
-    def _file(self, key: str) -> object:
-        from safetensors import safe_open
+    def _get(self, key: str, what: str = "get_tensor") -> object:
+        """A tensor of the files, or with "get_slice" what knows its shape."""
+        from safetensors import SafetensorError
 
         name = self.files[key]
         if name not in self._opened:
             if not (self.folder / name).is_file():
-                raise FileNotFoundError(f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again")
-            self._opened[name] = self._stack.enter_context(safe_open(self.folder / name, "pt"))
-        return self._opened[name]
+                said = f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again"
+                raise FileNotFoundError(printable(said))
+            self._opened[name] = self._stack.enter_context(_opened(self.folder / name))
+        try:
+            return getattr(self._opened[name], what)(key)
+        except SafetensorError as error:
+            where = f"{self.folder / name} has no {key}, which the folder's index says is there"
+            raise ValueError(printable(f"{where} ({error}): fetch or copy the folder again")) from None
 
-    def read(self, names: list[str], shape: torch.Size) -> Tensor | None:
-        """A weight, or None where the files don't have it; its shape was checked when the workload was made."""
-        key = self.key(names)
-        return None if key is None else self._file(key).get_tensor(key)
+    def read(self, names: list[str], is_weight: bool) -> Tensor | None:
+        """A tensor, or None where the files don't have it; its shape was checked when the workload was made. ValueError
+        for a weight with values that are no numbers. Buffers are taken as they are: a mask may hold -inf."""
+        if (key := self.key(names)) is None:
+            return None
+        tensor = self._get(key)
+        if is_weight:
+            check_numbers(tensor, key, self.folder / self.files[key])
+        return tensor
 
     def untied(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The names of weights that the model ties to others, where the files have different values: then
@@ -186,7 +236,7 @@ class Weights:
             for first, *others in names_of(model.named_parameters(remove_duplicate=False)).values():
                 for name in others:
                     keys = self.key([first]), self.key([name])
-                    if None not in keys and not torch.equal(*(self._file(key).get_tensor(key) for key in keys)):
+                    if None not in keys and not torch.equal(*map(self._get, keys)):
                         found.append(name)
         return tuple(found)
 
@@ -199,7 +249,7 @@ class Weights:
                 found, key = names[id(p)], self.key(names[id(p)])
                 if key is None:
                     (new if found[0].startswith(_NEW) else missing).append(found[0])
-                elif (shape := tuple(self._file(key).get_slice(key).get_shape())) != tuple(p.shape):
+                elif (shape := tuple(self._get(key, "get_slice").get_shape())) != tuple(p.shape):
                     other.append(f"{found[0]} {shape} where the config makes {tuple(p.shape)}")
         if missing or other:
             said = [f"without {', '.join(missing[:3])}"] * bool(missing) + other[:3]

@@ -50,7 +50,7 @@ var pplabChart = (() => {
   function describe(timeline) {
     const { schedule, makespan, bubbleFraction, how = "simulated" } = timeline;
     return (
-      `${how[0].toUpperCase()}${how.slice(1)} Gantt chart of ${schedule.name} on ${schedule.numRanks} ranks with ${schedule.numMicrobatches} ` +
+      `${how.slice(0, 1).toUpperCase()}${how.slice(1)} Gantt chart of ${schedule.name} on ${schedule.numRanks} ranks with ${schedule.numMicrobatches} ` +
       `microbatches: makespan ${timed(makespan, timeline)}, ${percent(bubbleFraction)} of all rank-time idle`
     );
   }

@@ -546,7 +546,7 @@ var pplab = (function make(schedules) {
 
   // By the names of the package's registry. The page has the package's own rows of a schedule that is missing here, for
   // the sizes in book/_ext/pplab_schedules.py, which looks for lines that begin as these do.
-  const builders = {};
+  const builders = Object.create(null); // a schedule may be called "constructor"
 
   builders["naive"] = (P, M) => range(P).map((rank) => range(M).flatMap((m) => [action(rank, F, m), action(rank, B, m)]));
 

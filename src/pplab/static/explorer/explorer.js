@@ -57,7 +57,7 @@
       return `<span class="pplab-control">${head}<input type="number" id="${id}" name="${name}" min="0" step="any"></span>`;
     }
     const none = name === "compare" ? '<option value="">nothing</option>' : "";
-    const options = Object.entries(known).map(([value, text]) => `<option value="${value}">${text}</option>`);
+    const options = Object.entries(known).map(([value, text]) => `<option value="${escaped(value)}">${escaped(text)}</option>`);
     return `<span class="pplab-control">${head}<select id="${id}" name="${name}">${none}${options.join("")}</select></span>`;
   }
 
@@ -116,7 +116,7 @@
     }
     const median = (values) => values.sort((a, b) => a - b)[values.length >> 1];
     const row = ([what, values]) =>
-      `<tr><th scope="row">${what}</th>${[Math.min(...values), median(values), Math.max(...values)].map((x) => `<td>${timed(x, timeline, 4)}</td>`).join("")}</tr>`;
+      `<tr><th scope="row">${what}</th>${[Math.min(...values), median(values), Math.max(...values)].map((x) => `<td>${escaped(timed(x, timeline, 4))}</td>`).join("")}</tr>`;
     const heads = ["stage and kind", "shortest", "median", "longest"].map((name) => `<th scope="col">${name}</th>`).join("");
     return `<table class="pplab-rows pplab-took"><thead><tr>${heads}</tr></thead><tbody>${[...took].sort().map(row).join("")}</tbody></table>`;
   }

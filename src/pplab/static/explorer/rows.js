@@ -294,7 +294,7 @@ var pplabRows = (() => {
       const isRow = (row) => Array.isArray(row) && row.every((item) => typeof item === "string");
       if (!Array.isArray(each?.rows) || !each.rows.every(isRow)) throw new ScheduleError("the file holds something other than timelines", expected);
       const schedule = pplab.schedule(each.rows, String(each.schedule ?? "your rows"));
-      if (!each.spans) return { schedule, unit: each.unit || "" };
+      if (!each.spans) return { schedule, unit: String(each.unit ?? "") };
       const items = schedule.rows.flatMap((row, rank) => row.map(({ text }) => `${rank} ${text}`));
       const isSpan = ([rank, text, ...at], i) => `${rank} ${text}` === items[i] && at.length === 2 && at.every(isNumber);
       const fits = each.spans.length === items.length && each.spans.every(isSpan);

@@ -1,0 +1,59 @@
+"""Configs of transformers, checked before a model is made of them: a file may say anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import shown
+from ..safe_text import printable
+from ._cutting import check_depth
+from ._families import family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# What the number of layers is called in configs of the families.
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+
+
+def checked_config(config: object) -> PreTrainedConfig:
+    """A config that was given; ValueError where it isn't one, or is one of a model that can't be."""
+    if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
+        expected = f"expected a config of transformers, a folder or a name on the hub, got {shown(config)}"
+        raise ValueError(f"{expected}: give its .config, or save it with save_pretrained(folder) and give the folder")
+    _check_depths(config.to_dict(), type(config).__name__)
+    return config
+
+
+def config_in(folder: str) -> PreTrainedConfig:
+    """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or can't be cut."""
+    from transformers import AutoConfig
+
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
+    try:
+        said = json.loads(path.read_text())
+        model_type = said.get("model_type")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise _not_a_config(path, error) from None
+    family_of(model_type)  # its error comes first: transformers has types that can't be cut here
+    _check_depths(said, str(path))  # before transformers lists what every layer is
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a field of another type, or one that doesn't go with the others
+        raise _not_a_config(path, error) from None
+
+
+def _check_depths(config: Mapping[str, object], where: str) -> None:
+    for name in _DEPTHS:
+        if config.get(name) is not None:
+            check_depth(f"{where}: {name}", config[name])
+
+
+def _not_a_config(path: Path, error: Exception) -> ValueError:
+    said = printable(str(error), keep="\n")
+    return ValueError(f"{path} isn't a config of transformers ({said}): fetch or save it again")

@@ -1,0 +1,26 @@
+"""Texts of strangers' files made safe for a terminal, which takes some characters for commands.
+
+What reads a file calls it where a text of the file becomes a name or goes into an error; the command line calls it for
+all that it prints.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""The text with every character that doesn't print written as its escape, but for those in `keep`.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    strange = [each for each in {*text} - {*keep} if not each.isprintable()]
+    return text.translate({ord(each): each.encode("unicode_escape").decode() for each in strange})
+
+
+def printable_in(data: object, keep: str = "") -> object:
+    """Plain JSON values whose texts are all printable."""
+    if isinstance(data, str):
+        return printable(data, keep)
+    if isinstance(data, dict):
+        return {printable(name, keep): printable_in(value, keep) for name, value in data.items()}
+    return [printable_in(value, keep) for value in data] if isinstance(data, list) else data
