@@ -20,13 +20,11 @@ class Local:
 
     def __call__(self, kind: Kind) -> Action:
         """The next action of that kind. A full backward counts as I and W."""
-        given = self.given
+        counted = I if kind is B else kind
+        microbatch = self.given[counted]
+        self.given[counted] = microbatch + 1
         if kind is B:
-            microbatch = given[I]
-            given[I] = given[W] = microbatch + 1
-        else:
-            microbatch = given[kind]
-            given[kind] = microbatch + 1
+            self.given[W] = microbatch + 1
         return Action(self.stage, kind, self.first_microbatch + microbatch)
 
     @property

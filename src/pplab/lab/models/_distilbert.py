@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int
+from ...optional import bring
 from ...runtime.workload import Batch
 from .. import data
 from ._cutting import LayeredModel
@@ -45,6 +46,7 @@ class DistilBert(LayeredModel):
 
     def build_whole(self) -> nn.Module:
         """transformers' model; the same weights at every call, a new classifier's included."""
+        bring("transformers")
         from transformers import DistilBertConfig, DistilBertForSequenceClassification, logging
 
         logging.set_verbosity_error()  # else from_pretrained warns that the classifier is new, which is the point
@@ -88,9 +90,9 @@ def distilbert(
     if folder is None:
         tokenizer, num_layers = data.small_tokenizer(), SMALL["n_layers"]
     else:
-        from transformers import AutoConfig, AutoTokenizer
-
-        tokenizer, num_layers = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder).n_layers
+        auto = bring("transformers")
+        tokenizer = auto.AutoTokenizer.from_pretrained(folder)
+        num_layers = auto.AutoConfig.from_pretrained(folder).n_layers
     encoded = tokenizer(
         list(found.texts),
         padding="max_length",

@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int, shown
+from ...optional import bring
 from ...runtime.workload import Batch
 from .. import data as reviews
 from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
@@ -231,8 +232,7 @@ def _checked_config(config: object) -> PreTrainedConfig:
 
 
 def _config(folder: str) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
+    AutoConfig = bring("transformers").AutoConfig
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
