@@ -1,6 +1,6 @@
-"""Let go of the pins in a file of requirements: `name==version` becomes `name>=version`, in place.
+"""Let go of the pins in a file of requirements: `name==version` becomes `name>=version` in another file.
 
-python tools/unpin.py requirements.txt
+python tools/unpin.py requirements.txt newest.txt
 
 What is pinned is then the oldest that is taken, so there always is a solution: the pins themselves. A package in
 BELOW stays under what the course can't follow yet. Comments and markers stay.
@@ -29,5 +29,5 @@ def unpinned(requirements: str) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(unpinned(path.read_text()))
+    pinned, newest = map(Path, sys.argv[1:])
+    newest.write_text(unpinned(pinned.read_text()))

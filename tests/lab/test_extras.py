@@ -6,7 +6,6 @@ Packages are hidden from a fresh Python, as if they had never been installed.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -81,6 +80,22 @@ def test_plain_pplab_does(command, tmp_path):
     assert done.returncode == 0 and done.stdout and not done.stderr, done.stderr
     if command == "--version":
         assert done.stdout == f"pplab {pplab.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "lab.explore(pp.build('1F1B', num_ranks=4, num_microbatches=8), 'explorer.html')",
+        "lab.table([pp.simulate(pp.build('ZB-2P', num_ranks=4, num_microbatches=8))])",
+        "lab.Case().row('1F1B', num_microbatches=16)",
+        "lab.formulas, lab.floor(lab.Problem(4, 8)), lab.frontier_chart",
+        "pp.lower(pp.build('1F1B', num_ranks=2, num_microbatches=2))",
+        "pp.validate(lab.read_csv('0F0,0B0', 'mine'))",
+    ],
+)
+def test_plain_pplab_does_in_python(call, tmp_path):
+    done = python(f"import pplab as pp\nfrom pplab import lab\n{call}", PLAIN, tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -169,8 +184,3 @@ print(len(there), len(absent))
     assert done.returncode == 0, done.stderr
     there, absent = map(int, done.stdout.split())
     assert there > 60 and absent > 10
-
-
-def test_the_metadata_is_that_of_the_source():
-    """The installed package's version, where it isn't older than its source."""
-    assert importlib.metadata.version("pplab") == pplab.__version__
