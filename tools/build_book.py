@@ -12,7 +12,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+from pplab_page import address_in  # noqa: E402
+
 PAGE = ROOT / "_build" / "html" / "index.html"
+
+NOWHERE = (
+    '== WARNING: NO ADDRESS OF THE BOOK\'S SOURCE IS SET: its pages say "clone the repository" and lead nowhere. '
+    "Set urls.Repository in pyproject.toml, or PPLAB_REPOSITORY=https://HOST/OWNER/NAME in the environment"
+)
 
 
 def main() -> int:
@@ -35,7 +43,9 @@ def main() -> int:
         for report in reports:
             print(f"== {report.relative_to(ROOT)}\n{report.read_text()[-3000:]}", file=sys.stderr)
         return done.returncode
-    print(f"== open {PAGE.as_uri()}")
+    print(f"== open {PAGE.as_uri()}", flush=True)
+    if not address_in(ROOT):
+        print(NOWHERE, file=sys.stderr)
     return 0
 
 

@@ -36,10 +36,10 @@ NO_MATTER = {"disable-pip-version-check", "no-input", "no-color", "progress-bar"
 
 def main(requirements: Path) -> int:
     """Install; returns the exit status."""
-    (pinned,) = re.findall(r"^uv==\S+", requirements.read_text(), re.M)
+    (named,) = re.findall(r"^uv\b\S*", requirements.read_text(), re.M)
     try:
         options, variables = for_uv(settings(_output([*PIP, "config", "list"])))
-        subprocess.run([*PIP, "install", "--quiet", pinned], check=True)
+        subprocess.run([*PIP, "install", "--quiet", named], check=True)
         uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--compile-bytecode"]
         subprocess.run([*uv, *options, "-r", str(requirements)], check=True, env={**variables, **os.environ})
         return 0

@@ -7,6 +7,7 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     [[Words](../book/references.bib "key")]         {cite}`key`
     $$ ... \\tag{name} $$ and $(\\text{name})$        a labelled equation, and {eq}`name`
     <details class="note"><summary>Words</summary>  a folded admonition
+    ## Exercises                                    and below it, where one can answer them
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
                                                     that only the page has are tags: `controls: ranks latency`
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
@@ -32,7 +33,12 @@ HEAD = (
     (re.compile(r"\A(# .+\n\n)\*\*(.+(?:\n.+)*)\*\*\n"), r"\1:::{div} question\n\2\n:::\n"),
     (re.compile(r"^\*(Reading time: .+(?:\n.+)*)\*$", re.M), r":::{div} meta\n\1\n:::"),
 )
+ANSWERS = """
+*You answer in the notebook: clone the repository that these pages come from, and type `make lab` there
+({doc}`/book/how_to_use`).*
+"""
 ANYWHERE = (
+    (re.compile(r"\A(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),
     (re.compile(r'\[([^][]+)\]\(\.\./book/glossary\.md "([^"]+)"\)'), r"{term}`\1 <\2>`"),
     (re.compile(r"\[([^][]+)\]\(\.\./book/glossary\.md\)"), r"{term}`\1`"),
     (re.compile(r'\[\[[^][]+\]\(\.\./book/references\.bib "([\w,]+)"\)\]'), r"{cite}`\1`"),

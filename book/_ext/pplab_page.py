@@ -1,13 +1,14 @@
 """What a page says about itself, and where its source lives: tags for previews, launch and edit buttons.
 
-The repository's address is one setting: the environment variable PPLAB_REPOSITORY or, without it, `repository: url` in
-_config.yml. While it is empty, a page has no button that leads nowhere.
+The repository's address is one setting: the environment variable PPLAB_REPOSITORY (empty: none) or, without it,
+`urls.Repository` in pyproject.toml. Where there is none, a page has no button and no link that leads nowhere.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import tomllib
 from html import escape
 from pathlib import Path
 
@@ -18,7 +19,17 @@ HOSTS = ("github.com", "gitlab.com", "bitbucket.org")  # that the theme can make
 CARD = "_static/social_card.png"
 CARD_SIZE = (1200, 630)
 CARD_ALT = "The 1F1B schedule on four ranks: forwards in blue, backwards in orange, idle time hatched"
+SOURCE = "the repository that these pages come from"  # in a page, these words lead there
 LONGEST = 200  # characters of a description; previews cut what is longer
+
+
+def address_in(folder: Path) -> str:
+    """The repository's address as it is set for the book in a folder, or nothing."""
+    if (told := os.environ.get("PPLAB_REPOSITORY")) is not None:
+        return told.strip()
+    settings = folder / "pyproject.toml"
+    project = tomllib.loads(settings.read_text())["project"] if settings.exists() else {}
+    return project.get("urls", {}).get("Repository", "")
 
 
 def link_repository(app, config) -> None:
@@ -27,8 +38,9 @@ def link_repository(app, config) -> None:
     Raises ConfigError for an address that isn't one of a repository.
     """
     options = config.html_theme_options
-    address = os.environ.get("PPLAB_REPOSITORY", "").strip() or options.get("repository_url") or ""
-    if not address:
+    if options.get("repository_url"):
+        raise ConfigError("repository: url in _config.yml stays empty: set urls.Repository in pyproject.toml")
+    if not (address := address_in(Path(app.srcdir))):
         return
     host, owner, name = repository_parts(address)
     options["repository_url"] = f"https://{host}/{owner}/{name}"
@@ -48,9 +60,15 @@ def repository_parts(address: str) -> tuple[str, str, str]:
     if not found or found[1] not in HOSTS:
         raise ConfigError(
             f"the repository's address is {address!r}; expected https://HOST/OWNER/NAME with one of the hosts "
-            f"{', '.join(HOSTS)}: set PPLAB_REPOSITORY, or repository: url in _config.yml, or leave both empty"
+            f"{', '.join(HOSTS)}: set PPLAB_REPOSITORY, or urls.Repository in pyproject.toml, or neither"
         )
     return found[1], found[2], found[3]
+
+
+def link_source(app, docname: str, source: list[str]) -> None:
+    """Lead from the words for it to the repository, where its address is set."""
+    if address := app.config.html_theme_options.get("repository_url"):
+        source[0] = source[0].replace(SOURCE, f"[{SOURCE}]({address})")
 
 
 def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
@@ -151,6 +169,7 @@ def setup(app) -> dict:
     """Register the extension."""
     app.connect("config-inited", link_repository)
     app.connect("config-inited", name_logo)
+    app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
     app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it

@@ -4,14 +4,13 @@ What is imported here is pure Python: torch and matplotlib load only where they 
 chapters need, `pplab.course` the chapters' checkers.
 """
 
-from importlib import import_module as _import_module
-
 from .actions import Action, Kind, Overlap
 from .builders import build, register
 from .costs import Costs, Link
 from .errors import ScheduleError
 from .footprint import Memory
 from .lowering import lower
+from .optional import bring as _bring
 from .plot import compare, gantt
 from .schedule import Schedule
 from .simulator import simulate, validate
@@ -31,7 +30,7 @@ __all__ = [
 
 def __getattr__(name: str):
     if name == "runtime":  # which loads torch
-        return _import_module(".runtime", __name__)
+        return _bring("pplab.runtime")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

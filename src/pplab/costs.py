@@ -119,11 +119,6 @@ class Costs:
         """Whether a message can wait for another one: some link has a finite bandwidth."""
         return self.bandwidth < inf or any(link.bandwidth < inf for link in self.links.values())
 
-    @property
-    def has_latency(self) -> bool:
-        """Whether anything takes time to arrive, queues aside."""
-        return bool(self.latency or any(link.latency for link in self.links.values()))
-
     def finer(self, stages_per_rank: int) -> Costs:
         """The costs of the same model cut into `stages_per_rank` times as many stages.
 

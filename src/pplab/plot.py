@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from . import palette
 from .actions import parts
 from .errors import shown
+from .optional import bring
 from .timeline import Span, Timeline, critical_path, idle_intervals
 
 if TYPE_CHECKING:
@@ -55,12 +56,10 @@ class AxesColumn(list):
 
 def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
-    import matplotlib.pyplot as plt
-
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     shape = {"figsize": (WIDTH, sum(heights) + 0.4), "height_ratios": heights, "layout": "constrained"}
-    _, axes = plt.subplots(len(timelines), 1, squeeze=False, **shape)
+    _, axes = bring("matplotlib.pyplot").subplots(len(timelines), 1, squeeze=False, **shape)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         chart(ax, timeline, until, path)
@@ -71,10 +70,8 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
 
 def picture(timeline: Timeline) -> bytes:
     """A Gantt chart as a PNG file."""
-    from matplotlib import pyplot as plt
-
     file, figure = io.BytesIO(), gantt(timeline).figure
-    plt.close(figure)  # or a notebook shows it once more
+    bring("matplotlib.pyplot").close(figure)  # or a notebook shows it once more
     figure.savefig(file, format="png", bbox_inches="tight")
     return file.getvalue()
 
@@ -117,9 +114,7 @@ def describe(timeline: Timeline) -> str:
 
 
 def new_axes(num_rows: int) -> Axes:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(WIDTH, num_rows * ROW + 0.9), layout="constrained")[1]
+    return bring("matplotlib.pyplot").subplots(figsize=(WIDTH, num_rows * ROW + 0.9), layout="constrained")[1]
 
 
 def fill_of(timeline: Timeline, span: Span) -> list[str]:

@@ -81,7 +81,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     if not schedule.graph.whole:
         validate(schedule)
     lags, send = [0] * len(schedule.graph.slots), None
-    if costs.has_latency or costs.has_queues:
+    if costs.latency or costs.links or costs.has_queues:
         from .links import lags_of, queueing
 
         lags = lags_of(schedule.graph, costs)

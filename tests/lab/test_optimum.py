@@ -224,7 +224,7 @@ def test_an_objective_that_there_is_not():
 
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
     assert lab.optimum(Problem(4, 8, limit=4)).proved  # by the closed form
-    with pytest.raises(ImportError, match="pip install ortools"):
+    with pytest.raises(ImportError, match=r"pip install 'pplab\[prove\]'"):
         lab.optimum(HARD)

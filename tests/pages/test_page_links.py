@@ -13,6 +13,7 @@ from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
+import build_book
 import pytest
 import yaml
 from sphinx.errors import ConfigError
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = {"cells": [], "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}, "nbformat": 4}
 QUESTION = "# A chapter\n\n**Who waits, & for whom?**\n\n*Reading time: a minute.*\n\nA first paragraph.\n"
+CLONE = "the repository that these pages come from"
 
 
 def build(folder: Path, repository: str, **html: str) -> tuple[str, str, str]:
@@ -30,7 +32,6 @@ def build(folder: Path, repository: str, **html: str) -> tuple[str, str, str]:
     `repository` goes into the environment.
     """
     settings = yaml.safe_load((ROOT / "_config.yml").read_text())
-    assert settings["repository"]["url"] == "", "the course's address is not set"
     settings["html"] |= html
     settings["execute"] = {"execute_notebooks": "off"}
     del settings["bibtex_bibfiles"], settings["sphinx"]["config"]["bibtex_reference_style"]
@@ -38,12 +39,15 @@ def build(folder: Path, repository: str, **html: str) -> tuple[str, str, str]:
     shutil.copytree(ROOT / "book" / "_ext", folder / "book" / "_ext")
     shutil.copytree(ROOT / "book" / "_static", folder / "book" / "_static", ignore=shutil.ignore_patterns("mathjax"))
     (folder / "_config.yml").write_text(yaml.safe_dump(settings))
-    files = {"root": "book/index", "chapters": [{"file": "book/page"}, {"file": "notebooks/chapter"}]}
+    files = {"root": "book/index", "chapters": [{"file": "book/how_to_use"}, {"file": "notebooks/chapter"}]}
     (folder / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", **files}))
-    (folder / "book" / "index.md").write_text("# Pipeline Parallelism, Measured\n\n" + "Of [pages](page). " * 30)
-    (folder / "book" / "page.md").write_text("# A page\n\n- an item\n\nIts text.\n")
-    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": QUESTION}
-    (folder / "notebooks" / "chapter.ipynb").write_text(json.dumps(NOTEBOOK | {"nbformat_minor": 5, "cells": [cell]}))
+    (folder / "book" / "index.md").write_text("# Pipeline Parallelism, Measured\n\n" + "Of [pages](how_to_use). " * 30)
+    (folder / "book" / "how_to_use.md").write_text(f"# A page\n\n- an item\n\nIts text. Clone {CLONE}.\n")
+    cells = [
+        {"cell_type": "markdown", "id": name, "metadata": {}, "source": text}
+        for name, text in (("a", QUESTION), ("b", "## Exercises\n\nTwo of them."))
+    ]
+    (folder / "notebooks" / "chapter.ipynb").write_text(json.dumps(NOTEBOOK | {"nbformat_minor": 5, "cells": cells}))
     start = "from jupyter_book.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", start, "build", ".", "-W", "-n", "--keep-going"],
@@ -54,7 +58,7 @@ def build(folder: Path, repository: str, **html: str) -> tuple[str, str, str]:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     made = folder / "_build" / "html"
-    index, page, chapter = (made / f"{n}.html" for n in ("book/index", "book/page", "notebooks/chapter"))
+    index, page, chapter = (made / f"{n}.html" for n in ("book/index", "book/how_to_use", "notebooks/chapter"))
     return index.read_text(), page.read_text(), chapter.read_text()
 
 
@@ -97,12 +101,19 @@ def test_with_an_address_buttons_lead_to_the_files(tmp_path):
     binder = f"https://mybinder.org/v2/gh/someone/some.course/main?urlpath=lab/tree/{file}"
     assert {repository, colab, binder, f"{repository}/edit/main/{file}"} <= set(outside(chapter))
     assert f'%pip install "pplab[plot,run] @ git+{repository}"' in unescape(chapter)
-    assert f"{repository}/edit/main/book/page.md" in outside(page)
+    assert f"{repository}/edit/main/book/how_to_use.md" in outside(page)
+    for html in (index, page, chapter):  # in the head
+        assert repository in outside(html[: html.index("<article")])
+    for html in (page, chapter):  # and from the words for it
+        assert re.search(rf'href="{repository}"[^>]*>{CLONE}</a>', html)
+    assert re.search(r'<h2>Exercises.*answer.*href="../book/how_to_use.html".*Two of them', chapter, re.S)
     for html in (index, page):  # pages without cells have nothing to launch
         assert "launch-buttons" not in html and not [a for a in outside(html) if "binder" in a or "colab" in a]
     assert tags(chapter)["og:image"] == "https://example.org/book/_static/social_card.png"
     assert tags(chapter)["og:url"] == "https://example.org/book/notebooks/chapter.html"
-    assert tags(chapter)["description"] == "Who waits, & for whom?" and tags(page)["description"] == "Its text."
+    assert tags(chapter)["description"] == "Who waits, & for whom?" and tags(page)["description"].startswith(
+        "Its text. Clone the repository"
+    )
     described = tags(index)["description"]
     assert described.startswith("Of pages. Of pages.") and described.endswith("…") and 150 < len(described) <= 200
 
@@ -116,10 +127,11 @@ def link_repository(monkeypatch):
     return link_repository
 
 
-def test_an_address_in_the_settings(link_repository):
-    """The key in _config.yml does the same; other hosts get the buttons that work there."""
-    options = {"repository_url": "https://gitlab.com/a/b"}
-    link_repository(None, SimpleNamespace(html_theme_options=options))
+def test_an_address_in_the_settings(link_repository, tmp_path):
+    """That of the package does the same; other hosts get the buttons that work there."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nurls.Repository = "https://gitlab.com/a/b"\n')
+    options = {"repository_url": ""}
+    link_repository(SimpleNamespace(srcdir=tmp_path), SimpleNamespace(html_theme_options=options))
     assert options["repository_url"] == "https://gitlab.com/a/b" and options["use_edit_page_button"]
     assert options["launch_buttons"].keys() == {"notebook_interface", "binderhub_url"}
 
@@ -128,7 +140,23 @@ def test_an_address_of_no_repository_is_refused(link_repository, monkeypatch):
     """Sphinx reads the settings first of all: what is raised there ends every build."""
     monkeypatch.setenv("PPLAB_REPOSITORY", "ftp://x/y")
     with pytest.raises(ConfigError, match="'ftp://x/y'; expected https://HOST/OWNER/NAME"):
-        link_repository(None, SimpleNamespace(html_theme_options={}))
+        link_repository(SimpleNamespace(srcdir=ROOT), SimpleNamespace(html_theme_options={}))
+
+
+def test_the_address_has_one_place(link_repository):
+    """What jupyter-book's own setting would say could differ from the package's metadata."""
+    assert yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"] == ""
+    with pytest.raises(ConfigError, match="set urls.Repository in pyproject.toml"):
+        link_repository(None, SimpleNamespace(html_theme_options={"repository_url": "https://github.com/a/b"}))
+
+
+@pytest.mark.parametrize(("address", "warns"), [("https://github.com/a/b", False), ("", True)])
+def test_who_builds_the_book_is_told_that_it_leads_nowhere(address, warns, monkeypatch, capsys):
+    monkeypatch.setenv("PPLAB_REPOSITORY", address)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    assert build_book.main() == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == warns and warns == said.startswith("== WARNING: NO ADDRESS")
 
 
 def test_every_page_of_the_book_has_a_preview(book):

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-MOST_FILES, MOST_LINES = 10, 1300
+MOST_FILES, MOST_LINES = 11, 1300  # the eleventh, of 21 lines, says what to install where matplotlib is missing
 
 OPENED = """
 import sys
@@ -36,7 +36,7 @@ for name in sorted(opened):
 """
 
 
-def test_from_building_to_the_chart_ten_files_are_opened():
+def test_from_building_to_the_chart_eleven_files_are_opened():
     """Whole files are counted of whatever functions run, after `import pplab`."""
     done = subprocess.run([sys.executable, "-c", OPENED], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

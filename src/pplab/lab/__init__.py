@@ -6,7 +6,7 @@ One file per thing, opened when one of its names is asked for; but for the sched
 then on. Once it is imported, a run whose gradients aren't those of one process says why.
 """
 
-from importlib import import_module as _import_module
+from ..optional import bring as _bring
 
 _HOMES = {
     "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
@@ -80,21 +80,21 @@ _HOMES = {
 # What these define is used under their name: `lab.results.tables()`.
 _MODULES = ("data", "formulas", "models", "profiles", "results")
 for _name in ("more_schedules", "pairs", "searching", "controllable", "sliced_schedules"):  # they register theirs
-    _import_module(f".{_name}", __name__)
+    _bring(f"{__name__}.{_name}")
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF, *_MODULES]
 
 
 def find_causes(*arguments: object) -> tuple[str, ...]:
     """Why gradients aren't those of one process: `pplab.runtime.reference` asks here on a rank, if this is imported."""
-    return _import_module(".causes", __name__).find_causes(*arguments)
+    return _bring(f"{__name__}.causes").find_causes(*arguments)
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME_OF:
-        return getattr(_import_module(f".{_HOME_OF[name]}", __name__), name)
+        return getattr(_bring(f"{__name__}.{_HOME_OF[name]}"), name)
     if name in _MODULES:
-        return _import_module(f".{name}", __name__)
+        return _bring(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

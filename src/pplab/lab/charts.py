@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import Kind
+from ..optional import bring
 from ..plot import BAR, LABEL_SIZE, WIDTH, dress, fill_of, idle_styles, ink, new_axes, rank_names
 from ..timeline import total
 from .attribution import IDLE_PARTS, Where
@@ -73,7 +74,7 @@ def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach
 def ranks(plan: Plan, ranks_per_node: int, ax: Axes | None = None) -> Axes:
     """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and, per axis, what the
     busiest rank sends in a step. Raises ValueError for more than 32 ranks, which nobody could read."""
-    import matplotlib.pyplot as plt
+    plt = bring("matplotlib.pyplot")
     from matplotlib.patches import Rectangle
 
     layout = plan.layout

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..optional import bring
 from ..runtime import Workload
 from .safe_text import printable
 
@@ -58,6 +59,7 @@ class Checkpoint:
 
         Raises FileNotFoundError when there is none and CheckpointError when it isn't a checkpoint, or not all of one.
         """
+        bring("safetensors")
         from safetensors import SafetensorError, safe_open
 
         path = str(Path(path).resolve())
@@ -86,6 +88,7 @@ class Checkpoint:
             pass
 
     def _read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        bring("safetensors")
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -197,8 +200,7 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
     new one, whenever this process dies. What a process that died left is removed by the next one that saves here. A
     link stays, and the file that it leads to is replaced.
     """
-    from safetensors.torch import save
-
+    save = bring("safetensors.torch").save
     saved = list(saved)
     parts = {key: tensor for each in saved for key, tensor in each.parts.items()}
     about = {

@@ -15,9 +15,10 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from .. import builders
+from .. import __version__, builders
 from ..costs import Costs, Link
 from ..footprint import Memory
+from ..optional import EXTRA_OF, bring
 from ..schedule import Schedule
 from ..simulator import simulate, validate
 from ..timeline import Timeline
@@ -46,17 +47,20 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     stderr, 2 for usage."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="pplab", description="list, simulate, validate and run schedules")
+    parser.add_argument("--version", action="version", version=f"pplab {__version__}")
     chosen = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
     for command in (*COMMANDS, *more):
         inner = chosen.add_parser(command.name, help=command.says)
         inner.set_defaults(run=command.run)
-        for flag in command.flags() if command.name in arguments else ():  # some load torch
+        for flag in _flags(command, parser) if command.name in arguments[:1] else ():
             words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
             words |= {word: value for word, value in flag.items() if word != "name"}
             words["help"] += " (default %(default)s)" * bool(flag.get("default"))
             inner.add_argument(flag["name"], **words)
     given = parser.parse_args(arguments)
     try:
+        if getattr(given, "png", None):
+            bring("matplotlib")
         for name in ("json", "png", "perfetto", "csv"):  # before anything is measured that couldn't be written
             place = getattr(given, name, None)
             if place == "-" and name != "json":
@@ -68,6 +72,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         say(f"pplab {given.name}: {error}", file=sys.stderr)
         return 1
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF:
+            say(f"pplab {given.name}: {error}", file=sys.stderr)
+            return 1
         if os.environ.get("PPLAB_TRACEBACK"):
             raise
         said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
@@ -81,6 +88,13 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
 def say(*texts: object, file: TextIO | None = None) -> None:
     """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no command."""
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
+
+
+def _flags(command: Command, parser: argparse.ArgumentParser) -> list[Flag]:
+    try:
+        return [*command.flags()]
+    except ModuleNotFoundError as error:  # some load torch
+        parser.exit(1, f"pplab {command.name}: {error}\n")
 
 
 def _schedules(given: argparse.Namespace) -> None:
@@ -156,11 +170,9 @@ def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable
 def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
     """Draw and trace what OUTPUT asks for. `trace`: whose `to_perfetto` writes the file, if not the timeline's."""
     if given.png:
-        import matplotlib
-
         from ..plot import gantt
 
-        matplotlib.use("Agg")
+        bring("matplotlib").use("Agg")
         gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
     if given.perfetto:
         trace.to_perfetto(given.perfetto) if trace else to_perfetto(timeline, given.perfetto)

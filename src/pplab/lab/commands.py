@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..errors import number, positive_int
+from ..optional import bring
 from . import cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
 from .json_form import run_to_dict
@@ -41,8 +42,7 @@ EXTRAS = [
 
 def option_flags() -> Iterator[Flag]:
     """A flag of `pplab train` for every option of a run, from its name, its default and what it says of itself."""
-    import torch
-
+    torch = bring("torch")
     from ..runtime import Options
 
     other = {  # where a shell has other words than Python

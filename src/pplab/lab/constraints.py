@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..actions import Action, F, Kind, W
+from ..optional import bring
 from ..schedule import Schedule
 from ..simulator import run
 from .problem import Problem
@@ -230,8 +231,4 @@ class Model:
 
 def constraint_solver() -> ModuleType:
     """OR-Tools' CP-SAT, or an error that says how to get it."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise ImportError("proofs need OR-Tools, which isn't installed: pip install ortools") from None
-    return cp_model
+    return bring("ortools.sat.python.cp_model")

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from ..errors import positive_int
+from ..optional import bring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,8 +64,7 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
                     f"the hub's {DATASET} can't be reached ({reason}): check the network, "
                     'or use source="sample" or "auto"'
                 ) from error
-    from pyarrow import parquet  # `datasets` reads these files too, and isn't on every machine with a GPU
-
+    parquet = bring("pyarrow.parquet")  # `datasets` reads these files too, and isn't on every machine with a GPU
     rows = parquet.read_table(SAMPLE / f"{split}-00000-of-00001.parquet").to_pylist()
     found = "pplab's sample" + (f" (the hub's {DATASET} can't be reached)" if reason else "")
     return _take(rows, limit, found)
@@ -73,7 +73,7 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
 def hub_is_reachable() -> bool:
     """Whether the hub answers within a second, through a proxy if there is one. The hub's own client would retry for
     half a minute, and looking up a name can hang for as long: so a thread asks, which nobody waits for any longer."""
-    from huggingface_hub import constants
+    constants = bring("huggingface_hub.constants")
     from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -97,6 +97,7 @@ def hub_is_reachable() -> bool:
 @cache
 def small_tokenizer() -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer trained on the sample, in this process: the same every time."""
+    bring("transformers")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -115,7 +116,7 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 
 def _from_hub(split: str, limit: int) -> Reviews:
     """Stream what is needed rather than fetch 323 MB; offline, what an earlier download left in the cache."""
-    from datasets import load_dataset
+    load_dataset = bring("datasets").load_dataset
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -94,7 +94,7 @@ def optimum(
     closed form out, so that the solver proves all by itself. `on_progress` is called with every better order. Several
     workers race, so which of several shortest orders is found differs from run to run.
 
-    Needs OR-Tools (`pip install ortools`). Raises ValueError for another objective.
+    Needs OR-Tools (`pip install 'pplab[prove]'`). Raises ValueError for another objective.
 
     >>> found = optimum(Problem(4, 8, placement="V", limit=6))
     >>> found, found.schedule.peak_in_flight

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import Kind
+from ..optional import bring
 from ..plot import LABEL_SIZE, WIDTH
 from ..schedule import Schedule
 from ..simulator import simulate
@@ -164,8 +165,7 @@ def frontier_chart(
 
     `most`: how much memory the axis reaches; `slowest`: how much time. What lies beyond is left out.
     """
-    import matplotlib.pyplot as plt
-
+    plt = bring("matplotlib.pyplot")
     if ax is None:
         ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")[1]
     best = min(point.time for point in frontier.points)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import palette
 from ..actions import COMPUTE, Action, Kind, parts
+from ..optional import bring
 from ..plot import LABEL_SIZE, ROW, WIDTH, AxesColumn, describe, dress, fill_of, ink, rank_names
 from ..timeline import Span, Timeline
 from .palette import MESSAGE
@@ -21,8 +22,7 @@ def message_chart(timelines: Sequence[Timeline]) -> AxesColumn:
     They are the timelines' `others`, as `simulate_lowered` and a run with one queue have them; a timeline without any
     shows its actions alone. A bar lasts as long as its message stands at the head of its queue.
     """
-    import matplotlib.pyplot as plt
-
+    plt = bring("matplotlib.pyplot")
     heights = [t.schedule.num_ranks * 1.5 * ROW + 0.5 for t in timelines]
     size, options = (WIDTH, sum(heights) + 0.4), {"height_ratios": heights, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(len(timelines), 1, figsize=size, **options)

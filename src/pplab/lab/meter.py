@@ -148,7 +148,8 @@ class Counting(Listener):
             if what.kind is not W:
                 change = (meter.held - self._before, meter.lately - self._before)
                 found.changes.setdefault((what.stage, what.kind), change)
-            found.peak_in_flight = max(found.peak_in_flight, sum(stage.in_flight for stage in self.stages))
+            to_come = sum(len(stage.held) + len(stage.due) for stage in self.stages)  # backwards, or weight gradients
+            found.peak_in_flight = max(found.peak_in_flight, to_come)
 
     def report(self) -> RankHeld:
         """What was found."""

@@ -100,7 +100,8 @@ class Pace(Extra):
 
     @property
     def _delays(self) -> bool:
-        return self.costs.has_latency or self.costs.has_queues
+        latencies = (self.costs.latency, *(link.latency for link in self.costs.links.values()))
+        return any(latencies) or self.costs.has_queues
 
     def _links(self, rank: Rank) -> dict[tuple[int, int], PacedLink]:
         schedule, unit = rank.job.schedule, _SECONDS[self.costs.unit]

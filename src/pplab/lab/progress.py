@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from ..optional import bring
 from ..runtime import Batch, Extra, Listener
 from ..runtime.options import Job
 from ..runtime.rank import Place
@@ -101,9 +102,9 @@ class _Telling(Listener):
 
 def _bar(job: Job):
     if find_spec("ipywidgets"):
-        from tqdm.auto import tqdm
+        tqdm = bring("tqdm.auto").tqdm
     else:
-        from tqdm import tqdm
+        tqdm = bring("tqdm").tqdm
 
     class Bar(tqdm):
         monitor_interval = 0  # no thread that outlives the bar

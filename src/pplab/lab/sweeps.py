@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..costs import Costs
+from ..optional import bring
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import total
@@ -56,8 +57,7 @@ def sweep(schedule: Schedule, settings: Sequence[Costs]) -> Sweep:
     >>> sweep(build("1F1B", num_ranks=4, num_microbatches=8), [Costs(latency=c) for c in (0, 1)]).makespan
     array([33., 49.])
     """
-    import numpy as np
-
+    np = bring("numpy")
     settings = tuple(settings)
     if not settings:
         raise ValueError("settings is empty: give at least one pplab.Costs")

@@ -1,5 +1,8 @@
 """Run schedules with real processes: a pool of ranks, one executor for every schedule, one clock."""
 
+from ..optional import bring as _bring
+
+_bring("torch")
 from .executor import Executor
 from .failures import RankError
 from .listener import Extra, Listener

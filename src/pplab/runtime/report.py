@@ -75,16 +75,12 @@ class Run:
     @property
     def timeline(self) -> Timeline:
         """The timeline of the median step."""
-        return self.timelines[self._median]
+        return self.timelines[self.step_times_ms.index(self.step_time_ms)]
 
     @property
     def step_time_ms(self) -> float:
         """The median step's time."""
-        return self.step_times_ms[self._median]
-
-    @property
-    def _median(self) -> int:
-        return self.step_times_ms.index(statistics.median_high(self.step_times_ms))
+        return statistics.median_high(self.step_times_ms)
 
     @property
     def held(self) -> object:

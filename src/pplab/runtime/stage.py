@@ -104,11 +104,6 @@ class Stage:
         accumulate(self.due.pop(microbatch))
         return ()
 
-    @property
-    def in_flight(self) -> int:
-        """Forwards whose backward, or weight gradient, is still to come."""
-        return len(self.held) + len(self.due)
-
 
 def roots_of(outputs: tuple[Tensor, ...]) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
     """Where gradients enter the graph, and which of the floating-point outputs they are for."""

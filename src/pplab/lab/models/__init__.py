@@ -6,6 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import unknown
+from ...optional import bring
+
+bring("torch")
 from ._cutting import LayeredModel, cut, layer_ranges
 from ._distilbert import DistilBert, distilbert
 from ._gpt import GPT, GPTConfig, LanguageModel, gpt

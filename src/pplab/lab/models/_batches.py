@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import shown
+from ...optional import bring
 from ...runtime.workload import Batch
 from .. import data
 from ._families import Family
@@ -88,8 +89,7 @@ def find_tokenizer(tokenizer: object, checkpoint: str | None) -> PreTrainedToken
         return None
     if not isinstance(tokenizer, str):
         return tokenizer
-    from transformers import AutoTokenizer
-
+    AutoTokenizer = bring("transformers").AutoTokenizer
     from ._weights import find_checkpoint
 
     folder = checkpoint if tokenizer == "auto" else find_checkpoint(tokenizer)[0]

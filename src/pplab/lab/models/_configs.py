@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import shown
+from ...optional import bring
 from ..safe_text import printable
 from ._cutting import check_depth
 from ._families import family_of
@@ -30,8 +31,6 @@ def checked_config(config: object) -> PreTrainedConfig:
 
 def config_in(folder: str) -> PreTrainedConfig:
     """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or can't be cut."""
-    from transformers import AutoConfig
-
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
@@ -43,7 +42,7 @@ def config_in(folder: str) -> PreTrainedConfig:
     family_of(model_type)  # its error comes first: transformers has types that can't be cut here
     _check_depths(said, str(path))  # before transformers lists what every layer is
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return bring("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a field of another type, or one that doesn't go with the others
         raise _not_a_config(path, error) from None
 

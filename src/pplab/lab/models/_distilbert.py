@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int
+from ...optional import bring
 from ...runtime.workload import Batch
 from .. import data
 from ._configs import config_in
@@ -46,6 +47,7 @@ class DistilBert(LayeredModel):
 
     def build_whole(self) -> nn.Module:
         """transformers' model; the same weights at every call, a new classifier's included."""
+        bring("transformers")
         from transformers import DistilBertConfig, DistilBertForSequenceClassification, logging
 
         logging.set_verbosity_error()  # else from_pretrained warns that the classifier is new, which is the point
@@ -92,9 +94,8 @@ def distilbert(
     if folder is None:
         tokenizer, num_layers = data.small_tokenizer(), SMALL["n_layers"]
     else:
-        from transformers import AutoTokenizer
-
-        num_layers, tokenizer = config_in(folder).num_hidden_layers, AutoTokenizer.from_pretrained(folder)
+        num_layers = config_in(folder).num_hidden_layers
+        tokenizer = bring("transformers").AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(
         list(found.texts),
         padding="max_length",
