@@ -20,10 +20,9 @@ class Local:
 
     def __call__(self, kind: Kind) -> Action:
         """The next action of that kind. A full backward counts as I and W."""
-        given = self.given
-        microbatch = given[I if kind is B else kind]
-        for counted in (I, W) if kind is B else (kind,):
-            given[counted] = microbatch + 1
+        counted = (I, W) if kind is B else (kind,)
+        microbatch = self.given[counted[0]]
+        self.given.update(dict.fromkeys(counted, microbatch + 1))
         return Action(self.stage, kind, self.first_microbatch + microbatch)
 
     @property
