@@ -20,7 +20,6 @@ from ..runtime.training import Rank, Whereabouts, connect
 from ..runtime.workload import check_divides, loss_shares
 from ..schedule import Schedule
 
-
 _NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"
 
 
