@@ -36,11 +36,22 @@ gc.disable()  # until all is collected
 ROOT = Path(__file__).parents[1]
 
 
+SHARED = pytest.StashKey[str]()  # the folder that the processes of this run share
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:
-    """Make a folder for what a process that runs tests leaves while it lives: tests look what is left there."""
-    folder = node.workerinput["temporary"] = tempfile.mkdtemp(prefix="tests-")
-    node.config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    """Make a folder for what a process that runs tests leaves while it lives, where tests look what is left; and one
+    for what all processes know."""
+
+    def folder() -> str:
+        made = tempfile.mkdtemp(prefix="tests-")
+        node.config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+        return made
+
+    if SHARED not in node.config.stash:
+        node.config.stash[SHARED] = folder()
+    node.workerinput.update(temporary=folder(), shared=node.config.stash[SHARED])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
+        config.stash[SHARED] = config.workerinput["shared"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,10 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place[path] = seen[path.suffix] / kinds[path.suffix]
     items.sort(key=lambda item: (is_alone(item), place[item.path], item.path))
     if hasattr(config, "workerinput"):
-        config.cache.set(ALONE, [item.nodeid for item in items if is_alone(item)])
+        named = Path(config.stash[SHARED], f"{ALONE} {os.getpid()}")
+        named.write_text("\n".join(item.nodeid for item in items if is_alone(item)))
+        named.replace(named.with_name(ALONE))  # all processes write the same
 
 
-ALONE = "pplab/alone"  # where the process that hands tests out finds the names of those that run alone
+ALONE = "alone"  # where the process that hands tests out finds the names of those that run alone
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,7 +93,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     class ByFiles(LoadFileScheduling):
         @functools.cached_property
         def alone(self) -> set[str]:
-            return set(config.cache.get(ALONE, ()))
+            return set(Path(config.stash[SHARED], ALONE).read_text().splitlines())
 
         def _split_scope(self, nodeid: str) -> str:
             return ALONE if nodeid in self.alone else super()._split_scope(nodeid)
@@ -121,7 +135,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @contextmanager
 def locked(config: pytest.Config, name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold a lock that the processes of this run share; it goes with the process that holds it."""
-    with open(config.cache.mkdir("locks") / name, "w") as file:
+    with open(Path(config.stash[SHARED], name), "w") as file:
         fcntl.flock(file, how)
         yield
 

@@ -552,6 +552,20 @@ class OnRank1(nn.Module):
         return x * (self.factor if torch.distributed.get_rank() == 1 else 1)
 
 
+class GradientOnRank1(nn.Module):
+    """Gives its input on, and multiplies the gradient, but in rank 1 only."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        if torch.distributed.get_rank() == 1:
+            x.register_hook(lambda gradient: gradient * self.factor)
+        return x * 1
+
+
 MADE = []  # batches, in this process
 
 

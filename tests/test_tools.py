@@ -150,3 +150,11 @@ def test_attacks_are_recorded_one_after_the_other_and_those_not_repeated_are_kep
     assert [row["tried"] for row in recording.rows("saves")] == [2]
     assert all(row["tried"] == 120 and row["wrong"] == 0 for row in recording.rows("damage"))
     assert "== damage: 120 tries of each" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_several_processes_need_no_cache_to_run_the_tests():
+    """Where a checkout can't be written to, for one."""
+    command = ["-m", "pytest", "tests/schedules/test_register.py", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, *command], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0 and "INTERNALERROR" not in done.stdout, done.stdout

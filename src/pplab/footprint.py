@@ -1,4 +1,4 @@
-"""What ranks hold in memory: how much an action adds and frees, how much that makes over time, and its drawing."""
+"""What ranks hold in memory: how much an action adds and frees, and how much that makes over time."""
 
 from __future__ import annotations
 

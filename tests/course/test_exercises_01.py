@@ -43,6 +43,9 @@ WRONG = [
     (exercise.two_offers, (0.887, 0.905), "the number is larger"),
     (exercise.two_offers, (float("nan"), 90.5), "first bill: nan isn't it"),
     (exercise.two_offers, {88.7, 90.5}, "expected 2 numbers in a row"),
+    (exercise.two_offers, (90.5, 88.7), "the right numbers, swapped: first first bill, then second bill"),
+    (exercise.slow_middle, (30, 18), "the right numbers, swapped: first makespan, then idle cells"),
+    (exercise.tokens_per_second, (0.901, 2.13, 246000), "in another order: first step, then efficiency, then tokens"),
     (exercise.tokens_per_second, (1.92, 0.901, 246000), "step: that leaves out the bubble"),
     (exercise.tokens_per_second, (2130, 0.901, 246000), "that is in ms; the question asks for s"),
     (exercise.tokens_per_second, (2.13, 0.0986, 246000), "efficiency: that is the bubble fraction"),
@@ -79,6 +82,8 @@ WRONG = [
     (exercise.repair, "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "it runs, in "),
     (exercise.repair, "0F0,0B0\n", "must keep 3 ranks"),
     (exercise.repair, "0F0 0B0\n1F0 1B0\n", "your schedule has 2 ranks, 2 stages (on rank 0, 1) and 1 microbatch"),
+    (exercise.repair, "F0,F1,B0,F2,F3,B1,B2,B3", "'F0' is not an action"),
+    (exercise.repair, ["0F0 0F1", "1F0 1F1 0B0"], "a stage has one rank)"),
     (exercise.repair, 18, "expected a row of actions for each rank"),
     (exercise.repair, "missing.csv", "missing.csv"),
     (exercise.too_early, "0B0", "name two actions"),
@@ -90,6 +95,9 @@ WRONG = [
     (exercise.too_early, ("1B0", "0B0"), "it doesn't need 0B0"),
     (exercise.too_early, ("0F0", "1F0"), "0F0 starts at 0, and it doesn't need 1F0"),
     (exercise.too_early, ("8F0", "7F0"), "8F0 isn't an action of this schedule"),
+    (exercise.too_early, ("1B0", "0B0"), "1B0 starts at 33, and it doesn't need 0B0: is it the other way round?"),
+    (exercise.too_early, "0F0, 1F0", "it doesn't need 1F0 directly"),
+    (exercise.too_early, ("F0", "F1"), "'F0' is not an action: expected stage, kind and microbatch such as 0F3 or 2B0"),
     (exercise.too_early, "hello", "'hello' is not an action"),
     (exercise.too_early, 71, "expected an action"),
     (exercise.too_early, (71, 78), "expected an action"),
@@ -101,6 +109,8 @@ WRONG = [
     (exercise.chain_of_78, ["0F0", "2F0"], "2F0 doesn't have to wait for 0F0"),
     (exercise.chain_of_78, ["0F0"] * 78, "0F0 doesn't have to wait for 0F0"),
     (exercise.chain_of_78, ["0F99"], "0F99 isn't an action of this schedule"),
+    (exercise.chain_of_78, "F0,F1", "'F0' is not an action: expected stage, kind and microbatch such as 0F3 or 2B0"),
+    (exercise.chain_of_78, ["0F0 1F0"], "together they take 2: look for more"),
     (exercise.chain_of_78, ["hello"], "'hello' is not an action"),
     (exercise.chain_of_78, [78], "expected an action"),
     (exercise.chain_of_78, 78, "expected a row of actions"),
@@ -121,7 +131,7 @@ WRONG = [
 ]
 
 
-test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, later=False)
 
 
 def test_right_answers_in_other_words():
@@ -209,3 +219,10 @@ def test_no_cut_that_is_in_time_is_cheaper():
     assert best == (len(exercise.CHEAPEST), exercise.CHEAPEST[-1]) and bills[best] == pytest.approx(81.98, abs=0.01)
     cheapest, second = sorted(bills.values())[:2]
     assert second > 1.01 * cheapest, "so that only the best is as good as the best"
+
+
+def test_the_repaired_line_may_be_a_list_of_its_actions():
+    line = "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3".split()
+    rows = exercise.BROKEN_CHART.splitlines()
+    for answer in (line, tuple(line), " ".join(line), ", ".join(line), str(line), [line], [rows[0], line, rows[2]]):
+        assert exercise.repair(answer), answer

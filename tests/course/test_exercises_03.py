@@ -67,7 +67,7 @@ WRONG = [
         (11, 2.75),
         "dollars: that is the chart's count: the bill knows messages and the head, too",
     ),
-    (exercise.overhead_from_a_sweep, (1, 40), "work: that is the overhead: give the work first"),
+    (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: first work, then overhead"),
     (exercise.overhead_from_a_sweep, (40, 40), "overhead: that is the work"),
     (
         exercise.overhead_from_a_sweep,
@@ -122,7 +122,7 @@ WRONG = [
 ]
 
 
-test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, later=False)
 
 
 def test_other_right_answers_are_accepted():

@@ -67,6 +67,9 @@ WRONG = [
     (exercise.by_hand, "F0 B0", "expected three rows, one for each rank, got 1"),
     (exercise.by_hand, [1, 2, 3], "expected a row of actions"),
     (exercise.by_hand, BY_HAND.replace(" B3", ""), "0B3 is missing"),
+    (exercise.unstick, exercise.STUCK_ROWS.replace(",0B2", ""), "add 0B2 to rank 0's row"),
+    (exercise.unstick, exercise.STUCK_ROWS.replace("0F0", "F0"), "'F0' is not an action: expected stage, kind"),
+    (exercise.unstick, exercise.STUCK_ROWS.replace("1F0", "0F0"), "(a stage has one rank)"),
     (exercise.by_hand, "\n".join([FIRST, LAST, SECOND]), "deadlock"),
     (
         exercise.by_hand,
@@ -142,7 +145,7 @@ WRONG = [
 ]
 
 
-test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, later=False)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_an_order_may_be_made_in_any_way():
 def test_rounded_gigabytes_are_right():
     assert exercise.twice_the_ranks((36.5, 58.9, 26.9)) and exercise.twice_the_ranks(36.5, 58.9, 26.9)
     assert exercise.twice_the_ranks([36.507, 58.87, 26.93])
-    assert exercise.too_early(" 1b4 ")
+    assert exercise.too_early(" 1b4 ") and exercise.too_early(["1B4"]) and exercise.too_early("[1B4]")
 
 
 def test_only_one_row_can_be_reordered_to_the_floor():

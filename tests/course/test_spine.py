@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import pplab as pp
+from conftest import on_fake_gpus
 from pplab.course import messages, spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -184,6 +185,43 @@ def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path,
         spine.run(file, 2, M=2, PACE=0, limit_s=3).timeline()
     alone = spine.run(file, 2, M=1, PACE=0)
     assert alone.failure is None, "with one microbatch, nobody sends while his neighbour does"
+
+
+@pytest.mark.slow
+def test_a_hang_quotes_the_file_as_it_is_now(tmp_path):
+    """The reader's loop: run, see where it stands, edit, run again, in one process."""
+    file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
+    assert "dist.send(tensor, to)" in spine.run(file, 2, M=4, PACE=0, limit_s=3).failure
+    text = Path(file).read_text().replace("dist.send(tensor, to)", "dist.send(tensor, dst=to)")
+    Path(file).write_text(f"# a line more\n{text}")
+    failure = spine.run(file, 2, M=4, PACE=0, limit_s=3).failure
+    for name, number, code in re.findall(r"in (\w+), line (\d+): (.*?)(?= > |; |$)", failure):
+        assert Path(file).read_text().splitlines()[int(number) - 1].partition("  #")[0].strip() == code, (name, failure)
+    assert failure.count("in send") == failure.count("dist.send(tensor, dst=to)") == 2, failure
+
+
+ON_FOUR_GPUS = """
+from pplab.course import spine
+if __name__ == "__main__":
+    for file in spine_files:
+        print(file, spine.run(file, 4, M=8, PACE=0, TICKETS="4,3,2,1", EARLY=1).failure)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_machine_with_gpus_the_files_ranks_see_none(tmp_path):
+    """They sleep for their pace, and receives that are asked for early may hang on a GPU."""
+    (tmp_path / "four.py").write_text(ON_FOUR_GPUS.replace("spine_files", repr([*MOST_LINES])))
+    done = on_fake_gpus([str(tmp_path / "four.py")], 4)
+    assert done.stdout.splitlines() == [f"{file} None" for file in MOST_LINES], done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_keeps_early_receives_off_the_gpus():
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "notebooks/pipe_early.py"]
+    settings = {"OMP_NUM_THREADS": "1", "M": "8", "PACE": "0", "TICKETS": "4,3,2,1", "EARLY": "1"}
+    done = on_fake_gpus(command, 4, **settings)
+    assert done.returncode == 0 and done.stdout.count("of one process's") == 4, done.stdout + done.stderr
 
 
 @pytest.mark.slow

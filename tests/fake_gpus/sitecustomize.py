@@ -116,7 +116,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
 
     FAKES = {
         "is_available": lambda: True,
-        "device_count": lambda: started() or count,
+        "device_count": lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else started() or count,
         "synchronize": lambda device=None: index(device) * 0 or None,
         "set_device": lambda device: index(device) * 0 or None,
         "empty_cache": lambda: started(),

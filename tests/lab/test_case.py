@@ -235,6 +235,7 @@ def test_the_ledger_prints_and_draws_itself():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"model": "llama-7b"}, "model must be a Transformer, got 'llama-7b'"),
         ({"dollars_per_hour": 0}, "dollars_per_hour must be a number above 0, got 0"),
         ({"dollars_per_hour": float("nan")}, "dollars_per_hour must be a number above 0, got nan"),
         ({"tokens": float("inf")}, "tokens must be a number above 0, got inf"),

@@ -16,7 +16,7 @@ import pytest
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
-from pplab.lab import commands
+from pplab.lab import cli, commands
 from pplab.runtime import Extra, Options
 from pplab.runtime.options import Job, option
 
@@ -62,6 +62,78 @@ def test_simulate_takes_links_overlaps_and_costs_for_a_search(capsys):
     searched = json.loads(capsys.readouterr().out)
     fixed = pp.simulate(pp.build("ZB-2P", num_ranks=4, num_microbatches=8), pp.Costs(forward=2))
     assert searched["span_bubble_fraction"] <= fixed.span_bubble_fraction
+
+
+def simulated(capsys, command: str) -> tuple[float, str]:
+    """The makespan, and what is printed of times."""
+    assert main(["simulate", *command.split()]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    return float(said["makespan"]), said.get("times", "")
+
+
+def test_simulate_compares_schedules_on_one_model(tmp_path, capsys):
+    """A number is of a rank's whole share, however many stages that is cut into; a list is of stages."""
+    size, costs = "--ranks 4 --microbatches 8", pp.Costs(3, 4, 2, latency=0.5, recompute=1)
+    times = f"{size} --forward 3 --backward-input 4 --backward-weight 2 --latency 0.5 --recompute 1"
+    for name, V in (("1F1B", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2), ("DualPipe", 1), ("V-Half", 2)):
+        options = {"costs": costs.finer(2)} if name == "V-Half" else {}
+        s = pp.build(name, num_ranks=4, num_microbatches=8, **options)
+        wanted = pp.simulate(s, costs.finer(V)).makespan
+        share = f"numbers are of a rank's whole share, of which a stage takes 1/{V}" * (V > 1)
+        assert simulated(capsys, f"--schedule {name} {times}") == (pytest.approx(wanted), share)
+    interleaved = f"--schedule Interleaved1F1B {size}"
+    assert simulated(capsys, interleaved)[0] == 28.5 < simulated(capsys, f"--schedule 1F1B {size}")[0] == 33
+    assert simulated(capsys, f"{interleaved} --forward 1,1,1,1,1,1,1,1")[0] == 28.5 + 11 * 0.5 * 2 - 1.5
+    file = tmp_path / "mine.csv"
+    assert simulated(capsys, f"{interleaved} --stages-per-rank 3 --csv {file}") == simulated(capsys, f"--csv {file}")
+
+
+def test_sizes_beside_a_file_are_those_of_the_file(tmp_path, capsys):
+    file = tmp_path / "mine.csv"
+    file.write_text(lab.to_csv(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)))
+    for command in (f"simulate --csv {file}", f"train --source sample --device cpu --csv {file}"):
+        for flag, other, has in (("--ranks", 3, 2), ("--microbatches", 8, 4), ("--stages-per-rank", 1, 2)):
+            assert main([*command.split(), flag, str(other)]) == 1
+            assert f"{flag} {other}: {file} has {has}, and a file's sizes are fixed" in capsys.readouterr().err
+    assert main(f"simulate --csv {file} --ranks 2 --microbatches 4 --stages-per-rank 2".split()) == 0
+
+
+def test_a_file_that_is_no_text_is_refused_in_words(tmp_path, capsys):
+    file = tmp_path / "binary.csv"
+    file.write_bytes(b"\x7fELF\xd0\x00")
+    for command in (["validate", str(file)], ["simulate", "--csv", str(file)]):
+        assert main(command) == 1
+        assert f"{file} is no text in UTF-8: expected a text file with a line per rank" in capsys.readouterr().err
+    done = subprocess.run([sys.executable, "-m", "pplab", "validate", "-"], input=b"\xd0\x00", capture_output=True)
+    assert done.returncode == 1 and b"standard input is no text in UTF-8" in done.stderr
+
+
+def test_no_flag_answers_with_a_name_of_the_code(capsys):
+    for command in (*cli.COMMANDS, *commands.COMMANDS):
+        typed = [flag for flag in command.flags() if "type" in flag and flag["name"].startswith("--")]
+        assert typed or command.name == "schedules"
+        for flag in typed:
+            with pytest.raises(SystemExit):
+                main([command.name, flag["name"], "a,b"])
+            error = capsys.readouterr().err.splitlines()[-1]
+            assert flag["name"] in error and "a,b" in error and " _" not in error, error
+
+
+def test_what_there_is_to_resume_from_is_said_to_somebody_in_a_shell(tmp_path, capsys):
+    train = "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --device cpu --resume".split()
+    for place in (tmp_path, tmp_path / "nowhere"):
+        assert main([*train, str(place)]) == 1
+        assert "there is no checkpoint" in (error := capsys.readouterr().err) and "pplab train --save" in error
+
+
+@pytest.mark.parametrize("command", ["schedules", "simulate --schedule 1F1B --ranks 16 --microbatches 256 --json"])
+def test_a_pipe_that_is_closed_ends_quietly(command):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pplab", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()  # as `| head` does, at the latest
+    assert (process.stderr.read(), process.wait()) == (b"", 141)
+    process.stderr.close()
 
 
 def test_a_malformed_link_is_refused(capsys):

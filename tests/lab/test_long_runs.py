@@ -153,6 +153,14 @@ def test_batches_that_cannot_be_evaluated_are_refused(two):
     job = partial(make_job, built("1F1B"), small(), 2)
     with pytest.raises(ValueError, match="Evaluate needs a list of held-out batches"):
         job([Evaluate(1, modules.batch())])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 6)), 8)
+    for batches, kind in (
+        (loader, "DataLoader$"),
+        ([], "list of none"),
+        ([(torch.ones(8, 6),) * 2], "list that .* a tuple"),
+    ):
+        with pytest.raises(ValueError, match=f"each a pplab.runtime.Batch.inputs, target., got a {kind}"):
+            job([Evaluate(1, batches)])
     with pytest.raises(ValueError, match="a batch of 6 doesn't divide into 4 equal microbatches"):
         job([Evaluate(1, [modules.batch(size=6)])])
     with pytest.raises(ValueError, match="Evaluate needs pplab's engine"):

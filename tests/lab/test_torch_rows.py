@@ -74,6 +74,11 @@ def test_what_a_step_of_torch_returns(pool, name):
         assert np.allclose(thrice, once * (1 + 1 / 4 + 1 / 16), rtol=1e-4)
 
 
+def test_a_stage_without_a_weight_is_named():
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError, match="stage 1 has no weight that is trained"):
+        pool.run(take_steps, modules.workload(nn.Linear(6, 6), nn.Tanh()), "1F1B", 4)
+
+
 def test_gradients_accumulate_where_torch_doesnt_scale(pool):
     scaled, plain = (pool.run(take_steps, stages(2), "1F1B", 4, 2, scale)[0] for scale in (True, False))
     once, twice = plain["gradients"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -54,7 +55,30 @@ def untaught() -> Modules:
     return Modules(model, modules.ragged, functional.cross_entropy)
 
 
+def factor(reduction: str, of_loss: str, of_gradients: float = 1) -> Modules:
+    """A loss that isn't what the workload says, or gradients that rank 1 multiplies."""
+    model = nn.Sequential(*net(), modules.GradientOnRank1(of_gradients))
+    return Modules(model, modules.batch(), partial(functional.mse_loss, reduction=of_loss), reduction=reduction)
+
+
+def a_sum_of_labels() -> Modules:
+    """Microbatches that count for unequal shares of what is no mean."""
+    loss = partial(functional.cross_entropy, reduction="sum")
+    return Modules(net(nn.Tanh()), modules.ragged, loss, weight=modules.counted)
+
+
+SCALED = r"the loss is right, and all gradients are 4 times too {}, and 4 is the number of microbatches: look for"
+BOTH = (
+    r"the loss, [\d.]+ for [\d.]+, and all gradients are 4 times too {}, and 4 is the number of microbatches: they are "
+)
 CAUSES = {
+    "a sum": (factor("mean", "sum"), [BOTH.format("small") + 'those of a sum, .* give reduction="sum"']),
+    "a mean": (factor("sum", "mean"), [BOTH.format("large") + 'those of a mean, .* give reduction="mean"']),
+    "a sum of labels": (a_sum_of_labels(), [r"add up to the batch's, [\d.]+: it is a sum; give reduction=\"sum\""]),
+    "large gradients": (factor("mean", "mean", 4), [SCALED.format("large")]),
+    "small gradients": (factor("mean", "mean", 0.25), [SCALED.format("small")]),
+    "gradients of a sum": (factor("sum", "sum", 4), [SCALED.format("large")]),
+    "another factor": (factor("mean", "mean", 3), [NOTHING]),
     "dropout": (squares(nn.Dropout(0.5)), [r"dropout is active \(in 1\)"]),
     "batch normalisation": (squares(nn.BatchNorm1d(6)), [r"batch normalisation \(in 1\) takes the statistics"]),
     "low precision": (low(torch.bfloat16), [r"weights in bfloat16: rounding alone changes gradients by \de-0[234] "]),

@@ -133,6 +133,51 @@ def test_a_weight_gradient_that_finds_no_gap_is_seen():
         _ = block.bound
 
 
+def test_weight_gradients_that_fit_too_seldom_are_seen_though_two_microbatches_are_held_alike():
+    """Rank 1 has one gap of two units in every interval, for two W's. In the cool-down there are more."""
+    starts = {"0F": 0, "1F": 2, "2F": 3, "3F": 5, "3I": 9, "2I": 14, "1I": 16, "0I": 18}
+    block = lab.Block(starts, [0, 1, 1, 0], 8, pp.Costs(1, 1, 2))
+    assert [block.stamp(M).peak_in_flight for M in (15, 30, 60)] == [(4, 18), (4, 33), (4, 63)]
+    for figure in ("lifespans", "bound", "peak", "mean_held"):
+        with pytest.raises(ValueError, match="rank 1 has no gap for stage 1's W in every interval of 8, and holds"):
+            getattr(block, figure)
+
+
+def tight_block(rng: random.Random) -> lab.Block | None:
+    """With times of its own for every stage, and few gaps to spare; None for one that meets itself."""
+    P = rng.randint(1, 4)
+    placement = rng.choice([(*range(P),), (*range(P),) * 2, (*range(P), *reversed(range(P))), (*range(P),) * 3])
+    stages, now, starts = range(len(placement)), 0, {}
+    values = rng.choice([(1, 2, 3, 4), (0.25, 0.75, 1, 1.5, 2.25, 3)])
+    costs = pp.Costs(*([rng.choice(values) for _ in stages] for _ in range(3)))
+    for key in [f"{s}F" for s in stages] + [f"{s}{rng.choice('BIII')}" for s in reversed(stages)]:
+        starts[key] = now
+        now += costs.of(Kind(key[-1]), int(key[:-1])) + rng.choice([0, 0, 1, 2, 3])
+    work = [sum(costs.of(F, s) + costs.of(B, s) for s in stages if placement[s] == rank) for rank in range(P)]
+    try:
+        return lab.Block(starts, placement, max(work) + rng.choice([0, 0, 0, 0.25, 1, 2, 5]), costs)
+    except ValueError:
+        return None
+
+
+def test_what_is_accepted_holds_what_it_says_for_any_number_of_microbatches_and_what_is_refused_ever_more():
+    rng, accepted, refused = random.Random(3), 0, 0
+    for block in [block for _ in range(4000) if (block := tight_block(rng))][:400]:
+        few, many = block.stamp(60), block.stamp(240)
+        try:
+            bound, peak = block.bound, block.peak
+        except ValueError as error:
+            assert "has no gap for stage" in str(error)
+            rank = int(str(error).split()[1])
+            assert many.peak_in_flight[rank] > 1.5 * few.peak_in_flight[rank]
+            refused += 1
+            continue
+        assert few.peak_in_flight == many.peak_in_flight == peak, block
+        assert all(held <= most for held, most in zip(held_over_time(many), bound, strict=True)), block
+        accepted += 1
+    assert accepted > 200 and refused > 50
+
+
 def test_a_block_is_read_off_a_steady_state_only():
     t = pp.simulate(pp.build("ZB-H1", num_ranks=4, num_microbatches=16))
     assert lab.Block.of(t, 7).interval == 3

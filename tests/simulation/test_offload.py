@@ -164,3 +164,14 @@ def test_copies_make_room_in_the_case():
     assert two[1].step_s >= two[0].step_s > 1.5 * case.row("1F1B", 4).step_s  # of two sequences each
     slow = lab.offloaded_row(case, "1F1B", 16, 25, cut=[8, 9, 8, 7])
     assert slow.step_s > case.row("1F1B", 16, cut=[8, 9, 8, 7]).step_s
+
+
+def test_a_share_per_stage_may_be_a_list():
+    case, share = lab.Case(), [1, 1, 1, 1, 0, 0, 0, 0]  # the first of every rank's two stages
+    rows = [lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=kind(share)) for kind in (list, tuple)]
+    assert repr(rows[0]) == repr(rows[1]) and rows[0].held_gb == rows[1].held_gb
+    assert max(rows[0].held_gb) < max(case.row("Interleaved1F1B", 16).held_gb)
+    with pytest.raises(ValueError, match="share has 4 values for 8 stages"):
+        lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=share[:4])
+    with pytest.raises(ValueError, match="share must be a number from 0 to 1, got 2"):
+        lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=2)

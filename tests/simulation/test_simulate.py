@@ -2,13 +2,14 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from itertools import combinations, product
 
 import pytest
 
 import pplab as pp
+import pplab.costs as costs_module
 from conftest import random_costs, random_schedule, registry, slow_simulate
 from pplab import lab
 from pplab.course import dualpipe as exercise
@@ -686,6 +687,38 @@ def test_costs_per_stage_and_finer_stages():
     assert t.makespan == 1 + 2 + 4 + 6 + 3 + 5
     assert pp.Costs(forward=[2, 4]).finer(2) == pp.Costs([1.0, 2.0], 0.5, 0.5)
     assert run("1F1B", 4, 8, pp.Costs().finer(2)).makespan == 33 / 2
+
+
+FINER = {  # every field of Costs, and what it is in stages half as deep: of what messages and links take, the same
+    "forward": ([2, 4], (1.0, 2.0)),
+    "backward_input": (3, 1.5),
+    "backward_weight": ([5, 7], (2.5, 3.5)),
+    "latency": (0.5, 0.5),
+    "backward": (9, 4.5),
+    "recompute": ([1, 6], (0.5, 3.0)),
+    "overlap": ({("F", "I"): 4, (0, 1): 6}, {("F", "I"): 2.0, (0, 1): 3.0}),
+    "bandwidth": (8, 8),
+    "message": ([2, 3], (2, 3)),
+    "links": ({(0, 1): pp.Link(0.25, 4)}, {(0, 1): pp.Link(0.25, 4)}),
+    "unit": ("ms", "ms"),
+}
+
+
+def is_finer_in_all(costs: pp.Costs) -> bool:
+    finer = costs.finer(2)
+    return {field.name: getattr(finer, field.name) for field in fields(pp.Costs)} == {
+        name: after for name, (_, after) in FINER.items()
+    }
+
+
+def test_every_field_of_costs_is_divided_or_carried_by_finer(monkeypatch):
+    """A new field has to be added above; a field that finer forgets, or shouldn't divide, is seen."""
+    costs = pp.Costs(**{name: before for name, (before, _) in FINER.items()})
+    assert is_finer_in_all(costs)
+    durations = costs_module._DURATIONS
+    for name in durations:  # as if finer forgot it
+        monkeypatch.setattr(costs_module, "_DURATIONS", tuple(each for each in durations if each != name))
+        assert not is_finer_in_all(costs), name
 
 
 @pytest.mark.parametrize(

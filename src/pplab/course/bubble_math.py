@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from numbers import Integral
@@ -16,7 +16,7 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
 from ..timeline import Timeline, idle_intervals
-from .answers import actions_of, schedule_of
+from .answers import actions_of, in_whole_backwards, rows_of, schedule_of
 from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, right, told, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
@@ -86,6 +86,7 @@ def tokens_per_second(*answer: object) -> Verdict:
     return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
 
 
+@in_whole_backwards
 @one_or_several
 @checker()
 def chart_at_the_floor(answer: object) -> Verdict:
@@ -115,18 +116,19 @@ def _needless_wait(timeline: Timeline, floor: float) -> str:
     return str(max(waits, key=lambda idle: idle.end - max(idle.start, late)))
 
 
+@in_whole_backwards
 @one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
     """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as text or rows."""
-    given = BROKEN_CHART.splitlines()
-    if isinstance(answer, str) and answer.strip().startswith("1") and "\n" not in answer.strip():
-        answer = [given[0], answer, given[2]]
+    given = [actions_of(line) for line in BROKEN_CHART.splitlines()]
     with told("", TypeError):
-        rows = _texts(answer)
+        rows = [list(map(str, row)) for row in rows_of(answer)]
+    if (row := [action for each in rows for action in each]) and all(action.startswith("1") for action in row):
+        answer = rows = [given[0], row, given[2]]
     if len(rows) == 3:
         for rank in (0, 2):
-            if rows[rank] != actions_of(given[rank]):
+            if rows[rank] != given[rank]:
                 return wrong(f"the line of rank {rank} is right: leave it as it is")
         for m in range(4):
             for action in (f"1F{m}", f"1B{m}"):
@@ -140,14 +142,6 @@ def repair(answer: object) -> Verdict:
     if makespan > floor_makespan(3, 4, 1, 2):
         return wrong(f"it runs, in {makespan}; a line for rank 1 that takes 18 exists")
     return right("legal, and no order can be faster than 18")
-
-
-def _texts(answer: object) -> list[list[str]]:
-    """The actions of each row, as texts, of an answer that may be a schedule, a text of lines, or rows."""
-    rows = answer.rows if isinstance(answer, Schedule) else answer
-    if isinstance(rows, str):
-        rows = rows.strip().splitlines()
-    return [[str(action) for action in actions_of(row)] for row in rows] if isinstance(rows, Iterable) else []
 
 
 @cache
@@ -166,6 +160,7 @@ def _counted_action(text: object) -> Action:
     return action
 
 
+@in_whole_backwards
 @one_or_several
 @checker()
 def too_early(answer: object) -> Verdict:
@@ -176,7 +171,9 @@ def too_early(answer: object) -> Verdict:
     if len(others) != 1:
         return wrong(f"name two actions: one that starts too early, and the one it should wait for; got {len(pair)}")
     needed, end = others[0], _counted_start(others[0]) + 1
-    if not any(needed == Action(n.stage, k, n.microbatch) for n in needs(action, COUNTED_RANKS) for k in n.kinds):
+    if not _needs(action, needed):
+        if _needs(needed, action) and start + 1 > _counted_start(needed):
+            return wrong(f"{action} starts at {start}, and it doesn't need {needed}: is it the other way round?")
         return wrong(
             f"{action} starts at {start}, and it doesn't need {needed} directly: which of the three rules says so?"
         )
@@ -186,10 +183,16 @@ def too_early(answer: object) -> Verdict:
     return right(f"{action} starts at {start}, and {ends}: the third rule was forgotten")
 
 
+def _needs(action: Action, needed: Action) -> bool:
+    """Whether an action can't start before the other one has ended."""
+    return any(needed == Action(n.stage, k, n.microbatch) for n in needs(action, COUNTED_RANKS) for k in n.kinds)
+
+
 def _counted_start(action: Action) -> int:
     return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
 
 
+@in_whole_backwards
 @one_or_several
 @checker()
 def chain_of_78(answer: object) -> Verdict:
@@ -201,9 +204,8 @@ def chain_of_78(answer: object) -> Verdict:
     with told("", TypeError):
         path = [_counted_action(each) for each in actions_of(answer)]
     for before, after in zip(path, path[1:], strict=False):
-        needed = any(before == Action(n.stage, k, n.microbatch) for n in needs(after, COUNTED_RANKS) for k in n.kinds)
         same_row = place[before][0] == place[after][0] and place[before][1] < place[after][1]
-        if not (needed or same_row):
+        if not (_needs(after, before) or same_row):
             return wrong(f"{after} doesn't have to wait for {before}: it isn't made from it, nor behind it in a row")
     if len(path) < 78:
         return wrong(f"each of these waits for the one before it, and together they take {len(path)}: look for more")

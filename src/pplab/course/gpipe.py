@@ -58,7 +58,7 @@ def overhead_from_a_sweep(*answer: object) -> Verdict:
     work, overhead = SWEEP
     names, why = ("work", "overhead"), "(M + 3)(work / M + overhead) gives all four times"
     traps = (
-        {overhead: "that is the overhead: give the work first"},
+        {overhead: "that is the overhead"},
         {work: "that is the work", 2: "with 40 and 2, two slices would take 5 (40 / 2 + 2) = 110 ms, not 105"},
     )
     return numbers(joined(answer), SWEEP, why, names, traps=traps)

@@ -11,7 +11,7 @@ from ..costs import Costs
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, schedule_of, shape_of
+from .answers import builder, in_whole_backwards, schedule_of, shape_of
 from .verdict import Verdict, checker, number, numbers, right, wrong
 
 
@@ -30,6 +30,7 @@ def transfers(answer: object) -> Verdict:
     return number(answer, 23 / 7, "VP-1 = 23 boundaries instead of P-1 = 7", traps=traps)
 
 
+@in_whole_backwards
 def even_groups_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)`: interleaved 1F1B, V=2, at the floor for every M from P on.
 
@@ -61,6 +62,7 @@ def crossover(answer: object) -> Verdict:
     return number(answer, 13 / 24, why, traps=traps)
 
 
+@in_whole_backwards
 @checker()
 def beat_24(answer: object) -> Verdict:
     """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any rank."""

@@ -11,7 +11,7 @@ from ..costs import Costs
 from ..lab.case import Case
 from ..lowering import lower
 from ..simulator import simulate
-from .answers import drawn
+from .answers import actions_of, drawn
 from .verdict import UNASKED, Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
 
 if TYPE_CHECKING:
@@ -74,9 +74,11 @@ def row_between(answer: object) -> Verdict:
 
 def _actions(answer: object) -> list[str]:
     """A row's words; none of what isn't a row."""
-    words = answer.split() if isinstance(answer, str) else answer
-    fits = isinstance(words, (list, tuple)) and all(isinstance(word, (str, Action)) for word in words)
-    return [str(word) for word in words] if fits else []
+    try:
+        words = actions_of(answer)
+    except TypeError:
+        return []
+    return [str(word) for word in words] if all(isinstance(word, (str, Action)) for word in words) else []
 
 
 @checker("a function of (stage, arrived, down)")

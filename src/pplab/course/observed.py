@@ -169,11 +169,11 @@ def located(file: str | Path) -> Path:
 
 
 def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """What torchrun tells a rank, and that there is no GPU: its pace is slept, so no GPU could make it faster."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}  # the store is there already
-    return {name: str(value) for name, value in (numbers | store | agent).items()}
+    return {name: str(value) for name, value in (numbers | store | agent).items()} | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
@@ -195,6 +195,7 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
         report = pickle.loads(found.read_bytes())
     stood = re.findall(rf'File "{re.escape(path)}", line (\d+) in (.*)', (folder / f"{rank}.stuck").read_text())
     if stood and not report.ended:
+        linecache.checkcache(path)  # since the last hang it may have been edited
         frames = [(name, int(line), linecache.getline(path, int(line))) for line, name in reversed(stood)]
         report = replace(report, stuck=True, place=_place(frames))
     printed = (folder / f"{rank}.log").read_text(errors="replace")

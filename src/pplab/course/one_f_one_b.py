@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import index
@@ -14,7 +14,7 @@ from ..lab.formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import actions_of, schedule_of
+from .answers import actions_of, in_whole_backwards, rows_of, schedule_of
 from .spine import one_f_one_b_file as your_pipeline
 from .verdict import Verdict, Wrong, checker, joined, numbers, readers_code, right, told, wrong
 
@@ -30,10 +30,12 @@ BEST_LONGER = {"cut": (8, 8, 9, 7), "in_flight": (5, 3, 2, 1), "recompute": (5, 
 ENOUGH = 1.02  # of the best known bill
 
 
+@in_whole_backwards
 @checker("three rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
 def by_hand(answer: object) -> Verdict:
     """Write the rows of 1F1B with 3 ranks and 4 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
-    rows = answer.strip().splitlines() if isinstance(answer, str) else list(answer)
+    with told("", TypeError):
+        rows = rows_of(answer)
     if len(rows) != 3:
         raise Wrong(f"expected three rows, one for each rank, got {len(rows)}")
     try:
@@ -46,6 +48,7 @@ def by_hand(answer: object) -> Verdict:
     return right("at the floor, 18, and the ranks hold 3, 2 and 1")
 
 
+@in_whole_backwards
 @checker("a function of (rank, P, M)")
 def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
     """Write `order(rank, P, M)`: a rank's actions under 1F1B, as texts such as "F0". M may be smaller than P."""
@@ -111,6 +114,7 @@ def twice_the_ranks(*answer: object) -> Verdict:
     return numbers(joined(answer), (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
 
 
+@in_whole_backwards
 @checker()
 def unstick(answer: object) -> Verdict:
     """Give `STUCK_ROWS` with one row reordered so that it runs at the floor: CSV text or rows."""
@@ -137,11 +141,11 @@ def traced() -> Timeline:
     return simulate(Schedule(rows, "traced"))
 
 
-@checker('the text of an action, such as "3B5"', lambda answer: isinstance(answer, str))
-def too_early(answer: str) -> Verdict:
+@checker('the text of an action, such as "3B5"', lambda answer: isinstance(answer, (str, list, tuple)))
+def too_early(answer: str | Sequence) -> Verdict:
     """P=4, M=12, in 54 instead of 45: which action comes too early?"""
     schedule = traced().schedule
-    given = answer.strip().upper()
+    given = " ".join(map(str, actions_of(answer))).upper()
     found = {str(action): (rank, action) for rank, row in enumerate(schedule.rows) for action in row}
     if given not in found:
         return wrong(f"{answer} isn't an action of this schedule")

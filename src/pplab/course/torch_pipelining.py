@@ -13,7 +13,7 @@ from ..lowering import LoweredRow, lower
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
-from .answers import drawn, is_module, schedule_of, trained
+from .answers import drawn, is_module, rows_of, schedule_of, trained
 from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
 def _rows(answer: object, wanted: Schedule) -> tuple[LoweredRow, ...]:
     """The rows of an answer that compute what is wanted and send what that needs; `Wrong` for others."""
     with told("expected rows as CSV text or as actions: ", ValueError, TypeError, AttributeError):
-        rows = parse_lowered(answer)
+        rows = parse_lowered(rows_of(answer))
     if len(rows) != wanted.num_ranks:
         raise Wrong(f"expected {wanted.num_ranks} rows, got {len(rows)}")
     for rank, (row, other) in enumerate(zip(compute_of(rows).rows, wanted.rows, strict=True)):

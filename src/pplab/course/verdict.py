@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from decimal import Decimal
 from functools import wraps
+from itertools import islice, permutations
 from math import isfinite
 from numbers import Real
 
+MOST_ORDERS = 200  # of several numbers, which are tried when they aren't right as they stand
 UNASKED = ": a tensor that nobody asked for a gradient has None"  # behind an error that speaks of NoneType
 
 
@@ -171,11 +173,25 @@ def numbers(
     answer = tuple(answer)
     if len(answer) != len(expected):
         return wrong(f"expected {len(expected)} numbers ({', '.join(names)}), got {len(answer)}")
+    if _in_another_order(answer, expected, digits):
+        order = "swapped: first" if len(names) == 2 else "in another order: first"
+        return wrong(f"these are the right numbers, {order} {', then '.join(names)}")
     for name, given, value, known in zip(names, answer, expected, traps, strict=True):
         verdict = number(given, value, why, traps=known, digits=digits)
         if not verdict:
             return wrong(f"{name}: {verdict.says}")
     return right(why)
+
+
+def _in_another_order(answer: tuple, expected: tuple[float, ...], digits: int) -> bool:
+    """Whether these are the expected numbers, and not one by one."""
+
+    def are_right(given: tuple) -> bool:
+        return all(_same(x, value, 1e-3, digits) for x, value in zip(given, expected, strict=True))
+
+    if not all(isinstance(x, Real) for x in answer) or are_right(answer):
+        return False
+    return any(map(are_right, islice(permutations(answer), MOST_ORDERS)))
 
 
 def _same(answer: Real, value: float, tolerance: float, digits: int) -> bool:

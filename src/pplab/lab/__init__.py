@@ -86,7 +86,7 @@ __all__ = [*_HOME_OF, *_MODULES]
 
 
 def find_causes(*arguments: object) -> tuple[str, ...]:
-    """Why gradients aren't those of one process: `pplab.runtime.reference` asks here on a rank, if this is imported."""
+    """Why gradients aren't those of one process: `pplab.runtime.reference` asks here, if this is imported."""
     return _bring(f"{__name__}.causes").find_causes(*arguments)
 
 

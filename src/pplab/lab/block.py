@@ -144,20 +144,9 @@ class Block:
         """Per stage, how long it holds a microbatch: from the start of its F to the end of its B or W.
 
         Where the W's start is left open, that of a microbatch of the steady state. ValueError if there is none, since
-        no gap of the rank is long enough for a W in every interval: then each microbatch is held longer than the last.
+        gaps of the rank that are long enough come too seldom: then microbatches are held longer and longer.
         """
-        many, enough = self._many, self._many.schedule.num_microbatches // 2
-        found: list[list[float]] = [[0.0] * 2 * enough for _ in self.placement]
-        for span in many.spans:
-            stage, kind, m = span.action
-            if kind is not I:
-                found[stage][m] += -span.start if kind is F else span.end
-        for stage, lives in enumerate(found):
-            if abs(lives[enough] - lives[enough - 1]) > CLOSE * self.interval:
-                short = f"rank {self.placement[stage]} has no gap for stage {stage}'s W in every interval"
-                longer = f"{short} of {self.interval:g}, and holds each microbatch longer than the last"
-                raise ValueError(f"{longer}: give the W a start, or lengthen the interval")
-        return tuple(max(lives) for lives in found)
+        return tuple(max(lives) for lives in self._lives(self._many))
 
     @property
     def bound(self) -> tuple[int, ...]:
@@ -189,8 +178,41 @@ class Block:
 
     @cached_property
     def _many(self) -> Timeline:
-        """So many microbatches that after half of them the W's that are left open have found their beat."""
-        return self.stamp(2 * (ceil(max(self.starts.values()) / self.interval) + 4))
+        """So many microbatches that a W that is left open has found its beat in the middle of them.
+
+        Relative to its microbatch, a W never starts earlier than the one before: when it starts decides when the next
+        one does, and later stays later. So two in turn that are alike are followed by such ones only, as long as
+        microbatches come. If there is a beat at all, every W has one in which it waits for less than two intervals for
+        each W of its rank, and one more: whoever waits longer waits longer and longer.
+        """
+        M, T, close = 2 * (ceil(max(self.starts.values()) / self.interval) + 4), self.interval, CLOSE * self.interval
+        open_ = [s for s, _ in enumerate(self.placement) if not {f"{s}B", f"{s}W"} & self.starts.keys()]
+        while True:
+            many = self.stamp(M)
+            lives, cool_down = self._lives(many), T * M + min(self.starts.values())  # which begins here
+            settled = True
+            for stage in open_:
+                begin, held, middle = self.starts[f"{stage}F"], lives[stage], M // 2
+                at_once = self.starts[f"{stage}I"] + self.costs.of(I, stage) + self.costs.of(W, stage) - begin
+                rank = self.placement[stage]
+                if max(held) - at_once > (2 * len(self._stages[rank]) + 1) * T + close:
+                    short = f"rank {rank} has no gap for stage {stage}'s W in every interval"
+                    longer = f"{short} of {T:g}, and holds each microbatch longer than the last"
+                    raise ValueError(f"{longer}: give the W a start, or lengthen the interval")
+                settled &= abs(held[middle + 1] - held[middle]) <= close
+                settled &= begin + T * (middle + 1) + held[middle + 1] <= cool_down + close
+            if settled:
+                return many
+            M *= 2
+
+    def _lives(self, many: Timeline) -> list[list[float]]:
+        """Per stage and microbatch, from the start of its F to the end of its B or W."""
+        found = [[0.0] * many.schedule.num_microbatches for _ in self.placement]
+        for span in many.spans:
+            stage, kind, m = span.action
+            if kind is not I:
+                found[stage][m] += -span.start if kind is F else span.end
+        return found
 
     @property
     def _stages(self) -> list[list[int]]:

@@ -48,6 +48,7 @@ class Case:
     experts: ExpertLayers | None = None  # in place of every layer's MLP, over pipelines side by side
 
     def __post_init__(self) -> None:
+        expect(Transformer, model=self.model)
         positive_int("num_ranks", self.num_ranks)
         for name in ("memory_gb", "teraflops", "gigabits", "dollars_per_hour", "tokens"):
             value = getattr(self, name)

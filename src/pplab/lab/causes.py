@@ -1,17 +1,20 @@
 """Why a run's gradients aren't those of one process. Opened when they aren't; every cause it names was measured.
 
-One process has the whole model and the whole batch, and looks for what a pipeline can't do alike: random numbers, which
-are drawn in another order; modules that look at all samples that they are given; mean losses that don't count alike;
-digits that rounding takes; weights and batches that every process makes for itself, and not the same.
+A factor of the number of microbatches comes first, and explains all that differs. Otherwise one process has the whole
+model and the whole batch, and looks for what a pipeline can't do alike: random numbers, which are drawn in another
+order; modules that look at all samples that they are given; mean losses that don't count alike; digits that rounding
+takes; weights and batches that every process makes for itself, and not the same.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,13 +27,52 @@ from ..runtime.reference import TOLERANCE
 from ..runtime.stage import autocast
 from ..runtime.workload import as_tuple, loss_shares, names_in_whole
 
+if TYPE_CHECKING:
+    from ..runtime.reference import Gradients
+    from ..runtime.training import RankReport
+
 _FAR = 10 * TOLERANCE[torch.float32]  # relative: more than another order of sums explains
 NOTHING = "none found: one process shows none of those that pplab.lab.causes looks for"
 _LOW = (torch.bfloat16, torch.float16)
 
 
-def find_causes(context: RankContext, job: Job, report: GradientReport) -> tuple[str, ...]:
-    """On rank 0, what makes gradients differ; () on the others."""
+def find_causes(
+    run: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
+) -> tuple[str, ...]:
+    """What makes gradients differ, by what the ranks report and one process found: `run` calls on rank 0, at least."""
+    if factor := _factor(job, report, reports, whole):
+        return (factor,)
+    return run(_look_for_causes, job, report)
+
+
+@np.errstate(all="ignore")
+def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]) -> str:
+    """What is said where all gradients are too large or too small by the number of microbatches, otherwise ""."""
+    M, (loss, one), noise = job.schedule.num_microbatches, whole, 3 * report.tolerance
+    pairs = [(gradient, one[name]) for each in reports for name, gradient in each.gradients.items()]
+    ours = sum(each.first_loss for each in reports)
+    for factor, size in ((M, "large"), (1 / M, "small")):
+        far = max(float(np.abs(gradient / factor - truth).max()) for gradient, truth in pairs)
+        if not far <= noise * report.scale or M == 1:
+            continue
+        both = f"too {size}, and {M} is the number of microbatches"
+        if abs(ours - loss) <= noise * abs(loss):
+            return f"the loss is right, and all gradients are {M} times {both}: look for what scales them"
+        losses = f"the loss, {ours:.6g} for {loss:.6g}, and all gradients are {M} times {both}"
+        if abs(ours / factor - loss) > noise * abs(loss):
+            return (
+                f"all gradients are {M} times {both}; the loss is {ours:.6g} for {loss:.6g}: look for what scales them"
+            )
+        if job.workload.reduction == "mean" and factor < 1:
+            return f'{losses}: they are those of a sum, and the run takes a mean; give reduction="sum"'
+        if job.workload.reduction == "sum" and factor > 1:
+            return f'{losses}: they are those of a mean, and the run takes a sum; give reduction="mean"'
+        return f"{losses}: look for what scales the loss"
+    return ""
+
+
+def _look_for_causes(context: RankContext, job: Job, report: GradientReport) -> tuple[str, ...]:
+    """On rank 0, what one process finds that makes gradients differ; () on the others."""
     if context.rank != 0:
         return ()
     context.watch("looking why gradients differ")
@@ -184,6 +226,9 @@ class _Whole:
             return ""
         if self.workload.reduction == "sum":
             return f"the microbatches' losses add up to {joined:.4g}, and the batch's is {loss:.4g}: is the loss a sum?"
+        added, _ = self._learned([(1.0, each) for each in self.microbatches])
+        if abs(added - loss) <= self._noise() * abs(loss):
+            return f"the microbatches' losses add up to the batch's, {loss:.6g}: it is a sum; give reduction=\"sum\""
         return (
             f"the microbatches' mean losses average to {joined:.6g}, and the batch's is {loss:.6g}; gradients change "
             f"by {far / scale:.0e} of the largest: the losses are means over different numbers (ignored labels, padded "

@@ -64,7 +64,9 @@ class Checkpoint:
 
         path = str(Path(path).resolve())
         if not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no checkpoint {path}: save one with lab.Save")
+            raise FileNotFoundError(
+                f"there is no checkpoint {path}: save one with lab.Save, or pplab train --save FILE"
+            )
         try:
             with safe_open(path, "pt") as file:
                 told = file.metadata() or {}

@@ -9,8 +9,10 @@ import argparse
 import inspect
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -67,7 +69,11 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
                 raise ValueError(f"--{name} needs the name of a file, got -: only --json writes to standard output")
             if isinstance(place, str) and not Path(place).parent.is_dir():
                 raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
-        return given.run(given) or 0
+        status = given.run(given) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        return _closed(given.name, error)
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         say(f"pplab {given.name}: {error}", file=sys.stderr)
         return 1
@@ -97,6 +103,17 @@ def _flags(command: Command, parser: argparse.ArgumentParser) -> list[Flag]:
         parser.exit(1, f"pplab {command.name}: {error}\n")
 
 
+def _closed(name: str, error: BrokenPipeError) -> int:
+    """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is standard output."""
+    out = select.poll()
+    out.register(sys.stdout.fileno(), 0)  # tells of errors alone
+    if not out.poll(0):
+        say(f"pplab {name}: {error}", file=sys.stderr)
+        return 1
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
+    return 128 + 13
+
+
 def _schedules(given: argparse.Namespace) -> None:
     names = ("name", "placement", "rules", "options", "source")
     what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.ALL}
@@ -111,17 +128,28 @@ def _schedules(given: argparse.Namespace) -> None:
 
 def _simulate(given: argparse.Namespace) -> None:
     names = ("forward", "backward_input", "backward_weight", "latency", "recompute", "overlap", "bandwidth", "message")
-    costs = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
-    timeline = simulate(schedule_of(given, costs), costs)
+    whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
+    schedule = schedule_of(given, whole)
+    stages = schedule.num_stages / schedule.num_ranks
+    timeline = simulate(schedule, _of_stages(whole, stages))
     figures = summary(timeline)
     draw(given, timeline)
-    texts = (f"{name:22} {_readable(value)}" for name, value in figures.items())
+    texts = [f"{name:22} {_readable(value)}" for name, value in figures.items()]
+    if stages != 1:
+        texts.append(f"{'times':22} numbers are of a rank's whole share, of which a stage takes 1/{stages:g}")
     write(given, {**figures, **timeline_to_dict(timeline)}, texts)
 
 
+def _of_stages(whole: Costs, stages_per_rank: float) -> Costs:
+    """What stages take where a number says what a rank's whole share takes, and a list what each stage does: so
+    schedules are compared on one model, into however many stages they cut it."""
+    given = vars(whole).items()
+    lists = {name: value for name, value in given if isinstance(value, tuple)}
+    return replace(whole.finer(stages_per_rank), **lists)
+
+
 def _validate(given: argparse.Namespace) -> None:
-    source, name = (sys.stdin.read(), "stdin") if given.file == "-" else (Path(given.file), Path(given.file).name)
-    schedule = read_csv(source, name)
+    schedule = _read(given.file, "stdin" if given.file == "-" else Path(given.file).name)
     memory = Memory(given.activation, given.weight_input)
     validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
     say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
@@ -132,7 +160,9 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     if given.schedule is None:
         if given.csv is None:
             raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
-        return read_csv(Path(given.csv), Path(given.csv).stem)
+        schedule = _read(given.csv, Path(given.csv).stem)
+        _check_sizes(given, schedule)
+        return schedule
     if given.ranks is None or given.microbatches is None:
         raise ValueError("a schedule by name needs --ranks and --microbatches")
     work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
@@ -142,12 +172,35 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
             "here: take fewer, the figures hardly change"
         )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
-    if costs is not None and "costs" in builders.find(given.schedule).options:
-        options["costs"] = costs
+    builder = builders.find(given.schedule)
+    if costs is not None and "costs" in builder.options:
+        options["costs"] = _of_stages(costs, 2 if builder.placement == "V" else 1)
     schedule = builders.build(given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options)
     if given.csv:
         Path(given.csv).write_text(to_csv(schedule))
     return schedule
+
+
+def _read(file: str, name: str) -> Schedule:
+    """The schedule in a CSV file, or on standard input for -."""
+    place = "standard input" if file == "-" else file
+    try:
+        return read_csv(sys.stdin.buffer.read().decode("utf-8-sig") if file == "-" else Path(file), name)
+    except UnicodeDecodeError:
+        expected = "expected a text file with a line per rank and an action per cell, such as 0F0,0B0"
+        raise ValueError(f"{place} is no text in UTF-8: {expected}") from None
+
+
+def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
+    """ValueError where flags ask for other sizes than a file's."""
+    sizes = {
+        "--ranks": (given.ranks, schedule.num_ranks),
+        "--microbatches": (given.microbatches, schedule.num_microbatches),
+        "--stages-per-rank": (given.stages_per_rank, schedule.num_stages / schedule.num_ranks),
+    }
+    for flag, (asked, has) in sizes.items():
+        if asked not in (None, has):
+            raise ValueError(f"{flag} {asked}: {given.csv} has {has:g}, and a file's sizes are fixed: leave {flag} out")
 
 
 def summary(timeline: Timeline) -> dict:
@@ -185,7 +238,10 @@ def _readable(value: object) -> str:
 
 
 def _overlap(text: str) -> str | float:
-    return text if text in ("sum", "max") else float(text)
+    try:
+        return text if text in ("sum", "max") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither sum nor max, nor a number") from None
 
 
 def _link(text: str) -> tuple[tuple[int, int], Link]:
@@ -199,7 +255,11 @@ def _link(text: str) -> tuple[tuple[int, int], Link]:
 
 
 def _times(text: str) -> float | tuple[float, ...]:
-    values = tuple(float(part) if "." in part or "e" in part else int(part) for part in text.split(","))
+    try:
+        values = tuple(float(part) if {*".enai"} & {*part.lower()} else int(part) for part in text.split(","))
+    except ValueError:
+        expected = "expected a number, or one for each stage with commas between, such as 1,1,2"
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: {expected}") from None
     return values[0] if len(values) == 1 else values
 
 
@@ -216,11 +276,12 @@ OUTPUT: tuple[Flag, ...] = (
     dict(name="--png", metavar="FILE", help="the Gantt chart"),
     dict(name="--perfetto", metavar="FILE", help="a trace for the Perfetto viewer"),
 )
-_TIME = {"type": _times, "default": 1, "metavar": "T", "help": "per stage: one number, or one each, such as 1,1,2"}
+_OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2"
+_TIME = {"type": _times, "default": 1, "metavar": "T", "help": _OF}
 _COSTS: tuple[Flag, ...] = (
     *({"name": name, **_TIME} for name in ("--forward", "--backward-input", "--backward-weight")),
-    dict(name="--recompute", type=_times, default=0, metavar="T", help="added to backwards, per stage"),
-    dict(name="--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number"),
+    dict(name="--recompute", type=_times, default=0, metavar="T", help="added to backwards, likewise"),
+    dict(name="--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number, likewise"),
     dict(name="--latency", type=float, default=0, metavar="T", help="of a message between ranks"),
     dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
     dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),

@@ -20,6 +20,8 @@ from ..runtime.training import Rank, Whereabouts, connect
 from ..runtime.workload import check_divides, loss_shares
 from ..schedule import Schedule
 
+_NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"
+
 
 @dataclass(frozen=True)
 class Evaluate(Extra):
@@ -38,8 +40,11 @@ class Evaluate(Extra):
     def check(self, job: Job) -> Job:
         """ValueError for no batches, and for some that don't divide into the schedule's microbatches."""
         positive_int("every", self.every)
-        if isinstance(self.batches, Batch) or not len(self.batches):
-            raise ValueError(f"Evaluate needs a list of held-out batches, got {type(self.batches).__name__} of none")
+        kind, has_items = type(self.batches).__name__, hasattr(self.batches, "__getitem__")  # a DataLoader has none
+        if not (has_items and hasattr(self.batches, "__len__") and len(self.batches)):
+            raise ValueError(f"{_NEEDED}, got a {kind}{' of none' * has_items}")
+        if not isinstance(first := self.batches[0], Batch):
+            raise ValueError(f"{_NEEDED}, got a {kind} that begins with a {type(first).__name__}")
         check_divides(len(self.batches[0].target), job.schedule.num_microbatches)
         return job
 

@@ -207,13 +207,14 @@ def offloaded_row(
     row = case.row(schedule, num_microbatches, **options)
     if row.timeline is None:
         raise ValueError(f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one")
-    rows, memory = row.timeline.schedule, row.memory
+    rows, memory, share = row.timeline.schedule, row.memory, per_stage("share", share, 1)
+    check_length("share", share, rows.num_stages)
     plan = case.plan(rows, num_microbatches, row.microbatch, cut=row.cut, recompute=row.recompute)
     kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]  # GB
     found = Offload([gb / gb_per_s for gb in kept], share=share, ahead=ahead).simulate(rows, plan.costs)
     step = row.step_s - row.timeline.makespan + found.timeline.makespan
     busy = total(found.timeline.busy) / (case.num_ranks * step)
     held = found.peak_held(memory)
-    said = f"{share:.0%} ".replace("%", " %") if isinstance(share, (int, float)) else ""
+    said = "" if isinstance(share, tuple) else f"{share:.0%} ".replace("%", " %")
     what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s"
     return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=found.timeline)

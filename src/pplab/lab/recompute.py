@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ from .random_numbers import random_state, set_random_state
 
 def _numbers(text: str) -> list[int]:
     """Numbers with commas between."""
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} names no stages: expected their numbers, such as 0,2") from None
 
 
 @dataclass(frozen=True)

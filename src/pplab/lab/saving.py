@@ -205,4 +205,5 @@ def newest(folder: str | os.PathLike) -> tuple[Checkpoint, list[str]]:
             wrong.append(str(error))
     if wrong:
         raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(wrong)}")
-    raise FileNotFoundError(f"there is no checkpoint in {folder}: save some with lab.Save({str(folder)!r}, every=100)")
+    how = f"save some with lab.Save({str(folder)!r}, every=100), or pplab train --save {folder} 100"
+    raise FileNotFoundError(f"there is no checkpoint in {folder}: {how}")

@@ -79,6 +79,11 @@ def take_steps(
     """
     batch, losses = workload.batch(0), []
     module = workload.build_stage(context.rank, context.num_ranks)
+    weight = next((p for p in module.parameters() if p.requires_grad), None)
+    if weight is None:
+        raise ValueError(
+            f"stage {context.rank} has no weight that is trained, and so no gradient to return: give it one"
+        )
     calls: list[int] = []
     module.register_forward_pre_hook(lambda *_: calls.append(1))
     schedule = make_schedule(context, module, workload, name, num_microbatches, scale_grads=scale_grads)
@@ -87,7 +92,7 @@ def take_steps(
         calls.clear()
         returned = step(context, schedule, batch, losses)
         seen["calls"].append(len(calls))
-        seen["gradients"].append(next(module.parameters()).grad.clone().numpy())
+        seen["gradients"].append(weight.grad.clone().numpy())
     return {"returned": None if returned is None else tuple(returned.shape), "losses": [*map(float, losses)], **seen}
 
 

@@ -77,11 +77,12 @@ class GradientReport:
 
 def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
     """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank 0, at least."""
-    report = report_gradients(reports, run(train_whole, job.workload, job.options.autocast), job.options.autocast)
+    whole = run(train_whole, job.workload, job.options.autocast)
+    report = report_gradients(reports, whole, job.options.autocast)
     if report.equal:
         return report
     lab = sys.modules.get("pplab.lab")  # which looks for them, once it is imported
-    causes = run(lab.find_causes, job, report) if lab else ("not looked for: import pplab.lab does",)
+    causes = lab.find_causes(run, job, report, reports, whole) if lab else ("not looked for: import pplab.lab does",)
     return replace(report, causes=causes)
 
 
@@ -90,14 +91,13 @@ def report_gradients(
 ) -> GradientReport:
     """Compare per parameter; of copies, that which differs most counts. ValueError for others than the model's."""
     loss, one = whole
-    found: dict[str, float] = {}
+    found = dict.fromkeys(sorted(name for report in reports for name in report.gradients), 0.0)
     for name, gradient in (item for report in reports for item in report.gradients.items()):
-        found[name] = max(found.get(name, 0.0), _apart(gradient, one[name]) if name in one else 0.0)
+        found[name] = max(found[name], _apart(gradient, one[name]) if name in one else 0.0)
     if found.keys() != one.keys():
         missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
         which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
         raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
-    found = dict(sorted(found.items()))
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)

@@ -393,7 +393,7 @@ var pplab = (function make(schedules) {
     return timeline;
   }
 
-  // ---- metrics.py ---------------------------------------------------------------------------------------------------
+  // ---- timeline.py --------------------------------------------------------------------------------------------------
 
   /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
   function inFlight({ byRank }, rank) {
