@@ -12,8 +12,7 @@ def bring(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        if missing in EXTRA_OF:
-            how = f"{missing} is missing: pip install 'pplab[{EXTRA_OF[missing]}]'"
-            raise ModuleNotFoundError(how, name=missing) from None
+        name = str(error.name).partition(".")[0]
+        if name in EXTRA_OF:
+            raise ModuleNotFoundError(f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name) from None
         raise
