@@ -7,7 +7,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 PARALLEL := --dist loadfile --no-loadscope-reorder
-SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
+SOURCES := $(shell find src -name '*.py' -o -name '*.json.gz')
 
 .PHONY: help book test check lab attack bench frontier gpu notebooks clean
 .DEFAULT_GOAL := help
