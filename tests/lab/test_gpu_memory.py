@@ -1,4 +1,4 @@
-"""What a GPT is said to need on a GPU, before anything runs there, is what it holds: so the batch that is chosen fits."""
+"""What a GPT is said to need on a GPU, before it runs there, is what it holds: so the batch that is chosen fits."""
 
 from __future__ import annotations
 
