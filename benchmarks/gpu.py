@@ -201,7 +201,8 @@ def _rest(part: Part) -> dict:
 
 
 def _follows(part: Part) -> str:
-    return f"what follows its {len(part.rows)} rows" if part.rows else "all of it"
+    count = len({*part.names, *part.begun})
+    return f"what follows its {count} rows" if count else "all of it"
 
 
 def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
