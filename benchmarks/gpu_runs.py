@@ -80,6 +80,7 @@ def _batch(setting: Setting, part: Part) -> dict:
         row = {"most": most, "card_bytes": card, "shared_bytes": host, "bytes": bytes_of, "needed": on_card(bytes_of)}
         told = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in bytes_of.items())
         print(f"there is room for {most} sequences: at most {on_card(bytes_of) / 1e9:.2f} GB ({told}), {folder}")
+    part.more["batch_size"] = min(first, most)  # for others, if there is no time to look for a larger one
     schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=size.num_microbatches)
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
         make = partial(models.gpt, **sizes)

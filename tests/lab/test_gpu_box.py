@@ -400,6 +400,27 @@ def test_a_deadline_before_anything_is_measured_is_said(gpu, tmp_path, monkeypat
     assert gpu.main(["--device", "cpu", "--folder", str(tmp_path), "--deadline", "9"]) == 1
 
 
+def test_one_part_on_its_own_leaves_what_was_begun(gpu, tmp_path, monkeypatch):
+    """`--only`, between two commands with a deadline."""
+
+    def rows(setting, part):
+        for name in range(3):
+            part.attempt(str(name), lambda name=name: measured.append(name) or {"figure": name})
+            if part.name == "one" and name == 1 and len(measured) == 2:
+                raise KeyboardInterrupt
+
+    measured: list[int] = []
+    setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": rows, "two": rows}))
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(setting, path, "make gpu")
+    data = gpu.measure(setting, path, "make gpu --only two", only=("two",))
+    assert [len(part["rows"]) for part in data["parts"]] == [0, 3] and measured == [0, 1, 0, 1, 2]
+    data = gpu.measure(setting, path, "make gpu")
+    assert [len(part["rows"]) for part in data["parts"]] == [3, 3] and measured == [0, 1, 0, 1, 2, 2, 0, 1, 2]
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
 def test_a_row_that_would_not_fit_is_not_started(gpu):
     part = gpu.Part("runs", [], time.monotonic() + 60)
     part._longest = 100.0
