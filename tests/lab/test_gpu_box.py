@@ -62,7 +62,7 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert "gpu.py --size small" in data["command"]
     assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
     assert [part["name"] for part in data["parts"]] == [
-        *("check", "smoke", "assumptions", "nccl", "slow_down", "links", "batch", "paced"),
+        *("check", "smoke", "assumptions", "stages", "nccl", "slow_down", "links", "batch", "paced"),
         *("gradients", "runs", "versus", "tests", "profile"),
     ]
     states = {part["name"]: part["state"] for part in data["parts"]}
@@ -76,6 +76,13 @@ def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
     runs, (batch,) = recording.rows("runs"), recording.rows("batch")
     assert 4 <= batch["batch_size"] <= batch["most"] <= 4096 and batch["needed"] < 0.9 * batch["card_bytes"]
+    for row, tokens in zip(recording.rows("stages"), (256, 512), strict=True):
+        f, b, i, w = (row["ms"][kind] for kind in "FBIW")
+        assert (row["width"], row["tokens"]) == (64, tokens) and min(f, b, i, w) > 0
+        assert row["b_over_f"] == b / f and row["halves_over_b"] == (i + w) / b and row["w_over_f"] == w / f
+        flops = 2 * tokens * (24 * 64**2 + 2 * row["length"] * 64)
+        assert row["forward_tflops"] * 1e9 == pytest.approx(flops / f)
+        assert 0.2 < row["hosts_share"] < 1.5  # the CPU is both
     assert [row["schedule"] for row in recording.rows("smoke")] == ["1F1B", "ZB-H1"]
     assert {(row["schedule"], row["dtype"]) for row in recording.rows("gradients")} == {
         (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
