@@ -84,7 +84,8 @@ def _batch(setting: Setting, part: Part) -> dict:
     schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=size.num_microbatches)
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
         make = partial(models.gpt, **sizes)
-        options = {"batch_size": min(first, most), "least_ms": size.forward_ms, "most": most}
+        turns = math.ceil(num_ranks / setting.num_devices)  # a span has the slices of others in it that share the GPU
+        options = {"batch_size": min(first, most), "least_ms": turns * size.forward_ms, "most": most}
         found = lab.long_enough(pool, schedule, make, **options).batch_size
     print(f"a GPT's batch: {found}; every stage's forward is to take {size.forward_ms} ms", flush=True)
     return {"batch_size": found, **row}
