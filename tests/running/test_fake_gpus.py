@@ -76,6 +76,8 @@ if __name__ == "__main__":
             if name == "GPipe":
                 assert all(0.3 < share < 1.1 for share in run.extras["launches"])  # the CPU is both
             assert run.machine.transport == "nccl" and run.machine.device == "cuda:0, cuda:1"
+            own = ("torch's own", (0, 1))  # with NCCL's blocks as torch would have them, in no group of pplab's
+            assert pool.run(modules.has_group, own) == [name == "Interleaved1F1B"] * 2
         print(lab.measure_link(pool, count=3), pool.notes)
         forward_ms = run.costs.of("F", 0)
         make = partial(models.gpt, num_layers=4, width=16, num_heads=2, context=8, source="sample")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,21 +27,12 @@ from .rank import RankContext
 _MOST_PARTS = 16  # tensors of one message
 
 
-def new_group(ranks: list[int], transport: str, timeout: timedelta) -> dist.ProcessGroup:
-    """A process group of some ranks. All ranks must call, in one order."""
-    if transport == "nccl":
-        from .gpu import nccl
-
-        return dist.new_group(ranks, **nccl(timeout))
-    return dist.new_group(ranks, backend="gloo", timeout=timeout)
-
-
 class GroupComm(Comm):
     """`Comm` by process groups: each channel has its own on NCCL, and all share one on gloo."""
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
         super().__init__(context, home, key)
-        self.channel, self.wire = context.channel, context.wire
+        self.channel, self.wire, self.watch = context.channel, context.wire, context.watch
         self.posted: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
         self.unposted: dict[int, deque[Action]] = defaultdict(deque)  # per peer, in the order to post them
         self.sending: list[tuple[dist.Work, Tensor]] = []
@@ -50,8 +40,10 @@ class GroupComm(Comm):
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Send one number through every channel, in one order for all ranks."""
         for source, target in channels:
+            what = f"the channel from rank {source} to rank {target}"
+            self.watch(f"opening {what}")  # which may take NCCL seconds: each has the pool's patience
             group = self.channel(source, target)  # which all ranks make, in this order
-            with naming(f"the channel from rank {source} to rank {target}"):
+            with naming(what):
                 if source == self.rank:
                     dist.send(torch.zeros(1, device=self.wire), target, group=group)
                 elif target == self.rank:
