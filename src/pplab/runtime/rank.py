@@ -68,9 +68,12 @@ class RankContext:
         """
         key = purpose, tuple(ranks)
         if key not in self.groups:
-            from .process_groups import new_group
+            options = {"backend": "gloo", "timeout": self.timeout}
+            if self.transport == "nccl":
+                from .gpu import nccl
 
-            self.groups[key] = new_group(list(ranks), self.transport, self.timeout)
+                options = nccl(self.timeout)
+            self.groups[key] = dist.new_group(list(ranks), **options)
         return self.groups[key]
 
     def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
