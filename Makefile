@@ -7,7 +7,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
 PARALLEL := --dist loadfile --no-loadscope-reorder
-SOURCES := $(shell find src -name '*.py' -o -name '*.parquet')
+SOURCES := $(shell find src -name '*.py' -o -name '*.json.gz')
 
 .PHONY: help book test check lab attack bench frontier gpu notebooks clean
 .DEFAULT_GOAL := help
@@ -42,8 +42,8 @@ bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch'
 frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (some thirty minutes)
 	@$(PY) benchmarks/frontier.py
 
-gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json
-	@$(PY) benchmarks/gpu.py
+gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json (DEADLINE=540: in so many seconds; ONLY=smoke: that part)
+	@$(PY) benchmarks/gpu.py $(if $(DEADLINE),--deadline $(DEADLINE)) $(if $(ONLY),--only $(ONLY))
 
 notebooks: $(ENVIRONMENT) ## execute the notebooks in place and record their outputs, on a machine that does nothing else
 	@$(PY) tools/execute_notebooks.py

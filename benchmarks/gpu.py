@@ -5,10 +5,12 @@
 
 Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
 earlier run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same
-command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth: with
---deadline, what would not fit is left out, and measured when the command is given again. With --only, the file keeps
-its other parts. Whatever is not run is printed with its reason and listed in the file. The exit status is 1 when
-anything failed. `--device cpu` tries the command itself: it measures nothing about a GPU, and its file says so.
+command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth. With
+--deadline, the command ends in time whatever runs: each part has some seconds at first, and what is left goes to those
+that aren't done, in order; what remains is measured when the command is given again. With --only, the file keeps its
+other parts; `--only smoke` takes half a minute. Whatever is not run is printed with its reason and listed in the file.
+The exit status is 1 when anything failed. `--device cpu` tries the command itself: it measures nothing about a GPU, and
+its file says so.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,9 +36,10 @@ gpu_needs.require()  # before what imports torch
 
 # ruff: noqa: E402
 import gpu_box
+import gpu_tests
 import torch
 from gpu_parts import PARTS
-from gpu_setting import LATE, ROOT, SIZES, Late, Part, Setting, for_machine
+from gpu_setting import LATE, ROOT, SIZES, Late, Part, Piece, Setting, for_machine
 
 from pplab.lab import results
 from pplab.runtime import gpu as door
@@ -42,6 +47,7 @@ from pplab.runtime.devices import usable_gpus
 
 NOT_REACHED = "it was not reached"
 _CLOSING_S = 10  # of a deadline, for ending the ranks and writing the file; a tenth of short ones
+_AGAIN_S = 3.0  # who doesn't stop when the time is up is told again
 
 
 def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:
@@ -50,8 +56,8 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
     """
     box = gpu_box.facts(setting.device)
-    missing = gpu_needs.missing()
-    print(*filter(None, (gpu_needs.show(), gpu_box.show(box))), sep="\n", flush=True)
+    missing = gpu_needs.missing(PARTS)
+    print(*filter(None, (gpu_needs.show(PARTS), gpu_box.show(box))), sep="\n", flush=True)
     data = {
         "form": results.FORM,
         "device": box["devices"][0]["name"],
@@ -73,19 +79,33 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         write(path.with_suffix(".unfinished"), data)
 
     save(first := next(iter(PARTS)), *found[first])
-    with suppress(Late):  # between two rows: what is left is listed as not reached
-        for name, run in PARTS.items():
-            setting = setting.with_batch(found[first][0].get("batch_size"))
-            if only and name not in only:
-                print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
-            elif name in missing:
-                print(f"not run: {name}: {missing[name]}", flush=True)
-                save(name, *_not_reached(name, missing[name]))
-            elif name in begun and _is_whole(*begun[name]):
-                print(f"kept: {name}: it was done when this command was interrupted", flush=True)
-            else:
-                print(f"== {name}: {run.__doc__.splitlines()[0]}", flush=True)
-                _run_part(name, run, setting, data, partial(save, name), begun.get(name, ({}, []))[0])
+    asked = [name for name in PARTS if not only or name in only]
+    for name in (name for name in PARTS if name not in asked):
+        print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
+    for name in (name for name in asked if name in missing):
+        print(f"not run: {name}: {missing[name]}", flush=True)
+        save(name, *_not_reached(name, missing[name]))
+    whole: set[str] = set()  # parts that needn't come again
+    with _ended_at(setting.end, partial(write, path, data)):
+        for first_turn in (True, False) if setting.deadline else (False,):
+            for name in (name for name in asked if name not in missing and name not in whole):
+                said, left_out = begun.get(name, ({}, []))
+                if said and _is_whole(said, left_out):
+                    print(f"kept: {name}: it was done before", flush=True)
+                    whole.add(name)
+                    continue
+                until = setting.deadline
+                if first_turn:
+                    until = min(until, time.monotonic() + PARTS[name].seconds - said.get("seconds", 0))
+                if until is not None and time.monotonic() >= until:
+                    continue
+                print(f"== {name}: {PARTS[name].says}", flush=True)
+                sized = setting.with_batch(found["batch"][0].get("batch_size") if "batch" in found else None)
+                with suppress(Late):  # rung for when it was over already
+                    _run_part(name, PARTS[name], sized, until, data, partial(save, name), said)
+                begun[name] = found[name]
+                if _is_whole(*found[name]) or found[name][0]["state"] == "failed":
+                    whole.add(name)
     if any(each["why"] in (NOT_REACHED, LATE) for each in data["not_run"]):
         write(path, data)  # the same command goes on with the other file
     else:
@@ -93,23 +113,35 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     return data
 
 
-def _run_part(name: str, run: Callable, setting: Setting, data: dict, save: Callable, begun: dict) -> None:
-    """Run one part, and save it after every row. Rows of `begun` aren't measured again."""
-    part, date, started = Part(name, [], setting.deadline), _now(), time.monotonic()
+def _run_part(
+    name: str, piece: Piece, setting: Setting, until: float | None, data: dict, save: Callable, begun: dict
+) -> None:
+    """Run one part until then at most, and save it after every row. Rows of `begun` aren't measured again."""
+    part, date, started = Part(name, [], until), _now(), time.monotonic()
     part.take(begun)
+    part.more = {key: begun[key] for key in ("batch_size",) if key in begun}
+    if setting.device == "cuda":
+        part.beside = gpu_box.clocks
 
     def added(*, rest: bool = True) -> None:
-        said = _checked(data, part, time.monotonic() - started)
+        took = time.monotonic() - started
+        # Who is ended in the middle of a part has used up its first turn, so that one that hangs isn't the first again.
+        said = _checked(data, part, begun.get("seconds", 0) + (max(took, piece.seconds) if rest else took))
         save({**said, "date": date, "by": data["command"]}, part.left_out + [_rest(part)] * rest)
 
     part.added = added
+    added()
+    if until is not None:  # a row that is under way may end, as far as there is time for it
+        _ring_at(min(until + piece.seconds, setting.deadline))
     try:
-        run(setting, part)
+        piece.run(setting, part)
     except Late as late:
         part.leave_out(f"what follows its {len(part.rows)} rows", str(late))
     except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
         part.errors.append("".join(traceback.format_exception(error))[-4000:])
         print(f"FAILED: {name}: {error}", flush=True)
+    finally:
+        _ring_at(None)
     added(rest=False)
 
 
@@ -202,16 +234,37 @@ def file_name(device: str, count: int = 1) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", device).strip("-").lower() + (f"-x{count}" if count > 1 else "") + ".json"
 
 
-def _alarm(started: float, seconds: float) -> float:
-    """Have what still runs shortly before a deadline interrupted; returns when that is, on the monotonic clock."""
+def _ring_at(then: float | None) -> None:
+    """Have what runs interrupted then, on the monotonic clock, and again and again as long as it goes on; or never."""
 
     def ring(*_: object) -> None:
         raise Late(LATE)
 
-    until = started + seconds - min(_CLOSING_S, seconds / 10)
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.001))
-    return until
+    wait = 0 if then is None else max(then - time.monotonic(), 0.001)
+    signal.setitimer(signal.ITIMER_REAL, wait, _AGAIN_S if wait else 0)
+
+
+@contextmanager
+def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[None]:
+    """What runs inside and stops for no ring is ended then, on the monotonic clock, with the rows that are there."""
+
+    def now() -> None:
+        print(f"FAILED: what runs doesn't stop, and is ended: {LATE}", flush=True)
+        with suppress(Exception):
+            write_rows()
+        for group in gpu_tests.RUNNING:
+            os.killpg(group, signal.SIGKILL)
+        os._exit(1)  # which ends the ranks, too
+
+    timer = threading.Timer(0 if end is None else end - time.monotonic(), now)
+    timer.daemon = True
+    if end is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -222,20 +275,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", choices=tuple(SIZES), default="full")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=(), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--folder", type=Path, help="where the file goes: results, or of a trial _build/results")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="start nothing that would not end by then")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="end by then, whatever runs")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not door.cuda.is_available():
         built = f"(torch {torch.__version__}, built for CUDA {torch.version.cuda})"
         why = usable_gpus("cuda")[1]
         said = f"make gpu needs a CUDA device, and torch finds none here {built}{why and ': '}{why}"
-        print(*filter(None, (gpu_needs.show(), said)), sep="\n", file=sys.stderr)
+        print(*filter(None, (gpu_needs.show(PARTS), said)), sep="\n", file=sys.stderr)
         return 1
     num_devices = door.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
-    deadline = _alarm(started, options.deadline) if options.deadline else None
+    deadline = end = None
+    if options.deadline:
+        closing = min(_CLOSING_S, options.deadline / 10)
+        deadline, end = (started + options.deadline - closing * part for part in (1, 0.3))
+        _ring_at(deadline)
     size = SIZES[options.size]
     if options.size == "full":
         size = for_machine(size, num_devices)
-    setting = Setting(options.device, num_devices, size, deadline)
+    setting = Setting(options.device, num_devices, size, deadline, end)
     name = door.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
     folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
     path = folder / file_name(name, num_devices if options.device == "cuda" else 1)
@@ -246,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("the deadline was there before anything was measured: give more seconds", file=sys.stderr)
         return 1
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _ring_at(None)
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
     print(
         f"== wrote {path}", f"{len(data['not_run'])} things were not run, each listed there with its reason", sep="\n"

@@ -15,7 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from gpu_setting import Part, Setting
+from gpu_setting import Part, Setting, piece
 
 from pplab.runtime import Pool
 from pplab.runtime import gpu as door
@@ -27,6 +27,7 @@ _NOTED_MS = 0.1  # a clock that is further off gets a note in the run
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
+@piece(60)
 def assumptions(setting: Setting, part: Part) -> None:
     """What NVIDIA's documents say, and what this GPU does: allocations beside spinning kernels, queues, clocks."""
     for what, measure, connections in ASSUMPTIONS:

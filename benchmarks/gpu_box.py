@@ -10,12 +10,18 @@ import subprocess
 
 import torch
 import torch.distributed as dist
+from gpu_setting import shared_memory
 
 from pplab.lab.mps import CONTROL
 from pplab.runtime import gpu as door
 from pplab.runtime.pool import versions
 
-SUPPORTED = {"torch": ((2, 10), (2, 13)), "transformers": ((5, 17), None)}  # from, and to where there is an end
+_LITTLE = 2**32  # bytes: what ranks of one GPU share is some GB of messages
+SUPPORTED = {
+    "python": ((3, 11), (3, 13)),
+    "torch": ((2, 10), (2, 13)),
+    "transformers": ((5, 17), None),
+}  # from, and to where there is an end
 
 
 def facts(device: str) -> dict:
@@ -37,6 +43,7 @@ def facts(device: str) -> dict:
         "mig": [row[2] for row in queried],
         "peer_access": [[i == j or door.cuda.can_device_access_peer(i, j) for j in range(count)] for i in range(count)],
         "nccl_ranks": count if cuda and dist.is_nccl_available() else 0,  # NCCL takes one rank per GPU
+        "shared_memory": dict(zip(("folder", "free_bytes"), shared_memory(), strict=True)),
         "mps": {"control": shutil.which(CONTROL) is not None, "running": cuda and _mps_answers()},
     }
 
@@ -64,6 +71,11 @@ def problems(found: dict) -> list[str]:
         said.append("the compute mode of a GPU is Prohibited: nothing can run on it")
     if found["mps"]["running"]:
         said.append("an MPS daemon runs on this machine already: ranks that share a GPU don't take turns, but use it")
+    if (room := found.get("shared_memory", {})) and room["free_bytes"] < _LITTLE:
+        free = f"{room['free_bytes'] / 2**20:.0f} MiB"
+        said.append(f"ranks of one GPU share memory in {room['folder']}, which has {free}: docker run --shm-size=16g")
+    elif room and not room["folder"].startswith("/dev/shm"):
+        said.append(f"/dev/shm is too small: ranks of one GPU share memory in {room['folder']}, which may be slower")
     if found["devices"] and "memory_bytes" in found["devices"][0] and not found["nccl_ranks"]:
         said.append("this torch has no NCCL: tensors cross through the host's memory")
     pairs = [(i, j) for i, row in enumerate(found["peer_access"]) for j, there in enumerate(row) if not there]
@@ -94,6 +106,12 @@ def _runs_on(kernels_for: list[str] | None, capability: str) -> bool:
     return not there or any(
         (high, low) <= (major, minor) and (kind == "compute" or high == major) for kind, high, low in there
     )
+
+
+def clocks() -> dict:
+    """The GPUs' clocks of the multiprocessors, power and temperature now; nothing where nvidia-smi isn't there."""
+    found = _query("clocks.sm,power.draw,temperature.gpu")
+    return {"clocks": [dict(zip(("sm", "power", "celsius"), row, strict=True)) for row in found]} if found else {}
 
 
 def nccl_version() -> str | None:

@@ -1,18 +1,18 @@
-"""What `make gpu` imports, and what isn't run without it. It loads nothing, so it can speak before all else."""
+"""What `make gpu` takes: a Python and a torch that it knows, and this tree's pplab. It loads nothing, so it can speak
+before all else, also in words that an old Python understands."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
-from importlib import import_module, util
+from importlib import import_module, metadata, util
+from pathlib import Path
 
 STARTED = time.monotonic()  # of the command
 ESSENTIAL = ("torch", "numpy")  # without one of these nothing runs
-NEEDS = {  # the parts that aren't run without a package
-    "pyarrow": ("runs", "paced", "versus", "profile"),
-    "transformers": ("profile",),
-    "pytest": ("tests",),
-}
+OLDEST = {"Python": (3, 11), "torch": (2, 10)}
 LESS = {"datasets": "the text is the sample that comes with pplab, which is what most parts use anyway"}
 
 
@@ -25,19 +25,35 @@ def here(package: str) -> bool:
 
 
 def require() -> None:
-    """SystemExit with a sentence where nothing can run."""
+    """SystemExit with a sentence where nothing can run. And what is imported, here and by ranks, is this tree's."""
+    refuse("Python", ".".join(map(str, sys.version_info[:2])))
     if missing := [package for package in ESSENTIAL if not here(package)]:
         raise SystemExit(f"make gpu runs nothing without {' and '.join(missing)}: {sys.executable} can't import it")
+    refuse("torch", metadata.version("torch"))
+    source = str(Path(__file__).resolve().parents[1] / "src")
+    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    sys.path.insert(1, source)
 
 
-def missing() -> dict[str, str]:
+def refuse(what: str, version: str) -> None:
+    """SystemExit where a version is too old."""
+    major, minor = map(int, re.match(r"(\d+)\.(\d+)", version).groups())
+    if (major, minor) < OLDEST[what]:
+        least = ".".join(map(str, OLDEST[what]))
+        raise SystemExit(
+            f"make gpu needs {what} {least} or later, and {sys.executable} has {version}: make gpu PY=another"
+        )
+
+
+def missing(parts: dict) -> dict[str, str]:
     """The parts that can't be run here, and why."""
-    return {
-        part: f"{package} is not installed" for package, parts in NEEDS.items() if not here(package) for part in parts
-    }
+    lacks = {name: [each for each in part.needs if not here(each)] for name, part in parts.items()}
+    return {name: f"{' and '.join(found)} is not installed" for name, found in lacks.items() if found}
 
 
-def show() -> str:
+def show(parts: dict) -> str:
     """What is missing, a line each; nothing where nothing is."""
-    lost = {package: f"not run: {', '.join(parts)}" for package, parts in NEEDS.items()} | LESS
-    return "\n".join(f"{package} is not installed: {why}" for package, why in lost.items() if not here(package))
+    needed = dict.fromkeys(package for part in parts.values() for package in part.needs)
+    lost = {each: f"not run: {', '.join(name for name in parts if each in parts[name].needs)}" for each in needed}
+    return "\n".join(f"{name} is not installed: {why}" for name, why in (lost | LESS).items() if not here(name))

@@ -1,21 +1,18 @@
-"""How much `make gpu` measures, how ranks can have a machine's devices, and what a part has measured so far."""
+"""How much `make gpu` measures, how ranks can have a machine's devices, and what a part is and has measured so far."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pplab as pp
-from pplab import lab
-from pplab.lab import models
 from pplab.lab.mps import Mps
-from pplab.lab.one_gpu import SWITCH, OneGpuPool
 from pplab.runtime import Pool
+from pplab.runtime.processes import Ranks
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,8 +64,8 @@ SIZES = {
 LATE = "it would not end by the deadline"
 
 
-class Late(Exception):
-    """The deadline is there."""
+class Late(BaseException):
+    """The time is up. What catches an Exception, to go on, doesn't catch this."""
 
 
 def for_machine(size: Size, num_devices: int) -> Size:
@@ -79,17 +76,38 @@ def for_machine(size: Size, num_devices: int) -> Size:
     return replace(size, gpt=gpt, ranks=(*size.ranks, num_devices)) if num_devices > max(size.ranks) else size
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of `make gpu`: what it runs, how many seconds it may take at first where there is a deadline (what it
+    leaves gets its turn once every part had one), and the packages without which it isn't run."""
+
+    run: Callable[[Setting, Part], None]
+    seconds: float
+    needs: tuple[str, ...] = ()
+
+    @property
+    def says(self) -> str:
+        """What it is about, in a line."""
+        return self.run.__doc__.splitlines()[0]
+
+
+def piece(seconds: float, *needs: str) -> Callable[[Callable], Piece]:
+    """Make a Piece of a function, which takes the setting, and adds what it measured to its `Part`."""
+    return lambda run: Piece(run, seconds, needs)
+
+
 class Part:
     """What one part has measured so far. It starts nothing that would not end by `deadline`, on the monotonic clock."""
 
     def __init__(self, name: str, left_out: list[dict], deadline: float | None = None):
         self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
-        self.names: list[str] = []  # of the rows that `attempt` has added
+        self.names: list[str] = []  # of the rows
         self.deadline, self._longest = deadline, 0.0
-        self._begun: dict[str, dict] = {}  # rows that needn't be measured again
+        self.begun: dict[str, dict] = {}  # rows that needn't be measured again
         self.more: dict = {}  # of the part as a whole
         self.ran = False
         self.added: Callable[[], None] = lambda: None  # told of every row
+        self.beside: Callable[[], dict] = dict  # what goes into every row that is measured: clocks, say
 
     def leave_out(self, what: str, why: str) -> None:
         """Say that something isn't run, on the screen and in the file."""
@@ -97,35 +115,31 @@ class Part:
         self.left_out.append({"what": f"{self.name}: {what}", "why": why})
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
-        """Add a row; when it fails say so, and let the part go on."""
-        if row := self._begun.get(what):
-            self._add(what, row)
+        """Add a row; when it fails say so, and let the part go on. Late where it would not end in time."""
+        if row := self.begun.get(what):
+            self.add(what, row)
             return row
         started = time.monotonic()
         if self.deadline is not None and started + self._longest > self.deadline:
-            self.leave_out(what, LATE)
-            return None
+            raise Late(LATE)
         self.ran = True
         try:
-            row = measure()
-        except Late as late:
-            self.leave_out(what, str(late))
-            return None
+            row = {**measure(), **self.beside()}
         except Exception as error:
             print(f"FAILED: {self.name}: {what}: {error}", flush=True)
             self.errors.append(f"{what}: {''.join(traceback.format_exception(error))[-4000:]}")
             return None
         self._longest = max(self._longest, time.monotonic() - started)
-        self._add(what, row)
+        self.add(what, row)
         return row
 
     def take(self, begun: dict) -> None:
-        """Keep what an interrupted run has measured of this part, except for what came out wrong."""
-        names, rows = begun.get("names", []), begun.get("rows", [])
-        if len(names) == len(rows):  # not those of the tests
-            self._begun = {name: row for name, row in zip(names, rows, strict=True) if not row.get("wrong")}
+        """Keep what was measured of this part before, except for what came out wrong."""
+        rows = zip(begun.get("names", []), begun.get("rows", []), strict=False)
+        self.begun = {name: row for name, row in rows if not row.get("wrong")}
 
-    def _add(self, what: str, row: dict) -> None:
+    def add(self, what: str, row: dict) -> None:
+        """Add a row that is there."""
         self.ran = True
         self.names.append(what)
         self.rows.append(row)
@@ -135,11 +149,11 @@ class Part:
         self.added()
 
     def to_dict(self, seconds: float) -> dict:
-        """The part as the file has it."""
-        state = "failed" if self.errors else "done" if self.ran else "not run"
+        """The part as the file has it, with the rows of before that it hasn't come to."""
+        rest = {name: row for name, row in self.begun.items() if name not in self.names}
+        state = "failed" if self.errors else "done" if self.ran or rest else "not run"
         data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more}
-        data |= {"names": self.names} if self.names else {}
-        data["rows"] = self.rows
+        data |= {"names": [*self.names, *rest], "rows": [*self.rows, *rest.values()]}
         return {**data, "error": "\n".join(self.errors)} if self.errors else data
 
 
@@ -150,10 +164,12 @@ class Setting:
     device: str
     num_devices: int  # GPUs, or on the CPU as many as ranks
     size: Size
-    deadline: float | None = None  # on the monotonic clock
+    deadline: float | None = None  # on the monotonic clock: nothing is measured any more
+    end: float | None = None  # a little later: whatever still runs is ended
 
     def sharings(self, num_ranks: int, part: Part) -> Iterator[str]:
-        """How `num_ranks` ranks can have the devices: the ways that this machine lacks are left out with a reason."""
+        """How `num_ranks` ranks can have the devices, what shows most first: the ways that this machine lacks are left
+        out with a reason."""
         what = f"{num_ranks} ranks"
         if self.device == "cpu":
             part.leave_out(f"{what} on GPUs", "this is a trial of the command on the CPU")
@@ -163,25 +179,27 @@ class Setting:
             yield "a GPU each"
         else:
             part.leave_out(f"{what} with a GPU each", f"the machine has {self.num_devices}")
-            yield "turns"
-            if os.environ.get(SWITCH) == "1":
-                yield "nccl on one GPU"
             try:
                 Mps().check([f"cuda:{rank % self.num_devices}" for rank in range(num_ranks)])
                 yield "mps"
             except ValueError as error:
                 part.leave_out(f"{what} sharing by MPS", str(error))
+            yield "turns"
 
-    def batch_size(self) -> int:
-        """Sequences a step with which every stage's forward takes the size's time, on the most ranks."""
-        num_ranks = max(self.size.ranks)
-        schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=self.size.num_microbatches)
-        sizes = {**self.size.gpt, "source": "sample"}
-        first = sizes.pop("batch_size")
-        with self.pool(num_ranks, "turns") as pool:  # or a GPU each
-            make = partial(models.gpt, **sizes)
-            found = lab.long_enough(pool, schedule, make, batch_size=first, least_ms=self.size.forward_ms)
-        return found.batch_size
+    def plainly(self, num_ranks: int) -> str:
+        """How that many ranks have the devices without more ado."""
+        return "cores" if self.device == "cpu" else "a GPU each" if num_ranks <= self.num_devices else "turns"
+
+    def schedules(self, num_ranks: int, part: Part | None = None) -> list[pp.Schedule]:
+        """The size's schedules on so many ranks; those that can't be are left out of the part with the reason."""
+        found = []
+        for name in self.size.schedules:
+            try:
+                found.append(pp.build(name, num_ranks=num_ranks, num_microbatches=self.size.num_microbatches))
+            except ValueError as error:
+                if part:
+                    part.leave_out(f"{name} on {num_ranks} ranks", str(error))
+        return found
 
     def with_batch(self, batch_size: int | None) -> Setting:
         """The setting with this batch in its GPT, where there is one."""
@@ -191,7 +209,11 @@ class Setting:
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""
-        if sharing == "nccl on one GPU":
-            return OneGpuPool(num_ranks, device=self.device, timeout_s=self.size.timeout_s)
         beside = Mps() if sharing == "mps" else None
         return Pool(num_ranks, device=self.device, beside=beside, timeout_s=self.size.timeout_s)
+
+
+def shared_memory() -> tuple[str, int]:
+    """Where ranks share memory, and how many bytes are free there."""
+    folder = str(Ranks().folder.parent)
+    return folder, shutil.disk_usage(folder).free

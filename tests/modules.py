@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pplab import lab
+from pplab.lab.meter import SavedBytes
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
 from pplab.runtime.options import Job
@@ -46,6 +47,39 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
+    """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
+    meter, build = SavedBytes([]), workload.build_whole
+
+    def build_whole() -> nn.Module:
+        model = build()
+        meter._resident |= {p.untyped_storage().data_ptr() for p in model.parameters()}
+        return model
+
+    vars(workload)["build_whole"] = build_whole
+    with meter:
+        found = train(context, workload, dtype=None)
+    return found and (found[0], meter.peak)
+
+
+def open_slowly(context: rank.RankContext, seconds: float) -> None:
+    """From now on each channel of this rank takes so long to open."""
+    channel, opened = rank.RankContext.channel, set()
+
+    def slow(self: rank.RankContext, source: int, target: int) -> object:
+        if self.rank in (source, target) and (source, target) not in opened:
+            opened.add((source, target))
+            time.sleep(seconds)
+        return channel(self, source, target)
+
+    rank.RankContext.channel = slow
+
+
+def has_group(context: rank.RankContext, key: tuple) -> bool:
+    """Whether this rank has made that process group."""
+    return key in context.groups
 
 
 class Two(nn.Module):

@@ -1,6 +1,6 @@
 """Everything that waits for a GPU, or chooses a stream, a device or a group, on two played GPUs, in one short program.
 
-`PYTHONPATH=tests/fake_gpus:src FAKE_GPUS=2 python tests/fake_gpus/drill.py` ends with "the drill is done".
+`PYTHONPATH=tests/fake_gpus:src:tests FAKE_GPUS=2 python tests/fake_gpus/drill.py` ends with "the drill is done".
 """
 
 import time
@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import optim
 
+import modules
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
@@ -36,6 +37,7 @@ def drill(pool: Pool) -> None:
     train(pool, build("ZB-H1"), gpt, lab.Evaluate(every=1, batches=[gpt.batch(7)]), lab.Clip(0.5))
     train(pool, build("DualPipeV"), gpt, lab.Beside())
     train(pool, build("Interleaved1F1B"), gpt, lab.TorchEngine())
+    assert all(pool.run(modules.has_group, ("torch's own", (0, 1))))  # with NCCL's blocks as torch would have them
     paced = train(pool, build("1F1B"), gpt, lab.Pace(pp.Costs(2, 2, 2, unit="ms")))
     assert all(span.end - span.start > 1.9 for span in paced.timeline.spans)
     train(pool, build("DualPipe"), gpt)  # stages on both ranks: gradients are added up

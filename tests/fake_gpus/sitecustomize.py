@@ -106,7 +106,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         assert first == streams.SETTINGS, f"CUDA started with {streams.FIRST}"
         made = new_group(ranks, timeout, "gloo", **options)
         if made is not dist.GroupMember.NON_GROUP_MEMBER:
-            over_nccl[made] = pg_options is not None and 0 < pg_options.config.max_ctas <= 4
+            own = options.get("group_desc") == "torch's own"  # of its pipelining, which asks for no fewer
+            over_nccl[made] = own or (pg_options is not None and 0 < pg_options.config.max_ctas <= 4)
         return made
 
     dist.new_group = group

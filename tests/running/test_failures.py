@@ -16,6 +16,7 @@ import time
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import hurts
 import psutil
@@ -307,6 +308,27 @@ def test_a_deadlock_that_was_not_validated_says_what_each_rank_waits_for(pool, m
         pool.run(train, job)
     assert time.monotonic() - started < 10
     assert "rank 0 waits at 0B0 for 0RECV_B0; rank 1 waits at 1F1 for 1RECV_F1" in caught.value.cause
+
+
+def test_every_channel_has_the_pools_patience_while_it_opens(monkeypatch):
+    """Together they take longer than ranks may that all wait: NCCL needs up to seconds for each."""
+    monkeypatch.setattr(failures, "ALL_WAIT_S", 0.5)
+    with Pool(3, device="cpu", transport="gloo", timeout_s=20) as pool:
+        pool.run(modules.open_slowly, 1.5)
+        s = pp.build("1F1B", num_ranks=3, num_microbatches=4)
+        started = time.monotonic()
+        assert pool.train(s, modules.workload(*good(), nn.Linear(6, 6)), steps=1).losses
+        assert time.monotonic() - started > 4 * 1.5
+
+
+def test_ranks_share_memory_on_disk_where_the_system_has_little_of_it(monkeypatch, tmp_path):
+    """As docker, by default."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Pool(2, device="cpu", timeout_s=60) as pool:
+        assert pool.train(SCHEDULE, modules.workload(*good()), steps=1, check_gradients=True).gradients.equal
+        assert pool._ranks.folder.parent == tmp_path and list(tmp_path.glob("pplab-*/run1-*")) == []  # mapped, unnamed
+    assert list(tmp_path.glob("pplab-*")) == [] and shared_memory_of(os.getpid()) == []
 
 
 def test_no_progress_is_given_up_after_the_timeout():

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from pplab.runtime.listener import Listeners, StepTrace
 from pplab.runtime.options import make_job
 from pplab.runtime.pool import make_run
 from pplab.runtime.rank import RankContext, pack, unpack
-from pplab.runtime.reference import report_gradients
+from pplab.runtime.reference import report_gradients, train_whole
 from pplab.runtime.training import RankReport
 
 pytestmark = pytest.mark.slow
@@ -433,6 +434,48 @@ def test_gradients_that_differ_are_told():
     assert not report.equal and report.worst == "b" and "NOT equal" in str(report) and "in b)" in str(report)
     assert report.relative == pytest.approx(0.0005, rel=1e-2)
     assert not report_gradients(gradients_of(a=torch.ones(3), b=torch.full((2,), torch.nan)), (0.0, one)).equal
+
+
+def test_the_tolerance_is_what_two_orders_of_sums_take():
+    """A gradient of so many tokens, added one after the other and in eight parts, as a run's microbatches are."""
+    rng, took = np.random.default_rng(0), {}
+    for terms in (2**12, 2**15, 2**19):
+        numbers = rng.normal(1, size=(terms, 64)).astype(np.float32)
+        parts = np.stack([in_order(part) for part in np.split(numbers, 8)])
+        one, eight = {"a": in_order(numbers)}, gradients_of(a=torch.tensor(in_order(parts)))
+        report = report_gradients(eight, (0.0, one), terms=terms)
+        took[terms] = report.relative
+        assert report.equal and report.tolerance == max(1e-5, terms**0.5 * 2**-23)
+        assert 0.1 < report.relative / (terms**0.5 * 2**-23) < 0.5
+    assert took[2**19] > 1e-5  # which refused it when it didn't know the number of tokens
+    assert not report_gradients(gradients_of(a=torch.ones(1) * 1.001), (0.0, {"a": np.ones(1)}), terms=2**20).equal
+
+
+def in_order(numbers: np.ndarray) -> np.ndarray:
+    return np.add.accumulate(numbers, axis=0, dtype=np.float32)[-1]
+
+
+def test_the_tolerance_knows_how_many_tokens_a_batch_has(pools):
+    few, many = (modules.workload(nn.Linear(6, 6), nn.Linear(6, 6), size=n) for n in (8, 2**14))
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    runs = [pools(2).train(s, each, steps=1, check_gradients=True) for each in (few, many)]
+    assert [run.gradients.tolerance for run in runs] == [1e-5, 2**7 * 2**-23] and all(r.gradients.equal for r in runs)
+
+
+def test_one_process_can_take_the_microbatches_in_turn(pools, gpt):
+    """It has the batch's gradients while it holds one microbatch."""
+    from pplab.lab.whole_model import InMicrobatches, train_in_turn
+
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    run = pools(2).train(s, gpt, InMicrobatches(), check_gradients=True, steps=1)
+    whole = pools(2).train(s, gpt, check_gradients=True, steps=1)
+    assert run.gradients.equal and whole.gradients.equal and run.first_loss == whole.first_loss
+    assert run.gradients.difference <= whole.gradients.difference  # the sums have one order
+    in_turn, at_once = (
+        pools(2).run(modules.peak_of, each, gpt)[0]
+        for each in (functools.partial(train_in_turn, num_microbatches=4), train_whole)
+    )
+    assert in_turn[0] == pytest.approx(at_once[0]) and in_turn[1] == pytest.approx(at_once[1] / 4, rel=0.02)
 
 
 def test_train_from_the_shell(tmp_path, capsys):

@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
+import torch.distributed as dist
 
 from ..actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
 from ..errors import unknown
@@ -225,7 +226,7 @@ def _runner(
                     op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
             return ops
 
-    group = context.group("all", range(context.num_ranks)) if device.type == "cuda" else None
+    group = _own_group(context) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
     options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
     name = CLASSES.get(schedule.name)
@@ -242,6 +243,14 @@ def _runner(
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
     return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+
+
+def _own_group(context: RankContext) -> dist.ProcessGroup:
+    """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it likes."""
+    key = "torch's own", tuple(range(context.num_ranks))
+    if key not in context.groups:
+        context.groups[key] = dist.new_group(backend="nccl", timeout=2 * context.timeout, group_desc=key[0])
+    return context.groups[key]
 
 
 def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:

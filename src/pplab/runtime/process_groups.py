@@ -35,7 +35,7 @@ class GroupComm(Comm):
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
         super().__init__(context, home, key)
-        self.channel, self.wire = context.channel, context.wire
+        self.channel, self.wire, self.watch = context.channel, context.wire, context.watch
         self.posted: dict[Action, list[tuple[dist.Work, Tensor, Tensor]]] = {}  # what comes, and where it shall be
         self.unposted: dict[int, deque[Action]] = defaultdict(deque)  # per peer, in the order to post them
         self.sending: list[tuple[dist.Work, Tensor]] = []
@@ -43,8 +43,10 @@ class GroupComm(Comm):
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Send one number through every channel, in one order for all ranks."""
         for source, target in channels:
+            what = f"the channel from rank {source} to rank {target}"
+            self.watch(f"opening {what}")  # which may take NCCL seconds: each has the pool's patience
             group = self.channel(source, target)  # which all ranks make, in this order
-            with naming(f"the channel from rank {source} to rank {target}"):
+            with naming(what):
                 if source == self.rank:
                     dist.send(torch.zeros(1, device=self.wire), target, group=group)
                 elif target == self.rank:

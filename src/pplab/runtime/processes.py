@@ -55,7 +55,8 @@ class Ranks:
         self.mails: list[Mail] = []
         self._lent = ExitStack()
         self.owner = os.getpid()
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        roomy = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free >= 2**28
+        shared = "/dev/shm" if roomy else tempfile.gettempdir()  # docker's has 64 MiB: a message of a GPU may not fit
         self.folder = Path(shared, f"pplab-{self.owner}-{secrets.token_hex(8)}")
         self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner, self.folder)
 

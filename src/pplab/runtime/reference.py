@@ -77,7 +77,9 @@ class GradientReport:
 
 def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
     """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank 0, at least."""
-    report = report_gradients(reports, run(train_whole, job.workload, job.options.autocast), job.options.autocast)
+    dtype, tensors = job.options.autocast, job.workload.batch(0).tensors
+    terms = max((x.shape[:-1] if x.is_floating_point() else x.shape).numel() for x in tensors)  # tokens
+    report = report_gradients(reports, run(job.reference or train_whole, job.workload, dtype), dtype, terms)
     if report.equal:
         return report
     lab = sys.modules.get("pplab.lab")  # which looks for them, once it is imported
@@ -86,7 +88,7 @@ def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> G
 
 
 def report_gradients(
-    reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None
+    reports: Sequence[RankReport], whole: tuple[float, Gradients], dtype: torch.dtype | None = None, terms: int = 1
 ) -> GradientReport:
     """Compare per parameter; of copies, that which differs most counts. ValueError for others than the model's."""
     loss, one = whole
@@ -101,7 +103,8 @@ def report_gradients(
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)
-    return GradientReport(found[worst], scale, TOLERANCE[dtype or torch.float32], worst, found, apart)
+    tolerance = max(TOLERANCE[dtype or torch.float32], terms**0.5 * 2**-23)  # of that, two orders of sums take 0.4
+    return GradientReport(found[worst], scale, tolerance, worst, found, apart)
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> float:
