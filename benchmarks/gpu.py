@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 
 import gpu_needs
@@ -86,7 +87,8 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         print(f"not run: {name}: {missing[name]}", flush=True)
         save(name, *_not_reached(name, missing[name]))
     whole: set[str] = set()  # parts that needn't come again
-    with _ended_at(setting.end, partial(write, path, data)):
+    publish = partial(_show_what_is_there, path, data, only)
+    with _ended_at(setting.end, publish):
         for first_turn in (True, False) if setting.deadline else (False,):
             for name in (name for name in asked if name not in missing and name not in whole):
                 said, left_out = begun.get(name, ({}, []))
@@ -106,11 +108,30 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
                 begun[name] = found[name]
                 if _is_whole(*found[name]) or found[name][0]["state"] == "failed":
                     whole.add(name)
-    if any(each["why"] in (NOT_REACHED, LATE) for each in data["not_run"]):
-        write(path, data)  # the same command goes on with the other file
+    if _lacks_something(data):
+        if setting.deadline:
+            _end_helpers()
+        publish()  # the same command goes on with the other file
     else:
         path.with_suffix(".unfinished").replace(path)
+        print(f"== wrote {path}")
     return data
+
+
+def _lacks_something(data: dict) -> bool:
+    """Whether the time didn't do for all that could be measured."""
+    return any(each["why"] in (NOT_REACHED, LATE) for each in data["not_run"])
+
+
+def _show_what_is_there(path: Path, data: dict, only: tuple[str, ...]) -> None:
+    """Write the file before all is measured, unless that takes the place of one that is whole."""
+    try:
+        whole = not only and not _lacks_something(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError):
+        whole = False
+    if not whole:
+        write(path, data)
+    print(f"== what there is so far is in {path.with_suffix('.unfinished') if whole else path}", flush=True)
 
 
 def _run_part(
@@ -136,7 +157,7 @@ def _run_part(
     try:
         piece.run(setting, part)
     except Late as late:
-        part.leave_out(f"what follows its {len(part.rows)} rows", str(late))
+        part.leave_out(_follows(part), str(late))
     except Exception as error:  # a part that fails loses neither its own rows nor the other parts'
         part.errors.append("".join(traceback.format_exception(error))[-4000:])
         print(f"FAILED: {name}: {error}", flush=True)
@@ -176,7 +197,12 @@ def _not_reached(name: str, reason: str) -> tuple[dict, list[dict]]:
 
 def _rest(part: Part) -> dict:
     """What a part lacks while it runs."""
-    return {"what": f"{part.name}: what follows its {len(part.rows)} rows", "why": NOT_REACHED}
+    return {"what": f"{part.name}: {_follows(part)}", "why": NOT_REACHED}
+
+
+def _follows(part: Part) -> str:
+    count = len({*part.names, *part.begun})
+    return f"what follows its {count} rows" if count else "all of it"
 
 
 def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
@@ -245,6 +271,13 @@ def _ring_at(then: float | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, wait, _AGAIN_S if wait else 0)
 
 
+def _end_helpers() -> None:
+    """End what would live on for a while, with this command's output in its hands: a fork server that imports torch."""
+    for end, pid in ((os.kill, forkserver._forkserver._forkserver_pid), *((os.killpg, g) for g in gpu_tests.RUNNING)):
+        with suppress(ProcessLookupError, TypeError):  # TypeError: there is no server
+            end(pid, signal.SIGKILL)
+
+
 @contextmanager
 def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[None]:
     """What runs inside and stops for no ring is ended then, on the monotonic clock, with the rows that are there."""
@@ -253,8 +286,7 @@ def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[Non
         print(f"FAILED: what runs doesn't stop, and is ended: {LATE}", flush=True)
         with suppress(Exception):
             write_rows()
-        for group in gpu_tests.RUNNING:
-            os.killpg(group, signal.SIGKILL)
+        _end_helpers()
         os._exit(1)  # which ends the ranks, too
 
     timer = threading.Timer(0 if end is None else end - time.monotonic(), now)
@@ -305,9 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         _ring_at(None)
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
-    print(
-        f"== wrote {path}", f"{len(data['not_run'])} things were not run, each listed there with its reason", sep="\n"
-    )
+    print(f"{len(data['not_run'])} things were not run, each listed there with its reason")
     print(f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed")
     return 1 if failed else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -10,10 +11,8 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -37,6 +36,15 @@ def gpu(monkeypatch):
     return gpu
 
 
+def pieces(functions: dict, seconds: float = 60) -> dict:
+    """Parts of these functions."""
+    from gpu_setting import Piece
+
+    for function in functions.values():
+        function.__doc__ = function.__doc__ or "A part."
+    return {name: Piece(function, seconds) for name, function in functions.items()}
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> tuple[Path, str]:
     """The folder of all parts, small, on a GPU that tests/fake_gpus plays and two ranks share; and what was printed."""
@@ -54,14 +62,8 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert "gpu.py --size small" in data["command"]
     assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
     assert [part["name"] for part in data["parts"]] == [
-        "check",
-        "runs",
-        "assumptions",
-        "tests",
-        "slow_down",
-        "paced",
-        "versus",
-        "profile",
+        *("check", "smoke", "assumptions", "nccl", "slow_down", "links", "batch", "paced"),
+        *("gradients", "runs", "versus", "tests", "profile"),
     ]
     states = {part["name"]: part["state"] for part in data["parts"]}
     assert states.pop("assumptions") == states.pop("versus") == "not run" and set(states.values()) == {"done"}
@@ -72,14 +74,25 @@ def test_every_part_runs_and_is_recorded(recorded):
 
 def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
-    runs = recording.rows("runs")
+    runs, (batch,) = recording.rows("runs"), recording.rows("batch")
+    assert 4 <= batch["batch_size"] <= batch["most"] <= 4096 and batch["needed"] < 0.9 * batch["card_bytes"]
+    assert [row["schedule"] for row in recording.rows("smoke")] == ["1F1B", "ZB-H1"]
+    assert {(row["schedule"], row["dtype"]) for row in recording.rows("gradients")} == {
+        (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
+    }
+    assert [(row["schedule"], row["ended"]) for row in recording.rows("nccl")] == [
+        ("1F1B", True),
+        ("InterleavedZeroBubble", True),
+    ]
+    assert all(row["latency_ms"] > 0 and len(row["ms_of_bytes"]) == 4 for row in recording.rows("links"))
     assert [(row["schedule"], row["dtype"]) for row in runs] == [
-        (name, dtype) for dtype in ("fp32", "bf16") for name in ("1F1B", "ZB-H1")
+        (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
     ]
     for row in runs:
         assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
         assert row["sharing"] == "turns" and len(row["allocated_bytes"]) == 2 and len(row["hosts_share"]) == 2
         assert row["warmup"] == 2 and row["settled"] is None  # one step
+        assert row["halved"] == [] and row["batch_size"] == batch["batch_size"]
         assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
     for row in recording.rows("paced"):
@@ -168,8 +181,7 @@ def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys
     def works(setting, part):
         part.attempt("all", lambda: {"figure": 4})
 
-    monkeypatch.setattr(gpu, "PARTS", {"one": fails, "two": works, "three": works})
-    fails.__doc__ = works.__doc__ = "A part."
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": fails, "two": works, "three": works}))
     assert gpu.main(["--device", "cpu", "--size", "small", "--folder", str(tmp_path)]) == 1
     one, two, three = results.load(tmp_path)[0].data["parts"]
     assert one["state"] == "failed" and one["rows"] == [{"figure": 1}, {"figure": 3, "wrong": ["it is odd"]}]
@@ -198,14 +210,14 @@ def test_one_part_anew_keeps_the_others(gpu, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
-    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": works})
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": works, "two": works}))
     gpu.measure(setting, path, "first")
     data = gpu.measure(setting, path, "second", only=("two",))
     assert [part["rows"] for part in data["parts"]] == [[{"figure": 0}], [{"figure": 2}]]
     assert [part["by"] for part in data["parts"]] == ["first", "second"]
     assert [each["what"] for each in data["not_run"]] == ["one: half", "two: half"]
     assert json.loads(path.read_text()) == data and not path.with_suffix(".unfinished").exists()
-    monkeypatch.setattr(gpu, "PARTS", {"one": works, "two": stops})
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": works, "two": stops}))
     with pytest.raises(KeyboardInterrupt):
         gpu.measure(setting, path, "third")
     assert json.loads(path.read_text()) == data  # what was recorded stays
@@ -223,7 +235,7 @@ def test_an_interrupted_part_keeps_its_rows_and_says_that_it_was_interrupted(gpu
         part.attempt("first", lambda: {"figure": 1})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu, "PARTS", {"one": stops})
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": stops}))
     with pytest.raises(KeyboardInterrupt):
         gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "first")
     begun = json.loads((tmp_path / "box.unfinished").read_text())
@@ -247,7 +259,7 @@ def test_an_interrupted_command_goes_on_where_it_was(gpu, tmp_path, monkeypatch,
             part.attempt(name, measure)
 
     setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
-    monkeypatch.setattr(gpu, "PARTS", {"one": rows, "two": rows})
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": rows, "two": rows}))
     with pytest.raises(KeyboardInterrupt):
         gpu.measure(setting, path, "make gpu")
     stop_at.clear()
@@ -267,40 +279,120 @@ def test_an_interrupted_command_goes_on_where_it_was(gpu, tmp_path, monkeypatch,
     assert measured == [("one", "b"), ("one", "c")]  # what came out wrong is measured again
 
 
-def test_a_deadline_is_kept_and_what_it_cuts_off_is_listed_and_measured_the_next_time(gpu, tmp_path, monkeypatch):
-    times, figures = iter([60, 0]), count(1)
+SECONDS = 18
+NAUGHTY = """
+import sys, time
+sys.path.insert(0, "benchmarks")
+import gpu
+from gpu_setting import piece
 
-    def endless(setting, part):
-        """A part."""
-        part.attempt("quick", lambda: {"figure": -next(figures)})
-        part.attempt("endless", lambda: time.sleep(next(times)) or {"figure": 0})
-        part.attempt("after it", lambda: {"figure": 2})
+@piece(1)
+def sleeps(setting, part):
+    \"\"\"A part.\"\"\"
+    part.attempt("quick", lambda: {"figure": 1})
+    part.attempt("sleeps", lambda: time.sleep(600))
 
-    def stuck(setting, part):
-        """A part."""
-        part.attempt("one more", lambda: {"figure": 3})
+@piece(1)
+def swallows(setting, part):
+    \"\"\"A part.\"\"\"
+    try:
+        time.sleep(600)  # before its first attempt
+    except Exception:
+        time.sleep(600)
 
-    monkeypatch.setattr(gpu, "PARTS", {"one": endless, "two": stuck})
+@piece(1)
+def good(setting, part):
+    \"\"\"A part.\"\"\"
+    part.attempt("all", lambda: {"figure": 2})
+
+@piece(1)
+def ignores(setting, part):
+    \"\"\"A part.\"\"\"
+    part.attempt("first", lambda: {"figure": 3})
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+@piece(1)
+def trains(setting, part):
+    \"\"\"A part.\"\"\"
+    from pplab.runtime import Pool
+    with Pool(2, device="cpu") as pool:
+        part.attempt("never", lambda: pool.run(time_out))
+
+def time_out(context):
+    time.sleep(600)
+
+if __name__ == "__main__":
+    every = {each.run.__name__: each for each in (sleeps, swallows, good, ignores, trains)}
+    gpu.PARTS.clear()
+    gpu.PARTS.update({name: every[name] for name in sys.argv.pop(1).split(",")})
+    sys.exit(gpu.main())
+"""
+
+
+@pytest.mark.alone
+def test_a_deadline_is_kept_whatever_runs(tmp_path):
+    """Parts that sleep for ever, catch what they are told, or wait for ranks: those behind them have their turn."""
+    found, not_run, printed = run_naughty(tmp_path, "sleeps,swallows,trains,good", 0)
+    assert found == {"sleeps": [1], "swallows": [], "trains": [], "good": [2]}
+    assert {what.partition(":")[0] for what, _ in not_run} == {"sleeps", "swallows", "trains"}
+
+
+@pytest.mark.alone
+def test_what_does_not_stop_at_a_deadline_is_ended_and_comes_last_the_next_time(tmp_path):
+    found, not_run, printed = run_naughty(tmp_path, "ignores,good", 1)
+    assert found == {"ignores": [3], "good": []} and "what runs doesn't stop, and is ended" in printed
+    assert "good: all of it" in dict(not_run)
+    assert run_naughty(tmp_path, "ignores,good", 1)[0] == {"ignores": [3], "good": [2]}
+
+
+def run_naughty(folder: Path, names: str, status: int) -> tuple[dict, list, str]:
+    """The figures that these parts leave, what they lack, and what was printed; the time is kept."""
+    (folder / "program.py").write_text(NAUGHTY)
+    words = ["--device", "cpu", "--size", "small", "--folder", str(folder / "results"), "--deadline", str(SECONDS)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     started = time.monotonic()
-    words = ["--device", "cpu", "--size", "small", "--folder", str(tmp_path), "--deadline", "1"]
-    assert gpu.main(words) == 0 and time.monotonic() - started < 30
-    (recording,) = results.load(tmp_path)
-    assert recording.rows("one") == [{"figure": -1}] and not recording.rows("two")
-    late = [what for what, why in recording.not_run if why == "it would not end by the deadline"]
-    assert late == ["one: endless", "one: after it", "two: one more"]
-    assert gpu.main([*words[:-1], "60"]) == 0
-    (recording,) = results.load(tmp_path)
-    assert [row["figure"] for row in recording.rows("one")] == [-1, 0, 2] and recording.rows("two") == [{"figure": 3}]
-    assert recording.not_run == [] and not list(tmp_path.glob("*.unfinished"))
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py"), names, *words], cwd=ROOT, env=env, text=True, capture_output=True
+    )
+    took = time.monotonic() - started
+    assert done.returncode == status and took < SECONDS + 1, (took, done.stdout[-3000:], done.stderr[-2000:])
+    (recording,) = results.load(folder / "results")
+    found = {part["name"]: [row["figure"] for row in part["rows"]] for part in recording.data["parts"]}
+    return found, recording.not_run, done.stdout
 
 
-def test_a_deadline_between_two_parts_is_no_error(gpu, tmp_path, monkeypatch):
+def test_four_short_commands_do_what_a_long_one_does(gpu, tmp_path, monkeypatch):
+    """Each goes on where the one before it was ended, and none measures a row again."""
+    measured = []
+
+    def rows(setting, part):
+        for name in range(12):
+            part.attempt(str(name), lambda name=name: time.sleep(0.4) or measured.append(name) or {"figure": name})
+
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": rows, "two": rows}, seconds=0.9))
+    words = ["--device", "cpu", "--size", "small", "--folder", str(tmp_path), "--deadline", "3"]
+    counts = []
+    while not counts or counts[-1] != [12, 12]:
+        assert gpu.main(words) == 0
+        (recording,) = results.load(tmp_path)
+        counts.append([len(recording.rows(name)) for name in ("one", "two")])
+    assert 3 <= len(counts) <= 8 and counts[0][0] > counts[0][1] >= 1  # each has a turn before one has a second
+    assert sorted(measured) == sorted([*range(12)] * 2) and recording.not_run == []
+    assert not list(tmp_path.glob("*.unfinished"))
+    del measured[:]
+    assert gpu.main(words) == 0  # once more: what is whole isn't replaced by a part
+    assert 0 < len(measured) < 24 and results.load(tmp_path)[0].data == recording.data
+
+
+def test_a_deadline_before_anything_is_measured_is_said(gpu, tmp_path, monkeypatch):
     def rings(*_):
         raise gpu.Late(gpu.LATE)
 
-    monkeypatch.setattr(gpu, "PARTS", {"one": lambda setting, part: None, "two": lambda setting, part: None})
-    for part in gpu.PARTS.values():
-        part.__doc__ = "A part."
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": lambda *_: None, "two": lambda *_: None}))
     monkeypatch.setattr(gpu, "_run_part", rings)
     data = gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu --deadline 5")
     assert [each["what"] for each in data["not_run"]] == ["one: all of it", "two: all of it"]
@@ -311,35 +403,90 @@ def test_a_deadline_between_two_parts_is_no_error(gpu, tmp_path, monkeypatch):
 def test_a_row_that_would_not_fit_is_not_started(gpu):
     part = gpu.Part("runs", [], time.monotonic() + 60)
     part._longest = 100.0
-    assert part.attempt("long", lambda: {"figure": 1}) is None
-    assert part.left_out == [{"what": "runs: long", "why": "it would not end by the deadline"}]
+    with pytest.raises(gpu.Late):
+        part.attempt("long", lambda: {"figure": 1})
+    assert part.rows == [] and part.left_out == []
+
+
+def test_a_row_that_finds_no_memory_has_half_the_batch(gpu, capsys):
+    from gpu_runs import with_room
+
+    from pplab.lab import models
+    from pplab.runtime import RankError
+
+    def train(workload, largest=16):
+        asked.append(workload.batch_size)
+        if workload.batch_size > largest:
+            raise RankError(1, None, "rank 1 failed at 0F3: OutOfMemoryError: CUDA out of memory. Tried to allocate")
+        return {"figure": workload.batch_size}
+
+    asked, gpt = [], models.gpt(batch_size=64, source="sample")
+    row = with_room(train, gpt, 8)
+    assert asked == [64, 32, 16] and row["figure"] == row["batch_size"] == 16
+    assert [said.partition(":")[0] for said in row["halved"]] == [f"no room for a batch of {n}" for n in (64, 32)]
+    assert "on with 32" in capsys.readouterr().out
+    part = gpu.Part("runs", [])
+    assert part.attempt("none fits", lambda: with_room(lambda w: train(w, 0), gpt, 8)) is None
+    assert part.attempt("the next", lambda: {"figure": 1}) and "out of memory" in part.errors[0]
+    with pytest.raises(RankError, match="killed"):
+        with_room(lambda workload: (_ for _ in ()).throw(RankError(0, None, "rank 0 was killed")), gpt, 8)
 
 
 def test_what_is_missing_is_said_before_anything_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "class Hidden:\n"
+        "class Hides:\n"
+        "    def __init__(self, finder):\n"
+        "        self.finder = finder\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(self.finder, name)\n"
         "    def find_spec(self, name, *more):\n"
-        "        if name.partition('.')[0] in os.environ['HIDDEN'].split(','):\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Hidden())\n"
+        "        if name.partition('.')[0] not in os.environ['HIDDEN'].split(','):\n"
+        "            return self.finder.find_spec(name, *more)\n"
+        "sys.meta_path[:] = map(Hides, sys.meta_path)\n"
     )
-    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--size", "small", "--only", "check", "profile"]
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--size", "small", "--folder", str(tmp_path)]
 
-    def run(hidden: str) -> subprocess.CompletedProcess:
-        paths = [str(tmp_path), str(ROOT / "src")]
-        env = {**os.environ, "HIDDEN": hidden, "PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.run([*command, "--folder", str(tmp_path)], cwd=ROOT, env=env, text=True, capture_output=True)
+    def run(hidden: str, *only: str) -> subprocess.CompletedProcess:
+        env = {**os.environ, "HIDDEN": hidden, "PYTHONPATH": str(tmp_path)}  # and no pplab: it is the tree's own
+        return subprocess.run([*command, "--only", *only], cwd="/", env=env, text=True, capture_output=True)
 
-    done = run("transformers,datasets,colorspacious")
-    first, second, third = done.stdout.splitlines()[:3]
+    command[1] = str(ROOT / command[1])
+    bare = "transformers,datasets,pyarrow,huggingface_hub,tokenizers,pytest,psutil,matplotlib,pandas,colorspacious"
+    done = run(bare, "smoke", "runs", "tests", "profile")
+    first, second, third, fourth = done.stdout.splitlines()[:4]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert first == "transformers is not installed: not run: profile"
-    assert second.startswith("datasets is not installed: the text is the sample") and third.startswith("device 0")
+    assert first == "pytest is not installed: not run: tests"
+    assert second == "transformers is not installed: not run: profile"
+    assert third.startswith("datasets is not installed: the text is the sample") and fourth.startswith("device 0")
     (recording,) = results.load(tmp_path)
+    assert len(recording.rows("smoke")) == 2 and len(recording.rows("runs")) == 4
     assert ("profile: all of it", "transformers is not installed") in recording.not_run
-    done = run("numpy")
+    done = run("numpy", "smoke")
     assert done.returncode == 1 and "runs nothing without numpy" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_is_too_old_is_refused_in_a_line(gpu):
+    import gpu_needs
+
+    for what, old, fine in (("Python", "3.10", "3.13"), ("torch", "2.9.1+cu128", "2.10.0a0+b558c986e8.nv25.11")):
+        gpu_needs.refuse(what, fine)
+        with pytest.raises(SystemExit, match=f"^make gpu needs {what} .* or later, and .* has .*$") as refused:
+            gpu_needs.refuse(what, old)
+        assert "\n" not in str(refused.value)
+    for path in (ROOT / "benchmarks" / "gpu.py", Path(gpu_needs.__file__)):  # which an old Python reads first
+        ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+def test_little_shared_memory_is_said(gpu):
+    from gpu_box import facts, problems
+
+    box = facts("cpu")
+    assert Path(box["shared_memory"]["folder"]).is_dir() and box["shared_memory"]["free_bytes"] > 0
+    little = problems({**box, "shared_memory": {"folder": "/dev/shm", "free_bytes": 2**29}})
+    elsewhere = problems({**box, "shared_memory": {"folder": "/tmp", "free_bytes": 2**40}})
+    assert any("has 512 MiB: docker run --shm-size" in said for said in little)
+    assert any("/dev/shm is too small" in said for said in elsewhere)
 
 
 def test_make_gpu_takes_another_environment_and_keeps_its_path():
@@ -349,6 +496,8 @@ def test_make_gpu_takes_another_environment_and_keeps_its_path():
     assert f"{sys.executable} benchmarks/gpu.py" in done.stdout and "-m venv" not in done.stdout.partition("\n#")[0]
     (path,) = re.findall(r"^PYTHONPATH := (.*)$", done.stdout, re.MULTILINE)
     assert path == f"{ROOT}/src:/theirs"
+    done = subprocess.run([*command, "DEADLINE=540", "ONLY=smoke"], cwd=ROOT, env=env, text=True, capture_output=True)
+    assert f"{sys.executable} benchmarks/gpu.py --deadline 540 --only smoke" in done.stdout
 
 
 def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
@@ -360,7 +509,7 @@ def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
         """A part."""
         part.attempt("all", lambda: {"figure": 1})
 
-    monkeypatch.setattr(gpu, "PARTS", {"runs": odd, "two": fine})
+    monkeypatch.setattr(gpu, "PARTS", pieces({"runs": odd, "two": fine}))
     gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu")
     runs, two = results.load(tmp_path)[0].data["parts"]
     assert runs["state"] == "failed" and runs["rows"] == [] and "no recording: a run has no" in runs["error"]
@@ -378,23 +527,40 @@ def test_a_file_says_how_many_devices_there_are(gpu, tmp_path):
 
 
 def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu):
-    from gpu_parts import _add_case, run_tests
+    from gpu_tests import _add, tests
 
     part = gpu.Part("tests", [])
-    run_tests(gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("--no-such-option",))), part)
-    assert part.to_dict(0)["state"] == "failed" and "made no report (exit status 4)" in part.errors[0]
+    tests.run(gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("--no-such-option",))), part)
+    assert part.to_dict(0)["state"] == "failed" and "pytest ended with 4" in part.errors[0]
     left_out: list[dict] = []
     part = gpu.Part("tests", left_out)
-    for tag, message in (("failure", "assert 1 == 2"), ("skipped", "no MPS"), ("error", "no pool")):
-        case = f'<testcase name="{tag}" time="1"><{tag} message="{message}"/></testcase>'
-        _add_case(part, ElementTree.fromstring(case))
-    assert [row["outcome"] for row in part.rows] == ["failed", "skipped", "failed"]
-    assert part.errors == ["failure: assert 1 == 2", "error: no pool"]
+    _add(part, "a::fails", {"test": "fails", "outcome": "failed", "seconds": 1, "wrong": ["assert 1 == 2"]})
+    _add(part, "a::skipped", {"test": "skipped", "outcome": "skipped", "seconds": 0, "why": "no MPS"})
+    assert part.errors == ["a::fails: assert 1 == 2"]
     assert left_out == [{"what": "tests: skipped", "why": "no MPS"}]
 
 
+def test_tests_that_are_recorded_are_not_run_again(gpu):
+    """One command was ended among them, and the next one runs the others."""
+    from gpu_tests import tests
+
+    setting = gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("-k", "test_whether")))
+    whole, some = gpu.Part("tests", []), gpu.Part("tests", [])
+    tests.run(setting, whole)
+    names = whole.names
+    assert len(names) > 1 and not whole.errors
+    some.take({"names": names[:-1], "rows": whole.rows[:-1]})
+    tests.run(setting, some)
+    assert some.names == names and not some.errors
+    assert some.more["closing_line"].startswith("1 ") and whole.more["closing_line"].startswith("3 passed, 2 skipped")
+    again = gpu.Part("tests", [])
+    again.take({"names": names, "rows": whole.rows})
+    tests.run(setting, again)
+    assert again.rows == whole.rows and not again.errors
+
+
 def test_without_the_hub_distilbert_has_its_real_size(gpu, tmp_path, monkeypatch):
-    from gpu_parts import real_distilbert
+    from gpu_versus import real_distilbert
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
@@ -423,13 +589,11 @@ def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
     assert [each["what"] for each in left_out] == ["runs: 4 ranks with a GPU each", "runs: 4 ranks sharing by MPS"]
     assert "nvidia-cuda-mps-control" in left_out[1]["why"]
     monkeypatch.setattr("gpu_setting.Mps.check", lambda self, devices: None)
-    assert found(1, 4)[0] == ["turns", "mps"]
-    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
-    assert found(1, 4)[0] == ["turns", "nccl on one GPU", "mps"] and found(4, 4)[0] == ["a GPU each"]
+    assert found(1, 4)[0] == ["mps", "turns"] and found(4, 4)[0] == ["a GPU each"]
 
 
 def test_a_gpu_is_warm_before_it_is_measured(gpu):
-    from gpu_parts import settled, warm_up_steps
+    from gpu_runs import settled, warm_up_steps
 
     def train(steps: int) -> SimpleNamespace:
         """Steps of 30 ms, but for what the first twenty take more."""
@@ -483,7 +647,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     assert here["nccl_ranks"] == 0 and here["driver"] is None and show(here).startswith("device 0: CPU")
     box = {
         "devices": [{"name": "A", "memory_bytes": 2**34, "compute_capability": "9.0", "multiprocessors": 132}] * 2,
-        "versions": {"torch": "2.11.0+cu128", "transformers": "5.17.0"},
+        "versions": {"python": "3.12.3", "torch": "2.11.0+cu128", "transformers": "5.17.0"},
         "driver": "580.1",
         "compute_mode": ["Default", "Default"],
         "mig": ["Disabled", "Disabled"],
@@ -505,7 +669,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
         assert (found == []) == runs and ("compute capability 9.0" in "".join(found)) == (not runs), kernels_for
     worse = {
         **box,
-        "versions": {"torch": "2.9.1", "transformers": "4.57.6"},
+        "versions": {"python": "3.14.0", "torch": "2.9.1", "transformers": "4.57.6"},
         "compute_mode": ["Exclusive_Process", "Default"],
         "peer_access": [[True, False], [True, True]],
         "mps": {"control": True, "running": True},
@@ -513,13 +677,14 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     said = "\n".join(problems(worse))
     for words in (
         "torch is 2.9.1, and pplab is tested with 2.10 to 2.13",
+        "python is 3.14.0, and pplab is tested with 3.11 to 3.13",
         "5.17 on",
         "by MPS only",
         "0 to 1",
         "already",
     ):
         assert words in said
-    assert "torch is 2.14.0" in problems({**box, "versions": {"torch": "2.14.0", "transformers": "5.23.0"}})[0]
+    assert "torch is 2.14.0" in problems({**box, "versions": {**box["versions"], "torch": "2.14.0"}})[0]
 
 
 @pytest.mark.parametrize(
