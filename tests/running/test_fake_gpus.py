@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import modules
+import pplab as pp
+import rooms
 from conftest import ROOT, on_fake_gpus
+from pplab import lab
 from pplab.runtime import Pool, devices
 
 FAKE = ROOT / "tests" / "fake_gpus"
@@ -104,3 +108,30 @@ def test_a_gpu_that_torch_cannot_use_is_told_of(monkeypatch, tmp_path, built, wh
     assert not any("driver" in note for note in Pool(2, device="cpu").notes)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whoever hides GPUs knows
     assert not any("driver" in note for note in Pool(2).notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, most", [("1F1B", (1, 5, 4, 2)), ("GPipe", (2, 10, 10, 8)), ("Interleaved1F1B", (6, 11, 9, 7))]
+)
+def test_receives_take_no_more_room_than_the_rows_ask_for(name, most):
+    """On the CPU, by gloo: over NCCL the same code makes the room, where a GPU's allocator gives it."""
+    schedule = pp.build(name, num_ranks=4, num_microbatches=8)
+    assert rooms.predicted(schedule) == most
+    layers = [nn.Linear(6, 6) for _ in range(schedule.num_stages)]
+    with Pool(4, device="cpu", transport="gloo") as pool:
+        run = pool.train(schedule, modules.workload(*layers), rooms.Rooms(), lab.Meter(), steps=2)
+    assert run.extras["rooms"] == most and run.held.peak_bytes == run.predicted_peak_bytes
+
+
+@pytest.mark.parametrize("blocking, ends", [("1", False), ("0", True), ("", True)])
+def test_nccl_is_refused_where_all_hosts_wait(monkeypatch, blocking, ends):
+    monkeypatch.setattr(devices, "usable_gpus", lambda device: (4, ""))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    assert devices.choose_transport(4, "auto", "shared")[1] == "shared"
+    if ends:
+        assert devices.choose_transport(4, "auto", "auto")[1] == "nccl"
+    else:
+        with pytest.raises(ValueError, match='CUDA_LAUNCH_BLOCKING=1 makes every host wait.*transport="shared"'):
+            devices.choose_transport(4, "auto", "auto")
