@@ -53,36 +53,8 @@ def test_the_tests_for_gpus_pass():
 
 @pytest.mark.slow
 def test_extras_and_probes_run_on_gpus_of_their_own():
-    done = on_fake_gpus([str(FAKE / "drill.py")], 2)
+    done = on_fake_gpus([str(FAKE / "drill.py")], 4)
     assert done.returncode == 0 and "Link(" in done.stdout and "the drill is done" in done.stdout, done.stderr[-4000:]
-
-
-HANGS = """
-import pplab as pp
-import modules
-from torch import nn
-from pplab.runtime import Pool, RankError, failures
-
-failures.ALL_WAIT_S = 3.0  # in place of ten
-
-if __name__ == "__main__":
-    pool = Pool(2, timeout_s=60)
-    try:
-        s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-        pool.train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)))
-    except RankError as error:
-        print(error.rank, error.action, pool.pids, error)
-"""
-
-
-@pytest.mark.slow
-def test_a_receive_that_never_ends_on_a_gpu_is_named_at_its_action(tmp_path):
-    """The GPU of rank 1 doesn't get to the start of an action: after ten seconds, here three, that is known."""
-    program = tmp_path / "program.py"
-    program.write_text(HANGS)
-    done = on_fake_gpus([str(program)], 2, FAKE_HANG="1 21")
-    found = re.match(r"[01] [01][FB]\d \(\) no rank made progress for 3 s: .*rank 1 waits at 1F2\b", done.stdout)
-    assert found, done.stdout + done.stderr[-3000:]
 
 
 @pytest.mark.slow
