@@ -4,7 +4,7 @@ Tensors stay on the CPU. What the package asks of CUDA is here under torch's own
 would: so a call that isn't there, a wrong argument or device, a wrong order, a wait that is missing shows (streams.py).
 It can't show time. tools/mutate.py takes the calls out of the source, one at a time, and sees which are missed.
 
-FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
+CUDA_FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
 """
 
 import functools
@@ -44,11 +44,9 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         setattr(torch, name, played(getattr(torch, name)))
     torch.Tensor.to = played(torch.Tensor.to)
 
-    fraction = [1.0]
-
     def set_fraction(fraction_: float, device=None) -> None:
         assert 0 < fraction_ <= 1
-        fraction[0] = fraction_
+        streams.FRACTIONS.append(fraction_)
 
     def properties(device=None) -> SimpleNamespace:
         index(device)
@@ -70,7 +68,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         "get_device_properties": properties,
         "get_device_capability": lambda device=None: (9 + 0 * index(device), 0),
         "get_arch_list": lambda: ["sm_80", "sm_90"],
-        "get_per_process_memory_fraction": lambda device=None: index(device) * 0 or fraction[0],
+        "get_per_process_memory_fraction": lambda device=None: index(device) * 0 or streams.FRACTIONS[-1],
         "set_per_process_memory_fraction": lambda fraction, device=None: set_fraction(fraction, device),
         "get_rng_state": lambda device="cuda": index(device) * 0 or torch.get_rng_state(),
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
@@ -149,6 +147,25 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
     for name in at_once:
         setattr(dist, name, on_nccl(name))
         setattr(dist.distributed_c10d, name, getattr(dist, name))
+    all_to_all = dist.all_to_all_single
+
+    def one_way(*arguments, **options):
+        """Tokens of forwards and of backwards, which two halves may send at once, have groups of their own."""
+        found = sys._getframe(1).f_locals
+        if (group := options.get("group")) in over_nccl and "backward" in found and found["half"] is None:
+            assert ways.setdefault(group, found["backward"]) == found["backward"], "a group for both ways of tokens"
+        return all_to_all(*arguments, **options)
+
+    ways, dist.all_to_all_single = {}, one_way
+    all_reduce = dist.all_reduce
+
+    def behind(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        """A sum on NCCL is there when the stream gets to it."""
+        if group in over_nccl and not async_op:
+            streams.HERE.stream.put()
+        return all_reduce(tensor, op, group, async_op)
+
+    dist.all_reduce = behind
     from_group = DeviceMesh.from_group
     DeviceMesh.from_group = lambda group, device_type, *more, **options: from_group(
         group, "cpu" if device_type == "cuda" else device_type, *more, **options

@@ -141,7 +141,7 @@ class Event:
         Event.made += 1
         self.at, self.stream, self.passed = time.perf_counter_ns(), stream or HERE.stream, False
         self.number = self.stream.put()
-        self.hangs = os.environ.get("FAKE_HANG") == f"{current_process().name.split()[-1]} {Event.made}"
+        self.hangs = os.environ.get("CUDA_FAKE_HANG") == f"{current_process().name.split()[-1]} {Event.made}"
 
     def query(self) -> bool:
         assert self.at, "an event that wasn't recorded"
@@ -160,10 +160,10 @@ class Event:
         self.passed = True
 
     def elapsed_time(self, end_event) -> float:
-        for event in (self, end_event):
-            assert event.timing and event.at, "an event that wasn't recorded, or has no time"
-            there = event.passed or not event.stream.todo or event.stream.todo[0][0] > event.number
-            assert there, "the time of an event that the GPU may not have got to"
+        assert self.timing and end_event.timing and self.at and end_event.at, "an event without a time"
+        assert self.passed, "times from an event that the host hasn't waited for"
+        todo = end_event.stream.todo
+        assert not todo or todo[0][0] > end_event.number, "the time of an event that the GPU may not have got to"
         return (end_event.at - self.at) / 1e6
 
 
@@ -268,8 +268,28 @@ def _run(queue: SimpleQueue) -> None:
             done.set_exception(error)
 
 
+FRACTIONS = [1.0]  # of its memory that a rank allowed itself, one after the other
+
+
+def fractions(context: object) -> list[float]:
+    """A rank's, for whoever asks."""
+    return FRACTIONS
+
+
 def install() -> None:
     """Take the place of torch's."""
+    fork, leave = torch.random.fork_rng, torch.profiler.record_function.__exit__
+
+    def fork_rng(devices=None, *more, **options):
+        evaluates = sys._getframe(1).f_globals["__name__"] == "pplab.lab.evaluation"
+        assert devices or not (evaluates and is_rank()), "the GPU's random numbers would go on"
+        return fork([], *more, **options)
+
+    def end_span(self, *error):
+        assert self.name != "pp.step" or not HERE.stream.todo, "a step's span ends before the GPU has done it"
+        return leave(self, *error)
+
+    torch.random.fork_rng, torch.profiler.record_function.__exit__ = fork_rng, end_span
     torch.Tensor.copy_, torch.Tensor.untyped_storage, time.perf_counter = copy_, untyped_storage, perf_counter
     torch.nn.modules.module.register_module_forward_pre_hook(computing)
     product = torch.Tensor.__matmul__
