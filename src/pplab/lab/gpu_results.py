@@ -6,14 +6,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .json_form import reading
-from .recordings import Recording, Results, load, table_of
-
-_table = partial(table_of, kinds=("cuda",))  # what other commands record may have parts of the same names
+from .results import Recording, Results, load
 
 
 def machines(folder: Path | str | None = None) -> Results:
@@ -188,7 +185,17 @@ def tests(folder: Path | str | None = None) -> Results:
 
 
 def _of_gpus(folder: Path | str | None) -> list[Recording]:
+    """Recordings of GPUs: what other commands record may have parts of the same names."""
     return [each for each in load(folder) if each.data["kind"] == "cuda"]
+
+
+def _table(folder: Path | str | None, part: str, columns: Mapping[str, Callable[[Mapping], str]], says: str) -> Results:
+    """What was measured on GPUs in one part: by heading, what to show of a row."""
+    rows: list[tuple[str, ...]] = []
+    for recording in _of_gpus(folder):
+        with reading(str(recording.path), f"what `make gpu` records in its part {part}"):
+            rows += [(recording.title(part), *(show(row) for show in columns.values())) for row in recording.rows(part)]
+    return Results(("device, date", *columns), rows, says)
 
 
 def _yes(value: bool | None) -> str:
@@ -222,3 +229,6 @@ def _span(found: Iterable[Mapping[str, str]], name: str) -> str:
     figures = [float(match[0]) for each in found if (match := re.match(r"[\d.]+", each.get(name, "")))]
     low, high = (f"{pick(figures, default=0):.0f}" for pick in (min, max))
     return "-" if not figures else low if low == high else f"{low} to {high}"
+
+
+TABLES = (machines, gradients, assumptions, nccl, links, batch, simulated, where, clocks, tests)

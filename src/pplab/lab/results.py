@@ -1,16 +1,105 @@
-"""Tables of the measurements that are kept in `results/`. Plain Python."""
+"""Measurements that are kept in `results/`: what they must hold, and tables of them. Plain Python.
+
+`make gpu` writes one file per kind of device. A file says what was measured, with which versions, when and by which
+command, and what was not run and why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import html
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import gpu_results as gpu
+from .balance_sheet import Table
 from .json_form import reading
-from .recordings import FORM, NONE, Recording, Results, find_folder, load, problems, said, write
-from .recordings import table_of as _table
 
-__all__ = ["FORM", "NONE", "Recording", "Results", "find_folder", "load", "problems", "said", "write"]
+FORM = 1  # changes when a reader of older files would misread newer ones
+LONG = 24  # rows: a longer table is folded on the page
+NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
+
+STATES = ("done", "failed", "not run")
+_FIELDS = {
+    "form": int,
+    "device": str,
+    "kind": str,  # "cuda", or "cpu" for a trial of the command without a GPU
+    "date": str,  # ISO, with the zone
+    "command": str,
+    "versions": dict,
+    "box": dict,
+    "parts": list,
+    "not_run": list,
+}
+_RUN_FIELDS = {
+    "schedule": str,
+    "num_ranks": int,
+    "num_microbatches": int,
+    "workload": str,
+    "dtype": str,
+    "sharing": str,  # "a GPU each", "turns", "mps", or "cores" on the CPU
+    "step_time_ms": (int, float),
+    "peak_bytes": list,
+    "predicted_peak_bytes": list,
+    "gradients": dict,
+    "notes": list,
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One file of measurements."""
+
+    path: Path
+    data: Mapping
+
+    def title(self, part: str = "") -> str:
+        """The devices, and the day on which that part was measured."""
+        count = len(self.data["box"].get("devices", ())) if self.data["kind"] == "cuda" else 1
+        dates = [each.get("date", self.data["date"]) for each in self.data["parts"] if each["name"] == part]
+        devices = f"{count} x {self.data['device']}" if count > 1 else self.data["device"]
+        return f"{devices}, {(dates or [self.data['date']])[0][:10]}"
+
+    def rows(self, part: str) -> list[dict]:
+        """What a part measured; nothing where it was not run."""
+        return [row for found in self.data["parts"] if found["name"] == part for row in found["rows"]]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything was measured."""
+        return any(part["rows"] for part in self.data["parts"])
+
+    @property
+    def not_run(self) -> list[tuple[str, str]]:
+        """What was left out, and why."""
+        return [(each["what"], each["why"]) for each in self.data["not_run"]]
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """The parts that failed, and how each one's first failure reads."""
+        failed = [part for part in self.data["parts"] if part["state"] == "failed"]
+        return [(f"{part['name']}: failed", part["error"].strip().splitlines()[0]) for part in failed]
+
+
+class Results(Table):
+    """A table of measurements, or where there are none, a sentence that says so."""
+
+    def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
+        super().__init__(tuple(row) for row in rows)
+        self.columns, self.caption = tuple(columns), caption
+
+    def __str__(self) -> str:
+        return f"{self.caption}\n{super().__str__()}".strip() if self else NONE
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
+        said = html.escape(self.caption)
+        if len(self) <= LONG:
+            return f"<p>{said}</p>{super()._repr_html_()}"
+        return f"<details><summary>{said} ({len(self)} rows)</summary>{super()._repr_html_()}</details>"
 
 
 class Tables(tuple):
@@ -25,9 +114,85 @@ class Tables(tuple):
         return "".join(table._repr_html_() for table in self or (Results((), ()),))
 
 
+def find_folder() -> Path | None:
+    """The nearest folder `results` with recordings, from here upward, or that of the package's own repository."""
+    here = Path.cwd()
+    for place in (here, *here.parents, Path(__file__).parents[3]):
+        folder = place / "results"
+        if (place / "pyproject.toml").is_file() and any(folder.glob("*.json")):
+            return folder
+    return None
+
+
+def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
+    """All recordings in a folder, by device; of the repository's `results` when none is named.
+
+    A file that isn't of this form is refused with ValueError, which says what is wrong with it.
+    """
+    found = find_folder() if folder is None else Path(folder)
+    recordings = []
+    for path in sorted(found.glob("*.json")) if found else ():
+        with reading(str(path), "JSON: record it again with `make gpu`, or remove it"):
+            data = json.loads(path.read_text())
+        if wrong := problems(data):
+            raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
+        recordings.append(Recording(path, data))
+    return tuple(recordings)
+
+
+def said(folder: Path | str | None = None) -> str:
+    """Which GPUs were measured, and when, in a sentence; where none was, a sentence that says so.
+
+    Pages and chapters have it from here, so that they say what is recorded.
+    """
+    found = [each.title() for each in load(folder) if each.data["kind"] == "cuda" and each.has_rows]
+    return f"Measured on GPUs so far: {'; '.join(found)}." if found else "Nothing has been measured on a GPU so far."
+
+
+def write(
+    path: Path,
+    parts: Sequence[Mapping],
+    *,
+    device: str,
+    command: str,
+    versions: Mapping[str, str],
+    box: Mapping[str, object] | None = None,
+    date: str = "",
+) -> None:
+    """Write the recording of a command that needs no GPU. It has a date where what it says is of that day's machine."""
+    about = {"form": FORM, "device": device, "kind": "cpu", "date": date, "command": command, "versions": versions}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(about | {"box": box or {}, "parts": parts, "not_run": []}, indent=1) + "\n")
+
+
+def problems(data: object) -> list[str]:
+    """What keeps a value from being a recording, in words; nothing when it is one."""
+    if not isinstance(data, dict):
+        return [f"expected an object, got {type(data).__name__}"]
+    found = _lacks("the recording", data, _FIELDS)
+    if found:
+        return found
+    if data["form"] != FORM:
+        return [f"its form is {data['form']}, and this pplab reads form {FORM}"]
+    for each in data["not_run"]:
+        found += _lacks("an entry of not_run", each, {"what": str, "why": str})
+    for part in data["parts"]:
+        found += _lacks("a part", part, {"name": str, "state": str, "seconds": (int, float), "rows": list})
+        if not found and part["state"] not in STATES:
+            found.append(f"part {part['name']} has the state {part['state']!r}, not one of {', '.join(STATES)}")
+        if not found and part["state"] == "failed" and not part.get("error"):
+            found.append(f"part {part['name']} failed without an error")
+        if not found and part["name"] == "runs":
+            for row in part["rows"]:
+                found += _lacks("a run", row, _RUN_FIELDS)
+    return found
+
+
 def tables(folder: Path | str | None = None) -> Tables:
     """All tables of the recordings in a folder that have something in them."""
-    return Tables(filter(None, (make(folder) for make in ALL)))
+    from .gpu_results import TABLES  # which are made of what stands here
+
+    return Tables(filter(None, (make(folder) for make in (*TABLES, runs, versus, profile, sharing, paced, not_run))))
 
 
 def runs(folder: Path | str | None = None) -> Results:
@@ -136,6 +301,25 @@ def not_run(folder: Path | str | None = None) -> Results:
     return Results(("device, date", "not run", "because"), rows, "What failed in the recorded runs or was left out.")
 
 
+def _table(folder: Path | str | None, part: str, columns: Mapping[str, Callable[[Mapping], str]], says: str) -> Results:
+    """What the recordings of a folder measured in one part: by heading, what to show of a row."""
+    rows: list[tuple[str, ...]] = []
+    for recording in load(folder):
+        with reading(str(recording.path), f"what `make gpu` records in its part {part}"):
+            rows += [(recording.title(part), *(show(row) for show in columns.values())) for row in recording.rows(part)]
+    return Results(("device, date", *columns), rows, says)
+
+
+def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:
+    if not isinstance(data, dict):
+        return [f"{what} is {type(data).__name__}, not an object"]
+    return [
+        f"{what} has {'no ' + name if name not in data else f'{name} of type {type(data[name]).__name__}'}"
+        for name, kind in fields.items()
+        if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool)
+    ]
+
+
 def _mean_share(row: Mapping, figure: str) -> str:
     """A share, as the mean over the ranks."""
     ranks = row["profile"]["ranks"]
@@ -154,24 +338,3 @@ def _allocator(row: Mapping) -> str:
 def _mega(counts: Iterable[float] | None) -> str:
     """The largest of some byte counts in MB."""
     return f"{max(counts) / 1e6:.1f}" if counts else "-"
-
-
-# All tables, in the order of the page: one that isn't here isn't shown.
-ALL: tuple[Callable[[Path | str | None], Results], ...] = (
-    gpu.machines,
-    gpu.gradients,
-    gpu.assumptions,
-    gpu.nccl,
-    sharing,
-    gpu.links,
-    gpu.batch,
-    runs,
-    gpu.simulated,
-    gpu.where,
-    paced,
-    versus,
-    profile,
-    gpu.clocks,
-    gpu.tests,
-    not_run,
-)
