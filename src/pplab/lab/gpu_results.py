@@ -32,6 +32,16 @@ def machines(folder: Path | str | None = None) -> Results:
     return Results(("device, date", "memory, capability", "driver", "versions", "notes"), rows, "The machines.")
 
 
+def first_look(folder: Path | str | None = None) -> tuple[str, list[str]] | None:
+    """What the part `smoke` printed where it was recorded last, and on what and when; None where it wasn't."""
+    found = [each for each in _of_gpus(folder) if each.rows("smoke")]
+    if not found:
+        return None
+    last = max(found, key=lambda recording: recording.data["date"])
+    with reading(str(last.path), "what `make gpu` records in its part smoke"):
+        return last.title("smoke"), [row["says"] for row in last.rows("smoke")]
+
+
 def gradients(folder: Path | str | None = None) -> Results:
     """Whether every schedule computes what one process does, and holds the bytes that it should: of a tiny model."""
     found: dict[tuple[str, ...], dict[str, Mapping]] = defaultdict(dict)
