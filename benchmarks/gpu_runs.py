@@ -49,7 +49,8 @@ def _gradients(pool: Pool, schedule: pp.Schedule, workload: Workload, dtype: tor
     run = pool.train(schedule, workload, lab.Meter(), steps=1, check_gradients=True, autocast=dtype)
     row = {"schedule": schedule.name, "num_ranks": schedule.num_ranks, "dtype": _dtype(dtype)}
     row |= {"transport": run.machine.transport, "difference": run.gradients.difference, "wrong": _wrong(run)}
-    print(f"{row['schedule']}, {row['num_ranks']} ranks, {row['dtype']}: gradients {run.gradients}", flush=True)
+    row["says"] = f"{row['schedule']}, {row['num_ranks']} ranks, {row['dtype']}: gradients {run.gradients}"
+    print(row["says"], flush=True)
     return row
 
 

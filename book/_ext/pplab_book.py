@@ -23,4 +23,5 @@ def setup(app) -> dict:
     app.setup_extension("pplab_page")
     app.setup_extension("pplab_explorer")
     app.setup_extension("pplab_notebooks")
+    app.setup_extension("pplab_recorded")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

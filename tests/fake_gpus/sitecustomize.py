@@ -1,53 +1,32 @@
 """CUDA and NCCL played by the CPU and gloo, for every Python process that finds this file: FAKE_GPUS says how many.
 
 Tensors stay on the CPU. What the package asks of CUDA is here under torch's own signatures, and refuses what a GPU
-would: so a call that isn't there, a wrong argument or device, a wrong order shows. It can't show time, or races.
+would: so a call that isn't there, a wrong argument or device, a wrong order, a wait that is missing shows (streams.py).
+It can't show time. tools/mutate.py takes the calls out of the source, one at a time, and sees which are missed.
 
-FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
+CUDA_FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
 """
 
 import functools
 import inspect
 import os
 import sys
-import time
-import traceback
-from contextlib import nullcontext
-from multiprocessing import current_process
+from functools import partial
 from types import SimpleNamespace
 
 count = int(os.environ.get("FAKE_GPUS", 0))
 if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own helper, which needs no torch
+    import streams
     import torch
     import torch.distributed as dist
     import torch.profiler
+    from streams import index, started, touch
     from torch.distributed.device_mesh import DeviceMesh
-
-    FIRST = {}  # the settings that CUDA started with
-    NEEDED = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-
-    def started() -> None:
-        """CUDA starts with the first call, and reads its settings then."""
-        FIRST.update(
-            {}
-            if FIRST
-            else {"by": traceback.format_stack(limit=6)[:-2], **{name: os.environ.get(name) for name in NEEDED}}
-        )
-
-    def index(device: object) -> int:
-        """A device's number, if it has one and is there."""
-        started()
-        found = device
-        if not isinstance(device, int):
-            device = torch.device(device if device is not None else "cuda")
-            found = (device.index or 0) if device.type == "cuda" else -1
-        if not 0 <= found < count:
-            raise RuntimeError(f"CUDA error: invalid device ordinal {device}")
-        return found
 
     def on_cpu(value: object) -> object:
         if isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda":
-            index(value)
+            here = f"cuda:{streams.HERE.device}"
+            assert index(value) == streams.HERE.device, f"a tensor on {value}, made by a thread that is on {here}"
             return torch.device("cpu")
         return value
 
@@ -57,7 +36,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         @functools.wraps(function)
         def call(*arguments, **options):
             options.pop("pin_memory", None)
-            return function(*map(on_cpu, arguments), **{name: on_cpu(value) for name, value in options.items()})
+            return touch(function(*map(on_cpu, arguments), **{name: on_cpu(value) for name, value in options.items()}))
 
         return call
 
@@ -65,64 +44,26 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         setattr(torch, name, played(getattr(torch, name)))
     torch.Tensor.to = played(torch.Tensor.to)
 
-    class Event:
-        """Something that the GPU gets to. When it is asked for the first time, it isn't there yet."""
-
-        made = 0
-
-        def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
-            started()
-            self.timing, self.at, self.asked = enable_timing, None, False
-
-        def record(self, stream=None) -> None:
-            assert stream is None or isinstance(stream, Stream)
-            Event.made += 1
-            self.at = time.perf_counter_ns()
-            self.hangs = os.environ.get("FAKE_HANG") == f"{current_process().name.split()[-1]} {Event.made}"
-
-        def query(self) -> bool:
-            assert self.at, "an event that wasn't recorded"
-            asked, self.asked = self.asked, True
-            return asked and not self.hangs
-
-        def synchronize(self) -> None:
-            assert self.at, "an event that wasn't recorded"
-            self.asked = True
-            while self.hangs:
-                time.sleep(0.1)
-
-        def elapsed_time(self, end_event) -> float:
-            assert self.timing and end_event.timing and self.at and end_event.at
-            return (end_event.at - self.at) / 1e6
-
-    class Stream:
-        def __init__(self, device=None, priority=0):
-            index(device)
-
-        def synchronize(self) -> None: ...
-
-    current, fraction = object.__new__(Stream), [1.0]
-
-    def a_stream(stream: object) -> None:
-        assert isinstance(stream, Stream), f"a stream, not {stream!r}"
+    def hidden() -> bool:
+        return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
     def set_fraction(fraction_: float, device=None) -> None:
         assert 0 < fraction_ <= 1
-        fraction[0] = fraction_
+        streams.FRACTIONS.append(fraction_)
 
     def properties(device=None) -> SimpleNamespace:
         index(device)
         return SimpleNamespace(name="Fake GPU", total_memory=1 << 34, major=9, minor=0, multi_processor_count=4)
 
     FAKES = {
-        "is_available": lambda: True,
-        "device_count": lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else started() or count,
-        "synchronize": lambda device=None: index(device) * 0 or None,
-        "set_device": lambda device: index(device) * 0 or None,
-        "empty_cache": lambda: started(),
-        "current_stream": lambda device=None: index(device) * 0 or current,
-        "stream": lambda stream: nullcontext(a_stream(stream)),
-        "set_stream": lambda stream: a_stream(stream),
+        "is_available": lambda: started() and not hidden(),
+        "device_count": lambda: 0 if hidden() else started() and count,
+        "synchronize": streams.synchronize,
+        "set_device": streams.set_device,
+        "empty_cache": lambda: streams.synchronize(),  # it gives memory back to the driver, which waits
+        "current_stream": lambda device=None: streams.HERE.stream if device is None else streams.on(device),
+        "stream": streams.stream,
+        "set_stream": streams.set_stream,
         "memory_allocated": lambda device=None: index(device) * 0 + 4096,
         "max_memory_allocated": lambda device=None: index(device) * 0 + (1 << 40),
         "reset_peak_memory_stats": lambda device=None: index(device) * 0 or None,
@@ -130,7 +71,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         "get_device_properties": properties,
         "get_device_capability": lambda device=None: (9 + 0 * index(device), 0),
         "get_arch_list": lambda: ["sm_80", "sm_90"],
-        "get_per_process_memory_fraction": lambda device=None: index(device) * 0 or fraction[0],
+        "get_per_process_memory_fraction": lambda device=None: index(device) * 0 or streams.FRACTIONS[-1],
         "set_per_process_memory_fraction": lambda fraction, device=None: set_fraction(fraction, device),
         "get_rng_state": lambda device="cuda": index(device) * 0 or torch.get_rng_state(),
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
@@ -141,9 +82,11 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         ours, theirs = ([*inspect.signature(f).parameters] for f in (fake, getattr(torch.cuda, name)))
         assert ours == theirs, f"torch.cuda.{name} takes {theirs}, and the fake one {ours}"
         setattr(torch.cuda, name, fake)
-    torch.cuda.Event, torch.cuda.Stream = Event, Stream
+    torch.cuda.Event, torch.cuda.Stream = streams.Event, streams.Stream
+    streams.install()
     torch.cuda.nccl.version = lambda: (2, 29, 7)
-    torch.accelerator.is_available = lambda: True
+    torch.accelerator.is_available = started
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as they may be
     dist.is_nccl_available = dist.distributed_c10d.is_nccl_available = lambda: True
 
     class Config:
@@ -160,7 +103,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         """A group on gloo. On NCCL it keeps order and knows no tags, and is for collectives if it may take all CTAs."""
         if backend != "nccl":
             return new_group(ranks, timeout, backend, pg_options, **options)
-        assert {name: FIRST.get(name) for name in NEEDED} == NEEDED, f"CUDA started with {FIRST}"
+        first = {name: streams.FIRST.get(name) for name in streams.SETTINGS}
+        assert first == streams.SETTINGS, f"CUDA started with {streams.FIRST}"
         made = new_group(ranks, timeout, "gloo", **options)
         if made is not dist.GroupMember.NON_GROUP_MEMBER:
             own = options.get("group_desc") == "torch's own"  # of its pipelining, which asks for no fewer
@@ -169,21 +113,62 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
 
     dist.new_group = group
 
-    def without_tags(transfer):
+    at_once = {name: getattr(dist, name) for name in ("isend", "irecv", "send", "recv")}
+
+    def on_nccl(name):
+        """On NCCL a transfer has no tag, stands behind its group's others with that peer, and keeps no host waiting.
+        torch's own engine puts several into one kernel, or looks at what came: its transfers start at once."""
+
         def call(*arguments, **options):
-            given = inspect.signature(transfer).bind(*arguments, **options).arguments
-            if given.get("group") in over_nccl:
-                assert over_nccl[given["group"]], "a transfer that may take a GPU's multiprocessors away"
-                assert given["tensor"].is_contiguous(), "NCCL sends contiguous tensors"
-                given.pop("tag", None)
-            return transfer(**given)
+            given = inspect.signature(at_once[name]).bind(*arguments, **options).arguments
+            if (group := given.get("group")) not in over_nccl:
+                return at_once[name](**given)
+            tensor, sends = given["tensor"], "send" in name
+            assert over_nccl[group], "a transfer that may take a GPU's multiprocessors away"
+            assert tensor.is_contiguous(), "NCCL sends contiguous tensors"
+            assert streams.HERE.stream is streams.on(None), (
+                "a transfer that waits for a stream in which nobody computes"
+            )
+            given.pop("tag", None)
+            if sys._getframe(1).f_globals["__name__"] not in ("pplab.runtime.process_groups", "pplab.lab.probe"):
+                return at_once[name](**given)
+            peer = given["dst" if sends else "src"]
+            if sends:
+                work = streams.in_turn(group, peer, partial(at_once["isend"], tensor, peer, group), lambda: None)
+            else:
+                came = torch.empty_like(tensor)
+                streams.poison(tensor)
+                work = streams.in_turn(
+                    group, peer, partial(at_once["irecv"], came, peer, group), partial(streams.COPY, tensor, came)
+                )
+            if name.startswith("i"):
+                return work
+            streams.HERE.stream.put(work.wait)
 
         return call
 
-    for name in ("isend", "irecv", "send", "recv"):
-        transfer = without_tags(getattr(dist, name))
-        setattr(dist, name, transfer)
-        setattr(dist.distributed_c10d, name, transfer)
+    for name in at_once:
+        setattr(dist, name, on_nccl(name))
+        setattr(dist.distributed_c10d, name, getattr(dist, name))
+    all_to_all = dist.all_to_all_single
+
+    def one_way(*arguments, **options):
+        """Tokens of forwards and of backwards, which two halves may send at once, have groups of their own."""
+        found = sys._getframe(1).f_locals
+        if (group := options.get("group")) in over_nccl and "backward" in found and found["half"] is None:
+            assert ways.setdefault(group, found["backward"]) == found["backward"], "a group for both ways of tokens"
+        return all_to_all(*arguments, **options)
+
+    ways, dist.all_to_all_single = {}, one_way
+    all_reduce = dist.all_reduce
+
+    def behind(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        """A sum on NCCL is there when the stream gets to it."""
+        if group in over_nccl and not async_op:
+            streams.HERE.stream.put()
+        return all_reduce(tensor, op, group, async_op)
+
+    dist.all_reduce = behind
     from_group = DeviceMesh.from_group
     DeviceMesh.from_group = lambda group, device_type, *more, **options: from_group(
         group, "cpu" if device_type == "cuda" else device_type, *more, **options

@@ -15,6 +15,7 @@ from conftest import random_schedule
 from pplab import lab
 from pplab.actions import Overlap
 from pplab.errors import ScheduleError
+from pplab.runtime.gpu import ENVIRONMENT
 from pplab.runtime.reduction import Reducer
 
 
@@ -22,7 +23,7 @@ from pplab.runtime.reduction import Reducer
 def built(num_ranks: int) -> tuple[pp.Schedule, ...]:
     found = []
     for builder in pp.builders.ALL:
-        for num_microbatches in (1, 4, 2 * num_ranks):
+        for num_microbatches in sorted({1, 4, 2 * num_ranks}):
             try:
                 found.append(pp.build(builder.name, num_ranks=num_ranks, num_microbatches=num_microbatches))
             except ValueError:  # not one of this builder's sizes
@@ -109,12 +110,82 @@ def test_too_few_kernels_queues_or_streams_deadlock():
     assert not ends(naive, one_stream=True)
 
 
+def cases(ahead: int, **asked) -> list[pp.Schedule]:
+    """Which of the schedules on 2 to 4 ranks hang where every host waits before each call."""
+    return [
+        each for num_ranks in (2, 3, 4) for each in built(num_ranks) if lab.hanging_waits(each, ahead=ahead, **asked)
+    ]
+
+
+def test_what_hangs_where_all_hosts_wait():
+    """These numbers stand in chapter 15 and on the page about GPUs."""
+    assert sum(len(built(num_ranks)) for num_ranks in (2, 3, 4)) == 135
+    hang = {(ahead, room): cases(ahead, room=room) for ahead in (0, 1) for room in (0, 8)}
+    assert {key: len(found) for key, found in hang.items()} == {(0, 0): 75, (1, 0): 64, (0, 8): 0, (1, 8): 51}
+    names = {builder.name for builder in pp.builders.ALL}
+    assert names - {each.name for each in hang[0, 0]} == {"naive", "GPipe", "TeraPipe"}
+    assert names - {each.name for each in hang[1, 0]} == {"naive", "GPipe", "TeraPipe", "eager-1F1B"}
+
+
+def test_no_host_that_waits_before_what_may_allocate_gets_further_than_one_that_always_waits():
+    """Room for a receive is made when it is posted, and a kernel's when it is asked for."""
+    for num_ranks in (2, 3, 4):
+        for schedule in built(num_ranks):
+            for ahead in (0, 1):
+                calls = lab.host_calls(schedule, ahead=ahead)
+                each = [(rank, i, what) for rank, row in enumerate(calls) for i, (what, _) in enumerate(row)]
+                some = {(rank, i) for rank, i, what in each if what in ("post", "compute")}
+                assert ends(schedule, ahead=ahead, waits=some) == ends(schedule, ahead=ahead, waits="all")
+
+
+def test_where_all_hosts_may_wait_no_waits_hang(rng):
+    """Whoever waits less is never behind: with its own random rows, early or careless posts, and some buffers."""
+    for _ in range(30):
+        schedule = random_schedule(rng, overlap_share=0.2)
+        asked = {"ahead": rng.choice((0, 1)), "careless": rng.random() < 0.3, "room": rng.choice((0, 0, 1, 4))}
+        calls = lab.host_calls(schedule, ahead=asked["ahead"], careless=asked["careless"])
+        every = [(rank, i) for rank, row in enumerate(calls) for i in range(len(row))]
+        some = {wait for wait in every if rng.random() < 0.5}
+        all_end = ends(schedule, waits="all", **asked)
+        assert all_end == (not lab.hanging_waits(schedule, **asked))
+        fewer = set(rng.sample(sorted(some), len(some) // 2))
+        assert all_end <= ends(schedule, waits=some, **asked) <= ends(schedule, waits=fewer, **asked)
+        assert all_end <= (not lab.hanging_waits(schedule, hosts="one", **asked))
+
+
+@pytest.mark.parametrize("ahead, pairs", [(0, 3), (1, 8)])
+def test_two_hosts_that_wait_hang_what_one_does_not(ahead, pairs):
+    schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    first, second = lab.host_calls(schedule, ahead=ahead)
+    waits = [{(0, i), (1, j)} for i in range(len(first)) for j in range(len(second))]
+    assert not lab.hanging_waits(schedule, ahead=ahead, hosts="one")
+    assert sum(not ends(schedule, ahead=ahead, waits=each) for each in waits) == pairs
+
+
+def test_a_hosts_order_over_all_channels_deadlocks_some_schedules():
+    """NCCL_LAUNCH_ORDER_IMPLICIT=1, which the runtime sets to 0."""
+    hang = [
+        sum(not ends(each, ahead=ahead, in_order=True) for num_ranks in (2, 3, 4) for each in built(num_ranks))
+        for ahead in (0, 1)
+    ]
+    assert hang == [15, 5]
+    assert ENVIRONMENT["NCCL_LAUNCH_ORDER_IMPLICIT"] == "0"
+
+
+def test_what_buffers_hide():
+    """Two ranks that both send before they receive. Too few places stay too few."""
+    two, four = (pp.build("1F1B", num_ranks=P, num_microbatches=2 * P) for P in (2, 4))
+    for ahead, found in ((0, [True, False]), (1, [True, True])):
+        assert [bool(lab.hanging_waits(two, ahead=ahead, room=room)) for room in (0, 1)] == found
+    assert not ends(four, room=8, kernels=1) and not ends(four, room=8, one_stream=True)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_an_early_receive_hangs_no_wait_for_the_whole_device(num_ranks):
     """But a ring of ranks may: a send waits for its receive, and with chunks a rank's successor waits for it, too."""
     hang = []
     for schedule in built(num_ranks):
-        early, late = (lab.hanging_waits(schedule, ahead=ahead) for ahead in (1, 0))
+        early, late = (lab.hanging_waits(schedule, ahead=ahead, hosts="one") for ahead in (1, 0))
         assert bool(early) <= bool(late), schedule.name
         if late:
             hang.append((schedule.name, schedule.num_microbatches))
@@ -126,30 +197,35 @@ def test_an_early_receive_hangs_no_wait_for_the_whole_device(num_ranks):
 
 def test_an_early_receive_hangs_no_random_schedule():
     found = [random_schedule(random.Random(seed), overlap_share=0.2) for seed in range(50)]
-    hangs = [[bool(lab.hanging_waits(each, ahead=ahead)) for each in found] for ahead in (1, 0)]
+    hangs = [[bool(lab.hanging_waits(each, ahead=ahead, hosts="one")) for each in found] for ahead in (1, 0)]
     assert all(early <= late for early, late in zip(*hangs, strict=True))
 
 
 def test_a_careless_receive_hangs_a_wait_for_the_whole_device():
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
-    found = lab.hanging_waits(schedule, careless=True)
-    assert found and not lab.hanging_waits(schedule)
+    found = lab.hanging_waits(schedule, careless=True, hosts="one")
+    assert found and not lab.hanging_waits(schedule)  # of no hosts
     tried = [
         (rank, call)
         for rank, calls in enumerate(lab.host_calls(schedule, careless=True))
         for at, call in enumerate(calls)
-        if not ends(schedule, careless=True, device_wait=(rank, at))
+        if not ends(schedule, careless=True, waits={(rank, at)})
     ]
     assert found == tried
 
 
 def test_what_is_stuck_is_named():
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
-    rank, call = lab.hanging_waits(schedule, careless=True)[0]
+    rank, call = lab.hanging_waits(schedule, careless=True, hosts="one")[0]
     at = lab.host_calls(schedule, careless=True)[rank].index(call)
     with pytest.raises(
         ScheduleError, match=rf"deadlock on GPUs.*rank {rank}: host before {call[0]} {call[1]}, running"
     ):
-        lab.GpuMachine(schedule, device_wait=(rank, at), careless=True).run()
+        lab.GpuMachine(schedule, waits={(rank, at)}, careless=True).run()
     with pytest.raises(ValueError, match="kernels"):
         lab.GpuMachine(schedule, kernels=0)
+    for wrong in ({"waits": "any"}, {"room": -1}):
+        with pytest.raises(ValueError, match="any|room"):
+            lab.GpuMachine(schedule, **wrong)
+    with pytest.raises(ValueError, match="unknown hosts 'two'"):
+        lab.hanging_waits(schedule, hosts="two")

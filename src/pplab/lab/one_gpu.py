@@ -4,7 +4,8 @@ NCCL refuses a second rank on a GPU of the same host. With a host's name of its 
 for one on another host, and messages cross by sockets: the kernels, streams and waits are those of several GPUs, the
 speed is not. From 2.30 on, NCCL allows it by NCCL_MULTI_RANK_GPU_ENABLE=1. Its authors don't support it before, and its
 guide warns that kernels of ranks on one GPU may wait for each other's turn: this is for tests alone.
-Source: NCCL's guide on environment variables, and `init.cc` and `utils.cc` of NCCL 2.28.9. Not yet run on a GPU.
+Source: NCCL's guide on environment variables, and `init.cc` and `utils.cc` of NCCL 2.28.9. `make gpu` tries it in its
+part `nccl`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from .json_form import reading
 from .safe_text import printable_in
 
 FORM = 1  # changes when a reader of older files would misread newer ones
+LONG = 24  # rows: a longer table is folded on the page
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
 
 STATES = ("done", "failed", "not run")
@@ -65,6 +66,11 @@ class Recording:
         return [row for found in self.data["parts"] if found["name"] == part for row in found["rows"]]
 
     @property
+    def has_rows(self) -> bool:
+        """Whether anything was measured."""
+        return any(part["rows"] for part in self.data["parts"])
+
+    @property
     def not_run(self) -> list[tuple[str, str]]:
         """What was left out, and why."""
         return [(each["what"], each["why"]) for each in self.data["not_run"]]
@@ -91,7 +97,10 @@ class Results(Table):
     def _repr_html_(self) -> str:
         if not self:
             return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
-        return f"<p>{html.escape(self.caption)}</p>{super()._repr_html_()}"
+        said = html.escape(self.caption)
+        if len(self) <= LONG:
+            return f"<p>{said}</p>{super()._repr_html_()}"
+        return f"<details><summary>{said} ({len(self)} rows)</summary>{super()._repr_html_()}</details>"
 
 
 class Tables(tuple):
@@ -109,7 +118,7 @@ class Tables(tuple):
 def find_folder() -> Path | None:
     """The nearest folder `results` with recordings, from here upward, or that of the package's own repository."""
     here = Path.cwd()
-    for place in (here, *here.parents, Path(__file__).parents[2]):
+    for place in (here, *here.parents, Path(__file__).parents[3]):
         folder = place / "results"
         if (place / "pyproject.toml").is_file() and any(folder.glob("*.json")):
             return folder
@@ -130,6 +139,15 @@ def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
             raise ValueError(f"{path} is not a recording: {'; '.join(wrong[:5])}: record it again with `make gpu`")
         recordings.append(Recording(path, data))
     return tuple(recordings)
+
+
+def said(folder: Path | str | None = None) -> str:
+    """Which GPUs were measured, and when, in a sentence; where none was, a sentence that says so.
+
+    Pages and chapters have it from here, so that they say what is recorded.
+    """
+    found = [each.title() for each in load(folder) if each.data["kind"] == "cuda" and each.has_rows]
+    return f"Measured on GPUs so far: {'; '.join(found)}." if found else "Nothing has been measured on a GPU so far."
 
 
 def write(
@@ -173,7 +191,9 @@ def problems(data: object) -> list[str]:
 
 def tables(folder: Path | str | None = None) -> Tables:
     """All tables of the recordings in a folder that have something in them."""
-    return Tables(filter(None, (make(folder) for make in (runs, versus, profile, sharing, paced, not_run))))
+    from .gpu_results import TABLES  # which are made of what stands here
+
+    return Tables(filter(None, (make(folder) for make in (*TABLES, runs, versus, profile, sharing, paced, not_run))))
 
 
 def runs(folder: Path | str | None = None) -> Results:

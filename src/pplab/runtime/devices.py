@@ -38,6 +38,9 @@ def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool
         raise ValueError(f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}')
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
+    if transport == "nccl" and (blocking := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("", "0"):
+        why = "makes every host wait for its GPU at every call, and over NCCL hosts that wait hang most schedules"
+        raise ValueError(f'CUDA_LAUNCH_BLOCKING={blocking} {why}: unset it, or use transport="{by_host}"')
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 

@@ -53,8 +53,7 @@ class Executor:
             made = self.overlap(*run) if len(run) > 1 and self.overlap else [each() for each in run]
         for action, tensors in zip(parts(item), made, strict=True):
             if message := outgoing(action, self.num_stages):
-                stays = self.home[message.receive.stage, action.microbatch] == self.rank
-                if stays:
+                if self.home[message.receive.stage, action.microbatch] == self.rank:
                     self.local[message.receive] = tensors
                 else:
                     self.outbox[message.send] = tensors

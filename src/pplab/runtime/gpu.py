@@ -14,8 +14,8 @@ from .listener import Clock
 from .rank import RankContext
 
 # Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for a receive that
-# spins, and with few hardware queues a stream may block another's.
-ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# spins; with few hardware queues a stream may block another's; and rows don't keep one order over all their channels.
+ENVIRONMENT = dict(CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32", NCCL_LAUNCH_ORDER_IMPLICIT="0")
 TIES = 5  # pairs of readings that tie one clock to another
 _MOST_CTAS = 4  # of a transfer, which holds them while it waits; NCCL_MAX_CTAS overrides it
 

@@ -2,13 +2,16 @@
 
 Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of sending, in which
 the receiver posts its receives (`lower` sees to it): so a transport that keeps order, like NCCL, doesn't deadlock while
-a GPU has room for the transfers of four channels at once, and queues of its own for them (`lab.GpuMachine`).
+a GPU has room for the transfers of four channels at once, queues for them, and no host waits for it (`lab.GpuMachine`).
 
 On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside the compute stream.
 torch orders them by events: a send or a receive starts after what the compute stream was given before it, and `wait`
 lets the compute stream, not the host, wait for the end. A tensor stays referenced here until then (`sending` until the
 work has completed on the GPU, or `flush` has made the compute stream wait for it; a posted receive's buffers until they
 are taken), so the allocator, which reuses memory in the compute stream's order, can't give it away too early.
+
+A host that allocates may wait for its whole GPU, and hosts that wait while messages are on their GPUs may hang. So a
+run's first two passes are on gloo, with room for each message made on the GPU, where and when it will be made later.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class GroupComm(Comm):
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
         super().__init__(context, home, key)
         self.channel, self.wire, self.watch = context.channel, context.wire, context.watch
-        self.posted: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
+        self.posted: dict[Action, list[tuple[dist.Work, Tensor, Tensor]]] = {}  # what comes, and where it shall be
         self.unposted: dict[int, deque[Action]] = defaultdict(deque)  # per peer, in the order to post them
         self.sending: list[tuple[dist.Work, Tensor]] = []
 
@@ -62,9 +65,9 @@ class GroupComm(Comm):
             self._post(self.unposted[self.peer(receive)].popleft())
         arrived = self.posted.pop(receive)
         with naming(f"{receive} from rank {self.peer(receive)}"):
-            for work, _ in arrived:
+            for work, _, _ in arrived:
                 work.wait()
-        return tuple(x.to(self.device) for _, x in arrived)
+        return tuple(room if came is room else room.copy_(came) for _, came, room in arrived)
 
     def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
         """Start sending; the tensors are kept until they have gone."""
@@ -85,10 +88,11 @@ class GroupComm(Comm):
         self.sending.clear()
 
     def _post(self, receive: Action) -> None:
-        buffers = [torch.empty(shape, dtype=dtype, device=self.wire) for shape, dtype in self.expected(receive)]
+        room = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.expected(receive)]
+        came = room if self.wire == self.device else [torch.empty_like(x, device=self.wire) for x in room]
         group = self.channel(peer := self.peer(receive), self.rank)
-        works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(buffers)]
-        self.posted[receive] = list(zip(works, buffers, strict=True))
+        works = [dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(came)]
+        self.posted[receive] = list(zip(works, came, room, strict=True))
 
 
 def _tag(action: Action, part: int) -> int:

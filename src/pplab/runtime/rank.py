@@ -68,12 +68,12 @@ class RankContext:
         """
         key = purpose, tuple(ranks)
         if key not in self.groups:
-            how = {"backend": "gloo", "timeout": self.timeout}
+            options = {"backend": "gloo", "timeout": self.timeout}
             if self.transport == "nccl":
                 from .gpu import nccl
 
-                how = nccl(self.timeout)
-            self.groups[key] = dist.new_group(list(ranks), **how)
+                options = nccl(self.timeout)
+            self.groups[key] = dist.new_group(list(ranks), **options)
         return self.groups[key]
 
     def channel(self, source: int, target: int) -> dist.ProcessGroup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -185,17 +185,20 @@ def train(context: RankContext, job: Job) -> RankReport:
     }
     home, rows = schedule.home(), lower(schedule, ahead=1)
     rank.comm = comm = connect(context, rows, home)
-    row, first = rows[context.rank], [lower(schedule)[context.rank]] * 2  # first nothing is early: memory is reserved
+    row, cold = rows[context.rank], []
+    if context.transport == "nccl":  # passes in which memory is reserved send through the host's
+        cold = [type(comm)(replace(context, transport="gloo"), home, comm.key)] * 2
+        cold[0].specs = comm.specs
     around = rank.listen(Whereabouts(row, num_stages, context.watch))
     for stage in stages.values():
         stage.around = around
     executor = Executor(context.rank, row, stages, num_stages, home, comm, around, rank.overlap)
 
     def run(microbatches: list[Batch]) -> dict[int, Tensor]:
-        comm.expect(microbatches)
-        executor.row = first.pop() if first else row
+        executor.comm = now = cold.pop() if cold else comm
+        now.expect(microbatches)
         executor.run(microbatches)
-        comm.flush()
+        now.flush()
         losses = {m: loss for stage in stages.values() for m, loss in stage.losses.items()}
         for stage in stages.values():
             stage.losses.clear()

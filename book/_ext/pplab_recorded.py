@@ -1,0 +1,51 @@
+"""What pages say of GPUs is made of what is recorded. A page writes one of these names in double braces:
+
+measured_on_gpus    which GPUs were measured, and when; or that none was
+executed_on         where the notebooks' own outputs come from
+healthy_run         what the first look of `make gpu` prints where all is well: on a GPU if that is recorded
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pplab.lab import results
+from pplab.lab.gpu_results import first_look
+
+ROOT = Path(__file__).parents[2]
+PLAYED = ROOT / "tests" / "fake_gpus" / "smoke.txt"
+
+
+def sentences(recorded: Path, notebooks: Path) -> dict[str, str]:
+    """What stands for each name, of the recordings in one folder and the notebooks in another."""
+    return {
+        "measured_on_gpus": results.said(recorded),
+        "executed_on": "a machine with GPUs" if any(map(_on_gpus, notebooks.glob("*.ipynb"))) else "two CPU cores",
+        "healthy_run": _healthy_run(recorded),
+    }
+
+
+def _on_gpus(notebook: Path) -> bool:
+    """Whether a cell of a notebook says that ranks ran on GPUs."""
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = [json.dumps(cell["outputs"]) for cell in cells if cell["cell_type"] == "code"]
+    return any("ranks on cuda:" in output for output in outputs)
+
+
+def _healthy_run(recorded: Path) -> str:
+    found = first_look(recorded)
+    lines = "\n".join(found[1]) if found else PLAYED.read_text().strip()
+    words = f"{found[0]}, printed" if found else "No GPU has been recorded. One that the tests play on the CPU prints"
+    return f"{words}:\n\n```\n{lines}\n```"
+
+
+def substitute(app, config) -> None:
+    """Have the pages say it."""
+    config.myst_substitutions = {**config.myst_substitutions, **sentences(ROOT / "results", ROOT / "notebooks")}
+
+
+def setup(app) -> dict:
+    """Register the extension."""
+    app.connect("config-inited", substitute)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

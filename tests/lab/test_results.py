@@ -1,0 +1,260 @@
+"""What is recorded of GPUs is shown, and what pages say of GPUs is what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import on_fake_gpus
+from pplab.lab import gpu_results, results
+
+ROOT = Path(__file__).parents[2]
+NONE = "Nothing has been measured on a GPU so far."
+PAGE = (ROOT / "book" / "gpu.md").read_text()
+
+# A card whose nvidia-smi answers, with another clock each time.
+SMI = """#!/bin/sh
+case "$1" in
+*clocks.sm*) echo "1$(date +%S)0 MHz, 312.50 W, 4$(date +%S | cut -c2)" ;;
+*) echo "580.65.06, Default, [N/A]" ;;
+esac
+"""
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """book/_ext/pplab_recorded.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
+    import pplab_recorded
+
+    return pplab_recorded
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of some parts, measured on a GPU that tests/fake_gpus plays; and what was printed."""
+    folder, tools = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("bin")
+    (tools / "nvidia-smi").write_text(SMI)
+    (tools / "nvidia-smi").chmod(0o755)
+    parts = ("check", "smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs")
+    command = ["benchmarks/gpu.py", "--size", "small", "--folder", str(folder), "--only", *parts]
+    done = on_fake_gpus(command, 1, PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return folder, done.stdout
+
+
+def numbers_aside(text: str) -> str:
+    """A text whose decimal numbers are all the same."""
+    return re.sub(r"\d\.\de-\d\d", "0.0e-00", text)
+
+
+def test_without_a_recording_pages_say_so(pages, tmp_path):
+    (tmp_path / "attacks.json").write_text((ROOT / "results" / "attacks.json").read_text())  # of no GPU
+    assert results.said(tmp_path) == NONE and gpu_results.first_look(tmp_path) is None
+    for make in gpu_results.TABLES:
+        assert not make(tmp_path), make
+    said = pages.sentences(tmp_path, ROOT / "notebooks")
+    assert said["measured_on_gpus"] == NONE
+    assert said["healthy_run"].startswith(
+        "No GPU has been recorded. One that the tests play on the CPU prints:\n\n```\n"
+    )
+    assert pages.PLAYED.read_text().strip() in said["healthy_run"]
+
+
+@pytest.mark.slow
+def test_with_one_they_name_the_device_and_the_day(pages, recorded):
+    folder, printed = recorded
+    day = json.loads((folder / "fake-gpu.json").read_text())["date"][:10]
+    assert results.said(folder) == f"Measured on GPUs so far: Fake GPU, {day}."
+    said = pages.sentences(folder, ROOT / "notebooks")
+    assert said["measured_on_gpus"] == results.said(folder)
+    assert said["healthy_run"].startswith(
+        f"Fake GPU, {day}, printed:\n\n```\n1F1B, 2 ranks, fp32: gradients equal to one"
+    )
+    title, lines = gpu_results.first_look(folder)
+    assert title == f"Fake GPU, {day}" and all(line in printed.splitlines() for line in lines)
+    assert numbers_aside("\n".join(lines)) == numbers_aside(pages.PLAYED.read_text().strip())
+
+
+@pytest.mark.slow
+def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
+    folder = recorded[0]
+    made = {make.__name__: make(folder) for make in gpu_results.TABLES}
+    assert {name for name, table in made.items() if not table} == {"assumptions", "tests"}
+    shown = results.tables(folder)
+    assert all(table in shown for table in made.values() if table) and all(shown)
+    (machine,), (link,), (batch,) = made["machines"], made["links"], made["batch"]
+    assert machine[2] == "580.65.06" and torch.__version__ in machine[3]
+    assert link[1:3] == ("0 and 1", "gloo") and link[-1].startswith("64 B ") and " 16 MiB " in link[-1]
+    assert re.fullmatch(r"\d+\.\d of 17\.2", batch[-1])
+    assert [row[4] for row in made["gradients"]] == ["2 of 2", "2 of 2"] and {row[-1] for row in made["gradients"]} == {
+        "-"
+    }
+    assert {row[4] for row in made["nccl"]} == {"ends"}
+    for row in made["simulated"]:
+        assert re.fullmatch(r"\d+\.\d \(\d+\.\d\)", row[5]) and re.fullmatch(r"0\.\d{3} \(0\.\d{3}\)", row[6])
+        assert row[-2] == "-" and re.fullmatch(r"1\d\d0", row[-1])  # of one step none can say
+    for row in made["where"]:
+        assert sum(float(cell.rstrip("%")) for cell in row[5:] if cell != "-") == pytest.approx(100, abs=1)
+    assert {row[1] for row in made["clocks"]} == {"smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs"}
+    assert all(re.fullmatch(r"1\d\d0( to 1\d\d0)?", row[3]) and row[4] in ("312", "313") for row in made["clocks"])
+
+
+def test_tables_say_what_went_wrong(monkeypatch, tmp_path):
+    """Of an assumption that doesn't hold, a run that was ended, and a schedule that is wrong."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu_assumptions
+
+    class Ranks:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def run(self, measure):
+            return [("a guide", True, False, {"host_ms": 101.5, "errors_ms": [0.1, 0.3, 0.2]})]
+
+    monkeypatch.setattr(gpu_assumptions, "Pool", Ranks)
+    row = gpu_assumptions._on_a_rank("cudaMalloc waits", None, 32, 1.0)
+    right = {"num_ranks": 2, "dtype": "fp32", "transport": "nccl", "difference": 1e-8, "wrong": []}
+    off = {**right, "difference": 0.5, "wrong": ["gradients differ"]}
+    hung = {
+        "num_ranks": 3,
+        "sharing": "mps",
+        "schedule": "1F1B",
+        "ended": False,
+        "said": "no rank\nmade",
+        "seconds": 20.0,
+    }
+    parts = {
+        "assumptions": [row],
+        "gradients": [{"schedule": "1F1B", **right}, {"schedule": "ZB-V", **off}],
+        "nccl": [hung],
+        "tests": [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "failed"}],
+    }
+    write(tmp_path, parts)
+    ((_, what, expected, found, agrees, measured, by),) = gpu_results.assumptions(tmp_path)
+    assert (what, expected, found, agrees, by) == ("cudaMalloc waits", "yes", "NO", "NO", "a guide")
+    assert measured == "host_ms 102, errors_ms 0.2"
+    assert gpu_results.gradients(tmp_path)[0][4:] == ("1 of 2", "5.0e-01", "ZB-V")
+    assert gpu_results.nccl(tmp_path)[0][4] == "no rank" and gpu_results.tests(tmp_path)[0][1:] == ("1", "1", "0")
+
+
+def write(folder: Path, parts: dict[str, list]) -> None:
+    """A recording of two GPUs."""
+    made = [{"name": name, "state": "done", "seconds": 1, "rows": rows} for name, rows in parts.items()]
+    about = {
+        "form": 1,
+        "device": "NVIDIA H100",
+        "kind": "cuda",
+        "date": "2026-12-01T20:00:00+00:00",
+        "command": "make gpu",
+    }
+    box = {"devices": [{"name": "NVIDIA H100", "memory_bytes": 85e9, "compute_capability": "9.0"}] * 2, "driver": None}
+    data = {
+        **about,
+        "versions": {"torch": "2.13.0", "cuda": "13.0", "nccl": None},
+        "box": box,
+        "parts": made,
+        "not_run": [],
+    }
+    (folder / "nvidia-h100-x2.json").write_text(json.dumps(data))
+
+
+def test_a_long_table_is_folded_and_several_gpus_are_counted(tmp_path):
+    row = {"num_ranks": 3, "sharing": "mps", "schedule": "1F1B", "ended": True, "said": "", "seconds": 1.0}
+    write(tmp_path, {"nccl": [row] * results.LONG})
+    assert results.said(tmp_path) == "Measured on GPUs so far: 2 x NVIDIA H100, 2026-12-01."
+    assert "<details>" not in gpu_results.nccl(tmp_path)._repr_html_()
+    write(tmp_path, {"nccl": [row] * (results.LONG + 1)})
+    assert gpu_results.nccl(tmp_path)._repr_html_().startswith("<details><summary>Ranks on one GPU that send by NCCL")
+    write(tmp_path, {"nccl": []})  # nothing came of it
+    assert results.said(tmp_path) == NONE
+
+
+def test_the_recordings_are_found_from_anywhere(monkeypatch):
+    monkeypatch.chdir("/")
+    assert results.find_folder() == ROOT / "results"
+
+
+def test_what_the_readme_and_the_chapter_say_of_gpus_is_what_is_recorded(pages):
+    """It fails when something is recorded: write the sentence into README.md, and execute notebooks/15_gpu.ipynb."""
+    said = results.said(ROOT / "results")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert said in readme and ("on CPU so far" in readme) == (said == NONE)
+    cells = json.loads((ROOT / "notebooks" / "15_gpu.ipynb").read_text())["cells"]
+    shown = [json.dumps(cell["outputs"], ensure_ascii=False) for cell in cells if cell["cell_type"] == "code"]
+    assert any(said in output for output in shown)
+    assert pages.sentences(ROOT / "results", ROOT / "notebooks")["executed_on"] in readme
+
+
+def test_where_the_notebooks_ran_is_read_off_them(pages, tmp_path):
+    def sentence(output: str) -> str:
+        cells = [
+            {"cell_type": "code", "outputs": [{"text": [output]}]},
+            {"cell_type": "markdown", "source": "on cuda:0"},
+        ]
+        (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+        return pages.sentences(tmp_path, tmp_path)["executed_on"]
+
+    assert sentence("1F1B, measured: 2 ranks on cpu (shared memory)") == "two CPU cores"
+    assert sentence("1F1B, measured: 2 ranks on cuda:0, cuda:1 (nccl)") == "a machine with GPUs"
+
+
+def test_every_name_in_braces_is_known(pages):
+    known = pages.sentences(ROOT / "results", ROOT / "notebooks")
+    asked = {name for path in (ROOT / "book").glob("*.md") for name in re.findall(r"\{\{ (\w+) \}\}", path.read_text())}
+    assert asked == set(known)
+
+
+HANGS = """
+import modules
+import pplab as pp
+from torch import nn
+from pplab.runtime import Pool, RankError, failures
+
+failures.ALL_WAIT_S = 3.0  # in place of ten
+
+if __name__ == "__main__":
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    try:
+        Pool(2, timeout_s=60).train(s, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)))
+    except RankError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_a_pool_says_of_a_gpu_that_hangs(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HANGS)
+    done = on_fake_gpus([str(program)], 2, CUDA_FAKE_HANG="1 21")
+    said = done.stdout.strip().replace("progress for 3 s", "progress for 10 s")
+    assert said and said in " ".join(PAGE.split()), done.stdout + done.stderr[-3000:]
+
+
+def test_the_flight_recorder_has_the_names_that_the_page_gives():
+    """In the PyTorch that is installed, which may be built without NCCL."""
+    headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
+    known = "".join((headers / name).read_text() for name in ("FlightRecorder.hpp", "ProcessGroupNCCL.hpp"))
+    names = set(re.findall(r"TORCH_[A-Z_]+", PAGE))
+    file_names = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+    assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"} | file_names
+    assert all(f'"{name}"' in known for name in names - file_names)
+    assert '"p2p_seq_id"' in known and "DEFINE_CONSTANT(scheduled_state" in known
+    if sys.platform == "linux":
+        library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
+        assert all(name.encode() in library for name in file_names)
+    assert "torchfrtrace" in {entry.name for entry in entry_points(group="console_scripts")}
+    assert "NCCL watchdog timeout" in PAGE
