@@ -53,6 +53,7 @@ OTHERS = {
     "problem.py",
     "processes.py",
     "progress.py",
+    "serve.py",
     "turns.py",
 }
 NOT_OF_A_GPU = {"self.passed.wait()"}
