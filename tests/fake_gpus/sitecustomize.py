@@ -22,7 +22,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
     import torch
     import torch.distributed as dist
     import torch.profiler
-    from streams import index, started, touch
+    from streams import index, started
     from torch.distributed.device_mesh import DeviceMesh
 
     def on_cpu(value: object) -> object:
@@ -32,20 +32,14 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
             return torch.device("cpu")
         return value
 
-    def came(arguments, options):
-        """What becomes of what was made: on a GPU it needs memory."""
-        devices = [str(each) for each in (*arguments, *options.values()) if isinstance(each, (str, torch.device))]
-        return streams.allocated if any(each.startswith("cuda") for each in devices) else touch
-
     def played(function):
         """What the function makes on a GPU is on the CPU, in memory that isn't pinned."""
 
         @functools.wraps(function)
         def call(*arguments, **options):
             options.pop("pin_memory", None)
-            return came(arguments, options)(
-                function(*map(on_cpu, arguments), **{name: on_cpu(value) for name, value in options.items()})
-            )
+            placed = {name: on_cpu(value) for name, value in options.items()}
+            return streams.made(function(*map(on_cpu, arguments), **placed), function.__name__ == "empty")
 
         return call
 
@@ -141,7 +135,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
             if sends:
                 work = groups.in_turn(group, peer, partial(at_once["isend"], tensor, peer, group), lambda: None)
             else:
-                once = name == "irecv" and streams.ASKED[tensor.nbytes] < 2
+                once = name == "irecv" and streams.ASKED[tensor.shape, tensor.dtype] < 2
                 assert not once, "a message to new memory: who made it may wait for the GPU"
                 came = torch.empty_like(tensor)
                 streams.poison(tensor)

@@ -57,7 +57,7 @@ class Here(threading.local):
 
 DEFAULT: dict[int, Stream] = {}
 HERE = Here()
-ASKED: Counter[int] = Counter()  # how often for memory of a size
+ASKED: Counter[tuple] = Counter()  # how often for an empty tensor like this
 TOUCHED: dict[int, int] = {}  # memory, by its place -> how far the compute stream was when the rank last had it
 FIRST: dict[str, object] = {}  # the settings that CUDA started with, and in which process
 MEASURING = [f"pplab.lab.{name}" for name in ("pace", "probe", "to_host", "whole_model")]  # by the host's clock
@@ -197,9 +197,9 @@ def touch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def allocated(tensor: torch.Tensor) -> torch.Tensor:
-    """On a GPU: the allocator has what was asked for before."""
-    ASKED[tensor.nbytes] += 1
+def made(tensor: torch.Tensor, empty: bool) -> torch.Tensor:
+    """On a GPU, where the allocator has what was asked for before."""
+    ASKED[tensor.shape, tensor.dtype] += empty
     return touch(tensor)
 
 
