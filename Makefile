@@ -35,6 +35,7 @@ lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 
 attack: $(ENVIRONMENT) ## break what can be broken, far more often than the tests do; write results/attacks.json (some twenty minutes)
 	@HF_HUB_OFFLINE=1 $(PY) tools/attack.py
+	@HF_HUB_OFFLINE=1 $(PY) tools/mutate.py
 
 bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
 	@$(PY) benchmarks/bench.py

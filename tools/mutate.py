@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,9 +54,10 @@ OTHERS = {
     "problem.py",
     "processes.py",
     "progress.py",
+    "serve.py",
     "turns.py",
 }
-NOT_OF_A_GPU = {"self.passed.wait()"}
+NOT_OF_A_GPU = {"self.passed.wait()", "start().wait()"}  # of a queue that imitates a GPU on a CPU
 # Not calls, or more than one: in a file, what becomes of a text.
 ALSO = [
     ("runtime/rank.py", 'self.group("channel", (source, target))', 'self.group("channel", sorted((source, target)))'),
@@ -189,7 +191,14 @@ def tried(mutation: Mutation | None) -> str:
     if done.returncode == 0 and "the drill is done" in done.stdout:
         return ""
     said = [line for line in done.stderr.splitlines() if "Error" in line and not line.startswith(" ")]
-    return (said or done.stderr.splitlines() or ["it ends"])[-1][:160].replace("|", "\\|")
+    return shortened((said or done.stderr.splitlines() or ["it ends"])[-1])
+
+
+def shortened(said: str) -> str:
+    """The error without its module, and without places and numbers of this run."""
+    return re.split(r": all ranks were|[:, ]+(?:it was )?(?:started by|with) [\[{]", said.rpartition(".failures.")[2])[
+        0
+    ][:140]
 
 
 def main(words: list[str]) -> int:
@@ -205,11 +214,16 @@ def main(words: list[str]) -> int:
             print(f"{mutation.name}: {rows[mutation.name]}", flush=True)
     missed = sum(said == "MISSED" for said in rows.values())
     if not words:
-        head = "What the GPUs that tests play notice: written by tools/mutate.py, which says what this is.\n\n"
-        head += "| where | what | became | noticed by |\n|---|---|---|---|\n"
-        TABLE.write_text(head + "".join(f"| {name} | {said} |\n" for name, said in rows.items()))
+        write(rows)
     print(f"== {len(rows)} tried, {missed} missed")
     return int(missed > 0)
+
+
+def write(rows: dict[str, str]) -> None:
+    """The table."""
+    head = "What the GPUs that tests play notice: written by tools/mutate.py, which says what this is.\n\n"
+    head += "| where | what | became | noticed by |\n|---|---|---|---|\n"
+    TABLE.write_text(head + "".join(f"| {name} | {said} |\n" for name, said in rows.items()))
 
 
 if __name__ == "__main__":

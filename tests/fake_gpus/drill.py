@@ -59,6 +59,8 @@ def drill(pool: Pool) -> None:
 
 def drill_of_four(pool: Pool) -> None:
     """Where stages lie on several ranks, and not on all: groups of some."""
+    gpt = models.gpt(batch_size=16, **TINY)
+    train(pool, lab.replicate(pp.build("1F1B", num_ranks=2, num_microbatches=4), 2), gpt)
     dual = lab.replicate(pp.build("DualPipe", num_ranks=2, num_microbatches=4), 2)
     train(pool, dual, models.mixture(batch_size=16, num_experts=4, **TINY), lab.Experts(), lab.Recompute())
 
@@ -94,6 +96,6 @@ if __name__ == "__main__":
         drill_of_four(pool)
     under_torchrun()
     failures.ALL_WAIT_S = 3.0  # in place of ten
-    for event, said in ((21, "rank 1 waits at 1F2"), (22, "rank 1 at 1F2")):
+    for event, said in ((21, "rank 1 waits at 1F2"), (22, "rank 1 at 1F2"), (29, "rank 1 waits at 1B3")):
         assert said in (found := hang(event)), found
     print(f"the drill is done after {time.monotonic() - began:.1f} s")

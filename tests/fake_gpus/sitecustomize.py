@@ -1,7 +1,8 @@
 """CUDA and NCCL played by the CPU and gloo, for every Python process that finds this file: FAKE_GPUS says how many.
 
 Tensors stay on the CPU. What the package asks of CUDA is here under torch's own signatures, and refuses what a GPU
-would: so a call that isn't there, a wrong argument or device, a wrong order, a wait that is missing shows (streams.py).
+would: so a call that isn't there, a wrong argument or device, a wrong order, a wait that is missing shows
+(streams.py, groups.py).
 It can't show time. tools/mutate.py takes the calls out of the source, one at a time, and sees which are missed.
 
 CUDA_FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
@@ -16,11 +17,12 @@ from types import SimpleNamespace
 
 count = int(os.environ.get("FAKE_GPUS", 0))
 if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own helper, which needs no torch
+    import groups
     import streams
     import torch
     import torch.distributed as dist
     import torch.profiler
-    from streams import index, started, touch
+    from streams import index, started
     from torch.distributed.device_mesh import DeviceMesh
 
     def on_cpu(value: object) -> object:
@@ -36,7 +38,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         @functools.wraps(function)
         def call(*arguments, **options):
             options.pop("pin_memory", None)
-            return touch(function(*map(on_cpu, arguments), **{name: on_cpu(value) for name, value in options.items()}))
+            placed = {name: on_cpu(value) for name, value in options.items()}
+            return streams.made(function(*map(on_cpu, arguments), **placed), function.__name__ == "empty")
 
         return call
 
@@ -57,7 +60,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         "device_count": lambda: started() and count,
         "synchronize": streams.synchronize,
         "set_device": streams.set_device,
-        "empty_cache": lambda: streams.synchronize(),  # it gives memory back to the driver, which waits
+        "empty_cache": lambda: streams.synchronize(),
         "current_stream": lambda device=None: streams.HERE.stream if device is None else streams.on(device),
         "stream": streams.stream,
         "set_stream": streams.set_stream,
@@ -131,11 +134,13 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
                 return at_once[name](**given)
             peer = given["dst" if sends else "src"]
             if sends:
-                work = streams.in_turn(group, peer, partial(at_once["isend"], tensor, peer, group), lambda: None)
+                work = groups.in_turn(group, peer, partial(at_once["isend"], tensor, peer, group), lambda: None)
             else:
+                once = name == "irecv" and streams.ASKED[tensor.shape, tensor.dtype] < 2
+                assert not once, "a message to new memory: who made it may wait for the GPU"
                 came = torch.empty_like(tensor)
                 streams.poison(tensor)
-                work = streams.in_turn(
+                work = groups.in_turn(
                     group, peer, partial(at_once["irecv"], came, peer, group), partial(streams.COPY, tensor, came)
                 )
             if name.startswith("i"):

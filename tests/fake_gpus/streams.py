@@ -1,8 +1,7 @@
-"""Streams that run behind their hosts, and groups on NCCL that keep one order, as tests/fake_gpus plays them.
+"""Streams that run behind their hosts, as tests/fake_gpus plays them.
 
-What is computed is there at once: a CPU computes it. What is copied or sent isn't: a copy beside compute runs when a
-host waits for its stream, a received message lies in its buffer when its work is waited for, and until then there is
-poison. Transfers of a group run one after the other, whatever their direction. What a GPU would do wrong raises here.
+What is computed is there at once: a CPU computes it. A copy beside compute isn't: it runs when a host waits for its
+stream, and until then there is poison. What would go wrong on a GPU raises here.
 """
 
 import os
@@ -10,12 +9,10 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing import current_process
-from queue import SimpleQueue
 
 import torch
 
@@ -60,6 +57,7 @@ class Here(threading.local):
 
 DEFAULT: dict[int, Stream] = {}
 HERE = Here()
+ASKED: Counter[tuple] = Counter()  # how often for an empty tensor like this
 TOUCHED: dict[int, int] = {}  # memory, by its place -> how far the compute stream was when the rank last had it
 FIRST: dict[str, object] = {}  # the settings that CUDA started with, and in which process
 MEASURING = [f"pplab.lab.{name}" for name in ("pace", "probe", "to_host", "whole_model")]  # by the host's clock
@@ -199,8 +197,10 @@ def touch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def untyped_storage(self):
-    return STORAGE(touch(self))
+def made(tensor: torch.Tensor, empty: bool) -> torch.Tensor:
+    """On a GPU, where the allocator has what was asked for before."""
+    ASKED[tensor.shape, tensor.dtype] += empty
+    return touch(tensor)
 
 
 def perf_counter() -> float:
@@ -218,54 +218,6 @@ def computing(module: torch.nn.Module, arguments: tuple) -> None:
         assert full, "a module runs in TF32"
         if not any(module.children()):
             HERE.stream.put()
-
-
-class Work:
-    """A transfer that somebody will wait for. Received is what was waited for."""
-
-    def __init__(self, land):
-        self.done, self._land, self._landed = Future(), land, False
-
-    def wait(self, timeout=None) -> bool:
-        self.done.result()
-        if not self._landed:
-            self._landed = True
-            self._land()
-        return True
-
-    def is_completed(self) -> bool:
-        self._landed |= (done := self.done.done())
-        return done
-
-    def __del__(self) -> None:
-        if not self._landed and not sys.is_finalizing():
-            LOST.append(self)
-
-
-LOST: list[Work] = []  # transfers that nobody waited for
-QUEUES: dict[tuple, SimpleQueue] = {}  # a group's transfers with a peer, one after the other
-
-
-def in_turn(group: object, peer: int, start, land) -> Work:
-    """Put a transfer behind those that the group has with this peer: `start` starts it, `land` is done when it is there
-    and waited for."""
-    assert not LOST, "a transfer that nobody waited for: the compute stream may be ahead of it"
-    if (group, peer) not in QUEUES:
-        queue = QUEUES[group, peer] = SimpleQueue()
-        threading.Thread(target=_run, args=(queue,), daemon=True).start()
-    work = Work(land)
-    QUEUES[group, peer].put((start, work.done))
-    return work
-
-
-def _run(queue: SimpleQueue) -> None:
-    while True:
-        start, done = queue.get()
-        try:
-            start().wait()
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
 
 
 FRACTIONS = [1.0]  # of its memory that a rank allowed itself, one after the other
@@ -290,7 +242,8 @@ def install() -> None:
         return leave(self, *error)
 
     torch.random.fork_rng, torch.profiler.record_function.__exit__ = fork_rng, end_span
-    torch.Tensor.copy_, torch.Tensor.untyped_storage, time.perf_counter = copy_, untyped_storage, perf_counter
+    torch.Tensor.copy_, time.perf_counter = copy_, perf_counter
+    torch.Tensor.untyped_storage = lambda self: STORAGE(touch(self))
     torch.nn.modules.module.register_module_forward_pre_hook(computing)
     product = torch.Tensor.__matmul__
 

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import mutate
 import pytest
 import torch
 from torch import nn
@@ -107,3 +108,21 @@ def test_nccl_is_refused_where_all_hosts_wait(monkeypatch, blocking, ends):
     else:
         with pytest.raises(ValueError, match='CUDA_LAUNCH_BLOCKING=1 makes every host wait.*transport="shared"'):
             devices.choose_transport(4, "auto", "auto")
+
+
+def test_every_wait_and_choice_is_in_the_table_and_noticed():
+    """A call that is new, or has changed: `python tools/mutate.py` tries all and writes the table."""
+    found = [each.name for each in mutate.find()]
+    lines = [line[2:-2].rpartition(" | ") for line in mutate.TABLE.read_text().splitlines()[4:]]
+    assert len(found) == len(set(found)) > 70 and [name for name, _, _ in lines] == found
+    assert not [name for name, _, said in lines if said == "MISSED" or not said]
+    harmless = {name for name, _, said in lines if said.startswith("harmless: ")}
+    assert harmless == set(mutate.HARMLESS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["_Copies._copy | `ready.synchronize()`", 'as text | `self.group("channel", (source'])
+def test_a_wait_or_a_group_that_is_missing_is_noticed(where):
+    """Two of the many that `make attack` tries: a race, and messages of both directions in one communicator."""
+    mutation = next(each for each in mutate.find() if where in each.name)
+    assert re.search("a race|no rank made progress", mutate.tried(mutation))
