@@ -36,7 +36,7 @@ lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 attack: $(ENVIRONMENT) ## break what can be broken, far more often than the tests do; write results/attacks.json (some twenty minutes)
 	@HF_HUB_OFFLINE=1 $(PY) tools/attack.py
 
-bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
+bench: $(ENVIRONMENT) ## measure the simulator, the runtime against PyTorch's, and this machine's cores; write results/<processor>.json (minutes)
 	@$(PY) benchmarks/bench.py
 
 frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (some thirty minutes)

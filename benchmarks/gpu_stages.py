@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 
 import torch
+from gpu_runs import warm_up_steps
 from gpu_setting import Part, Setting, piece
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from pplab.runtime import gpu as door
 from pplab.runtime.rank import RankContext
 
 _LAYERS = 2  # of the stage, which is the second of three: it has neither embedding nor head
-_ROUNDS = (3, 50)  # of every measurement: as many as a second has, but no fewer and no more
+_ROUNDS = (3, 50)  # of every measurement: as many as take twice as long as warming up, but no fewer and no more
 _DTYPES = {"bf16": torch.bfloat16, "fp32": None}
 RATIOS = {"B/F": ("B", "F"), "(I+W)/B": ("IW", "B"), "I/F": ("I", "F"), "W/F": ("W", "F")}
 
@@ -123,7 +124,7 @@ def stage_times(context: RankContext, width: int, length: int, samples: int, dty
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, lambda: [call() for _, call in subject.round()], warm_ms)
     rounds, asked_ms = [], 0.0
-    for _ in range(min(max(_ROUNDS[0], round(1000 / took)), _ROUNDS[1])):
+    for _ in range(_count(2 * warm_ms, took)):
         marks = []
         for kind, call in subject.round():
             start, began = _mark(subject.device), time.perf_counter()
@@ -164,6 +165,11 @@ def counted_flops(width: int, length: int, samples: int) -> dict[str, int]:
     weights = 2 * _LAYERS * model.layer_parameters * samples * length
     inputs = weights + 2 * (forward - weights)
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
+
+
+def _count(all_ms: float, one_ms: float) -> int:
+    """How many rounds take so long, within limits."""
+    return min(max(_ROUNDS[0], round(all_ms / one_ms)), _ROUNDS[1])
 
 
 def _warm_up(device: torch.device, work: Callable[[], object], warm_ms: float) -> float:
@@ -235,7 +241,7 @@ def copy_times(
     dtype = "fp32" if context.device.type == "cpu" else "bf16"
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, subject.step, warm_ms)
-    count = min(max(_ROUNDS[0], round(500 / took)), _ROUNDS[1])
+    count = _count(warm_ms, took)
     pairs = [_ends(way, context.device, num_bytes, pinned) for way in ways]
     _, copied_alone = _beside(context.device, pairs, lambda: time.sleep(took * count / 1e3))
     before_ms = _steps(subject, count)
@@ -320,7 +326,9 @@ def _offload(pool: Pool, setting: Setting) -> dict:
     size = setting.size
     s = pp.build("GPipe", num_ranks=1, num_microbatches=size.num_microbatches)
     gpt = models.gpt(source="sample", **size.gpt)
-    options = {"steps": max(2, size.steps), "autocast": torch.bfloat16 if setting.device == "cuda" else None}
+    options: dict = {"autocast": torch.bfloat16 if setting.device == "cuda" else None}
+    warmup = warm_up_steps(partial(pool.train, s, gpt, **options), size, pool.devices[0])
+    options |= {"steps": max(3, size.steps), "warmup": warmup}
     plain = pool.train(s, gpt, lab.Meter(), **options)
     run = pool.train(s, gpt, lab.Meter(), lab.ToHost(), **options)
     copied = run.extras["to_host"]
