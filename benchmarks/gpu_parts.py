@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gpu_box
 from gpu_assumptions import assumptions
+from gpu_ranks import predicted, without_pace
 from gpu_runs import batch, gradients, paced, runs, smoke
 from gpu_setting import Part, Piece, Setting, piece
 from gpu_sharing import links, nccl, slow_down
+from gpu_stages import copies, offload, stages
 from gpu_tests import tests
 from gpu_versus import profile, versus
 
@@ -25,14 +27,20 @@ PARTS: dict[str, Piece] = {
     "check": check,
     "smoke": smoke,
     "assumptions": assumptions,
-    "nccl": nccl,
-    "slow_down": slow_down,
-    "links": links,
+    "stages": stages,
+    "copies": copies,
+    "offload": offload,
     "batch": batch,
+    "predicted": predicted,
+    "slow_down": slow_down,
+    "nccl": nccl,
+    "links": links,
     "paced": paced,
     "gradients": gradients,
     "runs": runs,
+    "cores": without_pace,
     "versus": versus,
     "tests": tests,
     "profile": profile,
 }
+ON_CORES = ("stages", "copies", "offload", "predicted", "cores")  # those that `make bench` records of a processor
