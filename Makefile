@@ -37,7 +37,7 @@ attack: $(ENVIRONMENT) ## break what can be broken, far more often than the test
 	@HF_HUB_OFFLINE=1 $(PY) tools/attack.py
 	@HF_HUB_OFFLINE=1 $(PY) tools/mutate.py
 
-bench: $(ENVIRONMENT) ## measure the simulator, and the runtime against PyTorch's (minutes)
+bench: $(ENVIRONMENT) ## measure the simulator, the runtime against PyTorch's, and this machine's cores; write results/<processor>.json (minutes)
 	@$(PY) benchmarks/bench.py
 
 frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (some thirty minutes)

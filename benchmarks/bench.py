@@ -1,9 +1,12 @@
-"""`make bench`: how fast the simulator is, and the runtime against PyTorch's own on the same stages.
+"""`make bench`: how fast the simulator is, the runtime against PyTorch's own on the same stages, and what this
+machine's cores do with them, which is recorded in results/<processor>.json.
 
-    python benchmarks/bench.py [--quick] [--json FILE]
+    python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime|cores ...] [--folder FOLDER]
 
 Runtime figures are ratios of medians of runs that take turns, with the spread of the ratios of neighbouring runs: the
-machine's mood is then in both.
+machine's mood is then in both. The cores' are those parts of `make gpu` that a processor can have: how long F, B, I and
+W take, copies beside them, one schedule's durations as predictions of others, and runs without pace where every rank
+has a core. With --quick they are a trial, which goes to _build/results.
 """
 
 from __future__ import annotations
@@ -11,10 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
+import gpu
+import gpu_box
+import gpu_setting
 import torch
+from gpu_parts import ON_CORES, PARTS
 from torch import nn
 
 import pplab as pp
@@ -25,7 +33,6 @@ from pplab.lab.probe import multiply_times
 from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Batch, Pool
 from pplab.runtime.pool import versions
-from pplab.runtime.stage import Stage
 
 
 def transformer(num_stages: int) -> object:
@@ -46,21 +53,36 @@ SIZES = {  # workload, microbatches, steps of a round
 }
 
 
-def main() -> None:
-    """Print the tables, and write them as JSON where asked."""
+def main(arguments: list[str] | None = None) -> int:
+    """Print the tables, and write them as JSON where asked; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
-    options = parser.parse_args()
-    rounds = 2 if options.quick else 5
-    figures = {
-        "versions": versions(),
-        "simulator": simulator(),
-        "split": split_backward(rounds),
-        "runtime": runtime(rounds),
-    }
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and of the cores a trial")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures of simulator and runtime there")
+    parser.add_argument("--only", nargs="+", choices=("simulator", "runtime", "cores"), help="not all three")
+    parser.add_argument("--folder", type=Path, help="where the cores' file goes: results, or of a trial _build/results")
+    options = parser.parse_args(arguments)
+    asked = options.only or ("simulator", "runtime", "cores")
+    figures = {"versions": versions()}
+    if "simulator" in asked:
+        figures["simulator"] = simulator()
+    if "runtime" in asked:
+        figures["runtime"] = runtime(2 if options.quick else 5)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    if "cores" not in asked:
+        return 0
+    return cores(options.quick, options.folder or gpu_setting.ROOT / ("_build/results" if options.quick else "results"))
+
+
+def cores(quick: bool, folder: Path) -> int:
+    """Record what this machine's cores do; returns the exit status."""
+    setting = gpu_setting.Setting("cpu", gpu_box.cores(), gpu_setting.SIZES["small" if quick else "cores"])
+    path = folder / gpu.file_name(gpu_box.facts("cpu")["devices"][0]["name"])
+    command = f"python benchmarks/bench.py --only cores{' --quick' * quick}"
+    data = gpu.measure(setting, path, command, parts={name: PARTS[name] for name in ON_CORES})
+    failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
+    print(f"== wrote {path}", f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed", sep="\n")
+    return 1 if failed else 0
 
 
 def simulator() -> list[dict]:
@@ -104,33 +126,6 @@ def _speed(builder: pp.builders.Builder, num_ranks: int, num_microbatches: int, 
     return {"schedule": builder.name, "size": size, "operations": count, **best}
 
 
-def split_backward(rounds: int) -> list[dict]:
-    """Time of I and W against the full backward of a middle stage of two transformer blocks, in turn in one process."""
-    rows = []
-    print(f"\nsplit backward, one process: (I + W) / B, median of {4 * rounds} pairs, and their quartiles")
-    for width in (128, 256, 512):
-        workload = models.gpt(source="sample", num_layers=6, width=width, context=128, batch_size=4)
-        x = torch.randn(4, 128, width)
-        stages = {split: Stage(workload.build_stage(1, 3), 1, 3, workload.loss, [1.0], split) for split in ((), (0,))}
-        times: dict[tuple, list[float]] = {split: [] for split in stages}
-        for _ in range(4 * rounds + 1):
-            for split, stage in stages.items():
-                (out,) = stage.forward(0, (x,), workload.batch(0))
-                gradient = torch.ones_like(out)
-                start = time.perf_counter()
-                if split:
-                    stage.backward_input(0, (gradient,))
-                    stage.backward_weight(0)
-                else:
-                    stage.backward(0, (gradient,))
-                times[split].append(time.perf_counter() - start)
-        ratios = sorted(halves / whole for whole, halves in zip(times[()][1:], times[0,][1:], strict=True))
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        rows.append({"width": width, "ratio": middle, "quartiles": [low, high]})
-        print(f"width {width:4}: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
-    return rows
-
-
 def runtime(rounds: int) -> list[dict]:
     """Step times of pplab's runtime and of torch's, in turn, on two ranks, and what limits them."""
     rows = []
@@ -152,4 +147,4 @@ def runtime(rounds: int) -> list[dict]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

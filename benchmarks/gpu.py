@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import forkserver
@@ -52,15 +52,22 @@ _MORE_S = 30.0  # than its own that a part may take for the row that is under wa
 _AGAIN_S = 3.0  # who doesn't stop when the time is up is told again
 
 
-def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = ()) -> dict:
+def measure(
+    setting: Setting,
+    path: Path,
+    command: str,
+    only: tuple[str, ...] = (),
+    parts: Mapping[str, Piece] | None = None,
+) -> dict:
     """Run the parts and write the file; returns what it holds. With `only`, it keeps its other parts.
 
     Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
     """
+    parts = PARTS if parts is None else parts
     unfinished = path.with_suffix("".join(f".{name}" for name in only) + ".unfinished")
     box = gpu_box.facts(setting.device)
-    missing = gpu_needs.missing(PARTS)
-    print(*filter(None, (gpu_needs.show(PARTS), gpu_box.show(box))), sep="\n", flush=True)
+    missing = gpu_needs.missing(parts)
+    print(*filter(None, (gpu_needs.show(parts), gpu_box.show(box))), sep="\n", flush=True)
     data = {
         "form": results.FORM,
         "device": box["devices"][0]["name"],
@@ -73,8 +80,8 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     reason = f"only {', '.join(only)} was asked for" if only else NOT_REACHED
     kept = _kept(path, data) if only else {}
     begun = _begun(unfinished, data)
-    asked = [name for name in PARTS if not only or name in only]
-    found = {name: kept.get(name) or _not_reached(name, reason) for name in PARTS}
+    asked = [name for name in parts if not only or name in only]
+    found = {name: kept.get(name) or _not_reached(name, reason) for name in parts}
     found |= {name: begun.get(name) or _not_reached(name, NOT_REACHED) for name in asked}
 
     def save(name: str, said: dict, left_out: list[dict]) -> None:
@@ -83,8 +90,8 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         data["parts"] = [each for each, _ in found.values()]
         write(unfinished, data)
 
-    save(first := next(iter(PARTS)), *found[first])
-    for name in (name for name in PARTS if name not in asked):
+    save(first := next(iter(parts)), *found[first])
+    for name in (name for name in parts if name not in asked):
         print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
     for name in (name for name in asked if name in missing):
         print(f"not run: {name}: {missing[name]}", flush=True)
@@ -97,11 +104,13 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
         print(f"== what there is so far is in {where}, and the same command goes on with it", flush=True)
 
     with _ended_at(setting.end, write_what_is_there):
-        for name, until in _turns([name for name in asked if name not in missing], found, setting.deadline):
-            print(f"== {name}: {PARTS[name].says}", flush=True)
+        for name, until in _turns(
+            {name: parts[name] for name in asked if name not in missing}, found, setting.deadline
+        ):
+            print(f"== {name}: {parts[name].says}", flush=True)
             sized = setting.with_batch(found["batch"][0].get("batch_size") if "batch" in found else None)
             with suppress(Late):  # rung for when it was over already
-                _run_part(name, PARTS[name], sized, until, data, partial(save, name), found[name][0])
+                _run_part(name, parts[name], sized, until, data, partial(save, name), found[name][0])
     if any(_lacks(found[name][1]) for name in asked):
         if setting.deadline:
             _end_helpers()
@@ -112,17 +121,17 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     return data
 
 
-def _turns(names: list[str], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
+def _turns(parts: Mapping[str, Piece], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
     """The parts that lack something, in order, and until when each may run. With a deadline, each has its own seconds
     first, with those that it had in earlier commands; what is left goes to those that then still lack something."""
-    done = {name for name in names if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
+    done = {name for name in parts if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
     for name in done:
         print(f"kept: {name}: it was done before", flush=True)
     for first in (True, False) if deadline else (False,):
-        for name in (name for name in names if name not in done):
+        for name in (name for name in parts if name not in done):
             until = deadline
             if first:
-                until = min(until, time.monotonic() + PARTS[name].seconds - found[name][0]["seconds"])
+                until = min(until, time.monotonic() + parts[name].seconds - found[name][0]["seconds"])
             if until is None or time.monotonic() < until:
                 yield name, until
                 done |= set() if _lacks(found[name][1]) else {name}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,7 +33,7 @@ def facts(device: str) -> dict:
     count = door.cuda.device_count() if cuda else 0
     queried = _query("driver_version,compute_mode,mig.mode.current") if cuda else []
     return {
-        "devices": [_gpu(i) for i in range(count)] if cuda else [{"name": f"CPU ({platform.machine()})"}],
+        "devices": [_gpu(i) for i in range(count)] if cuda else [{"name": f"{processor()}, {cores()} cores"}],
         "versions": {
             **versions(),
             "transformers": _version("transformers"),
@@ -106,6 +109,19 @@ def _runs_on(kernels_for: list[str] | None, capability: str) -> bool:
     return not there or any(
         (high, low) <= (major, minor) and (kind == "compute" or high == major) for kind, high, low in there
     )
+
+
+def processor() -> str:
+    """The processor's name, or where Linux doesn't say one, its kind."""
+    with suppress(OSError):
+        if found := re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1]
+    return f"CPU ({platform.machine()})"
+
+
+def cores() -> int:
+    """How many of its cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def clocks() -> dict:

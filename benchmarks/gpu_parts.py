@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gpu_box
 from gpu_assumptions import assumptions
+from gpu_ranks import predicted, without_pace
 from gpu_runs import batch, gradients, paced, runs, smoke
 from gpu_setting import Part, Piece, Setting, piece
 from gpu_sharing import links, nccl, slow_down
-from gpu_stages import stages
+from gpu_stages import copies, offload, stages
 from gpu_tests import tests
 from gpu_versus import profile, versus
 
@@ -27,14 +28,19 @@ PARTS: dict[str, Piece] = {
     "smoke": smoke,
     "assumptions": assumptions,
     "stages": stages,
-    "nccl": nccl,
-    "slow_down": slow_down,
-    "links": links,
+    "copies": copies,
+    "offload": offload,
     "batch": batch,
+    "predicted": predicted,
+    "slow_down": slow_down,
+    "nccl": nccl,
+    "links": links,
     "paced": paced,
     "gradients": gradients,
     "runs": runs,
+    "cores": without_pace,
     "versus": versus,
     "tests": tests,
     "profile": profile,
 }
+ON_CORES = ("stages", "copies", "offload", "predicted", "cores")  # those that `make bench` records of a processor

@@ -199,17 +199,18 @@ def paced(setting: Setting, part: Part) -> None:
             continue
         with setting.pool(num_ranks, "turns") as pool:
             for schedule in sorted(setting.schedules(num_ranks, part), key=lambda s: s.name not in ("1F1B", "ZB-H1")):
-                run = partial(_paced, pool, schedule, size)
+                run = partial(paced_run, pool, schedule, size)
                 measure = partial(with_room, run, workload, schedule.num_microbatches)
                 part.attempt(f"{schedule.name}, {num_ranks} ranks", measure)
 
 
-def _paced(pool: Pool, schedule: pp.Schedule, size: Size, workload: Workload) -> dict:
+def paced_run(pool: Pool, schedule: pp.Schedule, size: Size, workload: Workload) -> dict:
+    """A run at a pace that all ranks can keep, beside the one without (`free`) that tells this pace."""
     free = pool.train(schedule, workload, steps=size.steps)
     longest = max(span.end - span.start for span in free.timeline.spans)
     pace = pp.Costs(*[1.5 * longest] * 3, unit="ms")  # with the others taking turns, and some room
     run = pool.train(schedule, workload, lab.Pace(pace), lab.Meter(), steps=size.steps)
-    predicted = pp.simulate(schedule, pace)
+    predicted, own = pp.simulate(schedule, pace), pp.simulate(schedule, free.costs)
     print(run, flush=True)
     return {
         "schedule": schedule.name,
@@ -221,7 +222,13 @@ def _paced(pool: Pool, schedule: pp.Schedule, size: Size, workload: Workload) ->
         "predicted_makespan_ms": predicted.makespan,
         "bubble_fraction": run.timeline.bubble_fraction,
         "predicted_bubble_fraction": predicted.bubble_fraction,
-        "timelines": [lab.timeline_to_dict(run.timeline)],
+        "free": {
+            "makespan_ms": free.timeline.makespan,
+            "bubble_fraction": free.timeline.bubble_fraction,
+            "predicted_makespan_ms": own.makespan,  # with this run's own durations
+            "predicted_bubble_fraction": own.bubble_fraction,
+        },
+        "timelines": [lab.timeline_to_dict(each.timeline) for each in (run, free)],
         "notes": list(run.notes),
     }
 

@@ -29,6 +29,9 @@ class Size:
     rounds: int = 5
     widths: tuple[int, ...] = (768, 4096)  # of layers in one process
     tokens: tuple[int, ...] = tuple(2**n for n in range(10, 17))
+    longest_ms: float = 200.0  # of their forward: with more tokens they aren't measured
+    copy_bytes: int = 2**28
+    on_cores: str = "cores"  # the size of what is measured on the processor
     product: int = 4096  # rows and columns of the matrices that say how far ranks slow each other down
     tests: tuple[str, ...] = ()  # more arguments for pytest
     profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
@@ -52,15 +55,29 @@ SIZES = {
         num_microbatches=4,
         steps=1,
         rounds=1,
-        widths=(64,),
-        tokens=(256, 512),
+        widths=(16,),
+        tokens=(16, 32),
+        copy_bytes=2**16,
+        on_cores="small",
         product=64,
         # What no other test has on the CPU: mixed precision under every schedule, memory that isn't there, and so on.
         tests=("-k", "2-turns and (bf16 or recomputing) or memory_that or test_whether"),
         profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
         timeout_s=60.0,
+        warm_ms=1.0,
         most_warm_up=2,
         forward_ms=0.1,
+    ),
+    "cores": Size(  # of a machine's processor, for `make bench`
+        gpt={"num_layers": 16, "width": 128, "num_heads": 4, "context": 128, "batch_size": 32},
+        ranks=(2, 4, 8),
+        schedules=("GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
+        steps=3,
+        rounds=3,
+        widths=(128, 256, 512),
+        tokens=tuple(2**k for k in range(7, 12)),
+        longest_ms=1000.0,
+        copy_bytes=2**26,
     ),
 }
 
@@ -214,7 +231,8 @@ class Setting:
     def pool(self, num_ranks: int, sharing: str) -> Pool:
         """A pool whose ranks have the devices in this way."""
         beside = Mps() if sharing == "mps" else None
-        return Pool(num_ranks, device=self.device, beside=beside, timeout_s=self.size.timeout_s)
+        threads = 1 if self.device == "cpu" else None  # a core each, however many there are
+        return Pool(num_ranks, device=self.device, beside=beside, threads=threads, timeout_s=self.size.timeout_s)
 
 
 def shared_memory() -> tuple[str, int]:

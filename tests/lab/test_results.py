@@ -14,6 +14,7 @@ import torch
 
 from conftest import on_fake_gpus
 from pplab.lab import gpu_results, results
+from pplab.lab.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
 
 ROOT = Path(__file__).parents[2]
 NONE = "Nothing has been measured on a GPU so far."
@@ -58,7 +59,7 @@ def numbers_aside(text: str) -> str:
 def test_without_a_recording_pages_say_so(pages, tmp_path):
     (tmp_path / "attacks.json").write_text((ROOT / "results" / "attacks.json").read_text())  # of no GPU
     assert results.said(tmp_path) == NONE and gpu_results.first_look(tmp_path) is None
-    for make in gpu_results.TABLES:
+    for make in (*OF_MACHINES, *OF_RUNS, *OF_CHECKS):
         assert not make(tmp_path), make
     said = pages.sentences(tmp_path, ROOT / "notebooks")
     assert said["measured_on_gpus"] == NONE
@@ -86,7 +87,7 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
 @pytest.mark.slow
 def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     folder = recorded[0]
-    made = {make.__name__: make(folder) for make in gpu_results.TABLES}
+    made = {make.__name__: make(folder) for make in (*OF_MACHINES, *OF_RUNS, *OF_CHECKS)}
     assert {name for name, table in made.items() if not table} == {"assumptions", "tests"}
     shown = results.tables(folder)
     assert all(table in shown for table in made.values() if table) and all(shown)
@@ -113,20 +114,10 @@ def test_tables_say_what_went_wrong(monkeypatch, tmp_path):
     import gpu_assumptions
 
     class Ranks:
-        def __init__(self, *_, **__):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
         def run(self, measure):
             return [("a guide", True, False, {"host_ms": 101.5, "errors_ms": [0.1, 0.3, 0.2]})]
 
-    monkeypatch.setattr(gpu_assumptions, "Pool", Ranks)
-    row = gpu_assumptions._on_a_rank("cudaMalloc waits", None, 32, 1.0)
+    row = gpu_assumptions._on_a_rank(Ranks(), "cudaMalloc waits", None, 32)
     right = {"num_ranks": 2, "dtype": "fp32", "transport": "nccl", "difference": 1e-8, "wrong": []}
     off = {**right, "difference": 0.5, "wrong": ["gradients differ"]}
     hung = {
@@ -249,7 +240,7 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
     headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
     known = "".join((headers / name).read_text() for name in ("FlightRecorder.hpp", "ProcessGroupNCCL.hpp"))
     names = set(re.findall(r"TORCH_[A-Z_]+", PAGE))
-    file_names = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+    file_names = {"TORCH_FR_DUMP_TEMP_FILE"}
     assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"} | file_names
     assert all(f'"{name}"' in known for name in names - file_names)
     assert '"p2p_seq_id"' in known and "DEFINE_CONSTANT(scheduled_state" in known

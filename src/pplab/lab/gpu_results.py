@@ -241,4 +241,6 @@ def _span(found: Iterable[Mapping[str, str]], name: str) -> str:
     return "-" if not figures else low if low == high else f"{low} to {high}"
 
 
-TABLES = (machines, gradients, assumptions, nccl, links, batch, simulated, where, clocks, tests)
+OF_MACHINES = (machines, gradients, assumptions, nccl, links)
+OF_RUNS = (batch, simulated, where)
+OF_CHECKS = (clocks, tests)

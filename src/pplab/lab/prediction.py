@@ -80,21 +80,29 @@ class Prediction:
 
 
 def predict(
-    pool: Pool, measured: Schedule, others: Sequence[Schedule], workload: Workload, *, steps: int = 3, rounds: int = 3
+    pool: Pool,
+    measured: Schedule,
+    others: Sequence[Schedule],
+    workload: Workload,
+    *,
+    steps: int = 3,
+    rounds: int = 3,
+    **options: object,
 ) -> Prediction:
     """Measure a schedule, predict it and `others` from its run, and measure them all, `rounds` times in turn.
 
     Each round runs `steps` steps of every schedule, so that a slow spell of the machine hits more than one. The fastest
-    step counts, also of `calibrating(measured)`, whose fastest step the costs come from. Raises ValueError before
-    anything starts for what can't be predicted: other stages, or halves of a backward that `measured` never splits.
+    step counts, also of `calibrating(measured)`, whose fastest step the costs come from. `options` are a run's, such as
+    `autocast=torch.bfloat16`. Raises ValueError before anything starts for what can't be predicted: other stages, or
+    halves of a backward that `measured` never splits.
     """
-    check(pool.num_ranks, measured, others, workload, steps=steps, rounds=rounds)
+    check(pool.num_ranks, measured, others, workload, steps=steps, rounds=rounds, **options)
     schedules, first = (measured, *others), calibrating(measured)
     runs, found = [], [[] for _ in schedules]
     for _ in range(rounds):
-        runs += pool.train(first, workload, steps=steps).timelines
+        runs += pool.train(first, workload, steps=steps, **options).timelines
         for schedule, times in zip(schedules, found, strict=True):
-            times += (step.makespan for step in pool.train(schedule, workload, steps=steps).timelines)
+            times += (step.makespan for step in pool.train(schedule, workload, steps=steps, **options).timelines)
     costs = calibrate(min(runs, key=lambda step: step.makespan))
     rows = [
         Predicted(schedule.name, simulate(schedule, costs).makespan, min(times), tuple(times))
@@ -104,7 +112,14 @@ def predict(
 
 
 def check(
-    num_ranks: int, measured: Schedule, others: Sequence[Schedule], workload: Workload, *, steps: int, rounds: int
+    num_ranks: int,
+    measured: Schedule,
+    others: Sequence[Schedule],
+    workload: Workload,
+    *,
+    steps: int,
+    rounds: int,
+    **options: object,
 ) -> None:
     """Raise ValueError unless a run of `measured` tells enough to predict the others, and all can be run."""
     positive_int("rounds", rounds)
@@ -116,7 +131,7 @@ def check(
                 f"{measured.name} splits no backward, so it doesn't tell how long the halves are that "
                 f"{schedule.name} runs apart: measure one that does, ZB-H1, say"
             )
-        make_job(schedule, workload, num_ranks, steps=steps)
+        make_job(schedule, workload, num_ranks, steps=steps, **options)
 
 
 def _is_split(schedule: Schedule) -> bool:

@@ -24,7 +24,7 @@ STATES = ("done", "failed", "not run")
 _FIELDS = {
     "form": int,
     "device": str,
-    "kind": str,  # "cuda", or "cpu" for a trial of the command without a GPU
+    "kind": str,  # "cuda", or "cpu": by `make bench`, or by a trial of `make gpu`
     "date": str,  # ISO, with the zone
     "command": str,
     "versions": dict,
@@ -32,18 +32,26 @@ _FIELDS = {
     "parts": list,
     "not_run": list,
 }
-_RUN_FIELDS = {
-    "schedule": str,
-    "num_ranks": int,
-    "num_microbatches": int,
-    "workload": str,
-    "dtype": str,
-    "sharing": str,  # "a GPU each", "turns", "mps", or "cores" on the CPU
-    "step_time_ms": (int, float),
-    "peak_bytes": list,
-    "predicted_peak_bytes": list,
-    "gradients": dict,
-    "notes": list,
+_NUMBER = (int, float)
+_ROW_FIELDS = {  # of a part's rows; those of other parts may have any
+    "runs": {
+        **dict.fromkeys(("schedule", "workload", "dtype"), str),
+        "sharing": str,  # "a GPU each", "turns", "mps", or "cores" on the CPU
+        **{"num_ranks": int, "num_microbatches": int, "step_time_ms": _NUMBER, "gradients": dict},
+        **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "notes"), list),
+    },
+    "stages": {
+        **dict.fromkeys(("width", "tokens", "layers", "rounds"), int),
+        **dict.fromkeys(("ms", "flops", "tflops", "ratios"), dict),
+        **{"dtype": str, "pace": str},  # what sets it: "GPU", "launches", or "core"
+    },
+    "copies": {
+        **{"memory": str, "ways": str, "bytes": int},
+        **dict.fromkeys(("alone_gb_per_s", "beside_gb_per_s", "compute_ms", "beside_ms", "slower"), _NUMBER),
+    },
+    "offload": {"schedule": str, **dict.fromkeys(("plain_ms", "measured_ms", "predicted_ms", "error"), _NUMBER)},
+    "predicted": {"measured": str, "num_ranks": int, "sharing": str, "schedules": list},
+    "cores": {"schedule": str, "num_ranks": int, "makespan_ms": _NUMBER, "free": dict},
 }
 
 
@@ -183,17 +191,20 @@ def problems(data: object) -> list[str]:
             found.append(f"part {part['name']} has the state {part['state']!r}, not one of {', '.join(STATES)}")
         if not found and part["state"] == "failed" and not part.get("error"):
             found.append(f"part {part['name']} failed without an error")
-        if not found and part["name"] == "runs":
-            for row in part["rows"]:
-                found += _lacks("a run", row, _RUN_FIELDS)
+        for row in () if found else part["rows"]:
+            what = "a run" if part["name"] == "runs" else f"a row of {part['name']}"
+            found += _lacks(what, row, _ROW_FIELDS.get(part["name"], {}))
     return found
 
 
 def tables(folder: Path | str | None = None) -> Tables:
     """All tables of the recordings in a folder that have something in them."""
-    from .gpu_results import TABLES  # which are made of what stands here
+    from . import gpu_results as gpu  # which are made of what stands here
+    from .stage_results import TABLES
 
-    return Tables(filter(None, (make(folder) for make in (*TABLES, runs, versus, profile, sharing, paced, not_run))))
+    of_runs = runs, *gpu.OF_RUNS, paced, versus, profile
+    every = *gpu.OF_MACHINES, sharing, *TABLES, *of_runs, *gpu.OF_CHECKS, not_run
+    return Tables(filter(None, (make(folder) for make in every)))
 
 
 def runs(folder: Path | str | None = None) -> Results:
