@@ -64,7 +64,7 @@ def long_enough(
 
 def out_of_memory(error: RankError) -> bool:
     """Whether a rank failed because a GPU, or the host's shared memory, had no room."""
-    return any(words in error.cause for words in ("OutOfMemory", "out of memory", "ALLOC_FAILED", "no room for"))
+    return any(words in error.cause for words in ("OutOfMemory", "out of memory", "ALLOC_FAILED", "No space left"))
 
 
 def gpu_bytes(schedule: Schedule, config: GPTConfig, batch_size: int, num_gpus: int) -> dict[str, float]:
