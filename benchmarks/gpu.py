@@ -48,6 +48,7 @@ from pplab.runtime.devices import usable_gpus
 
 NOT_REACHED = "it was not reached"
 _CLOSING_S = 10  # of a deadline, for ending the ranks and writing the file; a tenth of short ones
+_MORE_S = 30.0  # than its own that a part may take for the row that is under way
 _AGAIN_S = 3.0  # who doesn't stop when the time is up is told again
 
 
@@ -56,6 +57,7 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
 
     Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
     """
+    unfinished = path.with_suffix("".join(f".{name}" for name in only) + ".unfinished")
     box = gpu_box.facts(setting.device)
     missing = gpu_needs.missing(PARTS)
     print(*filter(None, (gpu_needs.show(PARTS), gpu_box.show(box))), sep="\n", flush=True)
@@ -70,68 +72,72 @@ def measure(setting: Setting, path: Path, command: str, only: tuple[str, ...] = 
     }
     reason = f"only {', '.join(only)} was asked for" if only else NOT_REACHED
     kept = _kept(path, data) if only else {}
-    begun = {} if only else _begun(path.with_suffix(".unfinished"), data)
-    found = {name: kept.get(name) or begun.get(name) or _not_reached(name, reason) for name in PARTS}
+    begun = _begun(unfinished, data)
+    asked = [name for name in PARTS if not only or name in only]
+    found = {name: kept.get(name) or _not_reached(name, reason) for name in PARTS}
+    found |= {name: begun.get(name) or _not_reached(name, NOT_REACHED) for name in asked}
 
     def save(name: str, said: dict, left_out: list[dict]) -> None:
         found[name] = said, left_out
         data["not_run"] = [each for _, left_out in found.values() for each in left_out]
         data["parts"] = [each for each, _ in found.values()]
-        write(path.with_suffix(".unfinished"), data)
+        write(unfinished, data)
 
     save(first := next(iter(PARTS)), *found[first])
-    asked = [name for name in PARTS if not only or name in only]
     for name in (name for name in PARTS if name not in asked):
         print(f"{'kept' if name in kept else 'not run'}: {name}: {reason}", flush=True)
     for name in (name for name in asked if name in missing):
         print(f"not run: {name}: {missing[name]}", flush=True)
         save(name, *_not_reached(name, missing[name]))
-    whole: set[str] = set()  # parts that needn't come again
-    publish = partial(_show_what_is_there, path, data, only)
-    with _ended_at(setting.end, publish):
-        for first_turn in (True, False) if setting.deadline else (False,):
-            for name in (name for name in asked if name not in missing and name not in whole):
-                said, left_out = begun.get(name, ({}, []))
-                if said and _is_whole(said, left_out):
-                    print(f"kept: {name}: it was done before", flush=True)
-                    whole.add(name)
-                    continue
-                until = setting.deadline
-                if first_turn:
-                    until = min(until, time.monotonic() + PARTS[name].seconds - said.get("seconds", 0))
-                if until is not None and time.monotonic() >= until:
-                    continue
-                print(f"== {name}: {PARTS[name].says}", flush=True)
-                sized = setting.with_batch(found["batch"][0].get("batch_size") if "batch" in found else None)
-                with suppress(Late):  # rung for when it was over already
-                    _run_part(name, PARTS[name], sized, until, data, partial(save, name), said)
-                begun[name] = found[name]
-                if _is_whole(*found[name]) or found[name][0]["state"] == "failed":
-                    whole.add(name)
-    if _lacks_something(data):
+
+    def write_what_is_there() -> None:
+        where = unfinished if not only and _is_whole_file(path) else path  # no part takes the place of a whole
+        if where == path:
+            write(path, data)
+        print(f"== what there is so far is in {where}, and the same command goes on with it", flush=True)
+
+    with _ended_at(setting.end, write_what_is_there):
+        for name, until in _turns([name for name in asked if name not in missing], found, setting.deadline):
+            print(f"== {name}: {PARTS[name].says}", flush=True)
+            sized = setting.with_batch(found["batch"][0].get("batch_size") if "batch" in found else None)
+            with suppress(Late):  # rung for when it was over already
+                _run_part(name, PARTS[name], sized, until, data, partial(save, name), found[name][0])
+    if any(_lacks(found[name][1]) for name in asked):
         if setting.deadline:
             _end_helpers()
-        publish()  # the same command goes on with the other file
+        write_what_is_there()
     else:
-        path.with_suffix(".unfinished").replace(path)
+        unfinished.replace(path)
         print(f"== wrote {path}")
     return data
 
 
-def _lacks_something(data: dict) -> bool:
+def _turns(names: list[str], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
+    """The parts that lack something, in order, and until when each may run. With a deadline, each has its own seconds
+    first, with those that it had in earlier commands; what is left goes to those that then still lack something."""
+    done = {name for name in names if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
+    for name in done:
+        print(f"kept: {name}: it was done before", flush=True)
+    for first in (True, False) if deadline else (False,):
+        for name in (name for name in names if name not in done):
+            until = deadline
+            if first:
+                until = min(until, time.monotonic() + PARTS[name].seconds - found[name][0]["seconds"])
+            if until is None or time.monotonic() < until:
+                yield name, until
+                done |= set() if _lacks(found[name][1]) else {name}
+
+
+def _lacks(left_out: list[dict]) -> bool:
     """Whether the time didn't do for all that could be measured."""
-    return any(each["why"] in (NOT_REACHED, LATE) for each in data["not_run"])
+    return any(each["why"] in (NOT_REACHED, LATE) for each in left_out)
 
 
-def _show_what_is_there(path: Path, data: dict, only: tuple[str, ...]) -> None:
-    """Write the file before all is measured, unless that takes the place of one that is whole."""
+def _is_whole_file(path: Path) -> bool:
     try:
-        whole = not only and not _lacks_something(json.loads(path.read_text()))
+        return not _lacks(json.loads(path.read_text())["not_run"])
     except (OSError, ValueError, KeyError):
-        whole = False
-    if not whole:
-        write(path, data)
-    print(f"== what there is so far is in {path.with_suffix('.unfinished') if whole else path}", flush=True)
+        return False
 
 
 def _run_part(
@@ -153,7 +159,7 @@ def _run_part(
     part.added = added
     added()
     if until is not None:  # a row that is under way may end, as far as there is time for it
-        _ring_at(min(until + piece.seconds, setting.deadline))
+        _ring_at(min(until + min(piece.seconds, _MORE_S), setting.deadline))
     try:
         piece.run(setting, part)
     except Late as late:
@@ -181,11 +187,6 @@ def _begun(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
     return _parts(older)
 
 
-def _is_whole(said: dict, left_out: list[dict]) -> bool:
-    """Whether a part has nothing left to be measured that could be."""
-    return said["state"] == "done" and not any(each["why"] in (NOT_REACHED, LATE) for each in left_out)
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
@@ -201,7 +202,8 @@ def _rest(part: Part) -> dict:
 
 
 def _follows(part: Part) -> str:
-    return f"what follows its {len(part.rows)} rows" if part.rows else "all of it"
+    count = len({*part.names, *part.begun})
+    return f"what follows its {count} rows" if count else "all of it"
 
 
 def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:

@@ -1,7 +1,7 @@
 """What the runtime takes from NVIDIA's documents about a GPU, measured on the one that is there.
 
 Each row says what the documents have one expect, what was found, and whether the two agree. That they don't is a
-finding, no failure. Every measurement is a function that a rank of its own runs, so that no context stays behind.
+finding, no failure. Every measurement is a function that a rank runs, one rank for each number of hardware queues.
 """
 
 from __future__ import annotations
@@ -30,19 +30,28 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 @piece(60)
 def assumptions(setting: Setting, part: Part) -> None:
     """What NVIDIA's documents say, and what this GPU does: allocations beside spinning kernels, queues, clocks."""
-    for what, measure, connections in ASSUMPTIONS:
-        if setting.device != "cuda":
-            part.leave_out(what, "needs a GPU")
-        elif not hasattr(torch._C, "_cuda_sleep"):
-            part.leave_out(what, "needs a kernel that spins, which this torch lacks")
-        elif row := part.attempt(what, partial(_on_a_rank, what, measure, connections, setting.size.timeout_s)):
-            said = "agrees" if row["agrees"] else "DOES NOT AGREE"
-            print(f"{what}: expected {row['expected']}, found {row['found']}: {said} {row['measured']}", flush=True)
+    lacks = "a GPU" if setting.device != "cuda" else "a kernel that spins, which this torch lacks"
+    if setting.device != "cuda" or not hasattr(torch._C, "_cuda_sleep"):
+        for what, *_ in ASSUMPTIONS:
+            part.leave_out(what, f"needs {lacks}")
+        return
+    for connections in dict.fromkeys(asked for *_, asked in ASSUMPTIONS):
+        # By NCCL, a pool would set the number of queues itself.
+        pool = Pool(1, device="cuda", transport="shared", timeout_s=setting.size.timeout_s)
+        with _environment(connections), pool:
+            for what, measure, asked in ASSUMPTIONS:
+                if asked != connections:
+                    continue
+                if row := part.attempt(what, partial(_on_a_rank, pool, what, measure, connections)):
+                    said = "agrees" if row["agrees"] else "DOES NOT AGREE"
+                    print(
+                        f"{what}: expected {row['expected']}, found {row['found']}: {said} {row['measured']}",
+                        flush=True,
+                    )
 
 
-def _on_a_rank(what: str, measure: Callable, connections: int, timeout_s: float) -> dict:
-    with _environment(connections), Pool(1, device="cuda", transport="shared", timeout_s=timeout_s) as pool:
-        documents, expected, found, measured = pool.run(measure)[0]
+def _on_a_rank(pool: Pool, what: str, measure: Callable, connections: int) -> dict:
+    documents, expected, found, measured = pool.run(measure)[0]
     row = {"assumption": what, "documents": documents, "expected": expected, "found": found}
     return {**row, "agrees": expected == found, "measured": measured, "connections": connections}
 

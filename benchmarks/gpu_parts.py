@@ -7,6 +7,7 @@ from gpu_assumptions import assumptions
 from gpu_runs import batch, gradients, paced, runs, smoke
 from gpu_setting import Part, Piece, Setting, piece
 from gpu_sharing import links, nccl, slow_down
+from gpu_stages import stages
 from gpu_tests import tests
 from gpu_versus import profile, versus
 
@@ -25,6 +26,7 @@ PARTS: dict[str, Piece] = {
     "check": check,
     "smoke": smoke,
     "assumptions": assumptions,
+    "stages": stages,
     "nccl": nccl,
     "slow_down": slow_down,
     "links": links,

@@ -80,13 +80,14 @@ def _batch(setting: Setting, part: Part) -> dict:
         row = {"most": most, "card_bytes": card, "shared_bytes": host, "bytes": bytes_of, "needed": on_card(bytes_of)}
         told = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in bytes_of.items())
         print(f"there is room for {most} sequences: at most {on_card(bytes_of) / 1e9:.2f} GB ({told}), {folder}")
+    part.more["batch_size"] = min(first, most)  # for others, if there is no time to look for a larger one
     schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=size.num_microbatches)
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
         make = partial(models.gpt, **sizes)
-        options = {"batch_size": min(first, most), "least_ms": size.forward_ms, "most": most}
-        found = lab.long_enough(pool, schedule, make, **options).batch_size
-    print(f"a GPT's batch: {found}; every stage's forward is to take {size.forward_ms} ms", flush=True)
-    return {"batch_size": found, **row}
+        options = {"batch_size": min(first, most), "least_ms": size.forward_ms, "most": most, "widest": 1}
+        found = lab.long_enough(pool, schedule, make, **options)
+    print(f"a GPT for what follows: {found}", flush=True)
+    return {"batch_size": found.batch_size, "forward_ms": found.forward_ms, **row}
 
 
 def with_room(measure: Callable[[Workload], dict], workload: Workload, least: int) -> dict:

@@ -27,6 +27,8 @@ class Size:
     num_microbatches: int = 8
     steps: int = 5
     rounds: int = 5
+    widths: tuple[int, ...] = (768, 4096)  # of layers in one process
+    tokens: tuple[int, ...] = tuple(2**n for n in range(10, 17))
     product: int = 4096  # rows and columns of the matrices that say how far ranks slow each other down
     tests: tuple[str, ...] = ()  # more arguments for pytest
     profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
@@ -50,6 +52,8 @@ SIZES = {
         num_microbatches=4,
         steps=1,
         rounds=1,
+        widths=(64,),
+        tokens=(256, 512),
         product=64,
         # What no other test has on the CPU: mixed precision under every schedule, memory that isn't there, and so on.
         tests=("-k", "2-turns and (bf16 or recomputing) or memory_that or test_whether"),

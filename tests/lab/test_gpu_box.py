@@ -62,7 +62,7 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert "gpu.py --size small" in data["command"]
     assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
     assert [part["name"] for part in data["parts"]] == [
-        *("check", "smoke", "assumptions", "nccl", "slow_down", "links", "batch", "paced"),
+        *("check", "smoke", "assumptions", "stages", "nccl", "slow_down", "links", "batch", "paced"),
         *("gradients", "runs", "versus", "tests", "profile"),
     ]
     states = {part["name"]: part["state"] for part in data["parts"]}
@@ -76,6 +76,13 @@ def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
     runs, (batch,) = recording.rows("runs"), recording.rows("batch")
     assert 4 <= batch["batch_size"] <= batch["most"] <= 4096 and batch["needed"] < 0.9 * batch["card_bytes"]
+    for row, tokens in zip(recording.rows("stages"), (256, 512), strict=True):
+        f, b, i, w = (row["ms"][kind] for kind in "FBIW")
+        assert (row["width"], row["tokens"]) == (64, tokens) and min(f, b, i, w) > 0
+        assert row["b_over_f"] == b / f and row["halves_over_b"] == (i + w) / b and row["w_over_f"] == w / f
+        flops = 2 * tokens * (24 * 64**2 + 2 * row["length"] * 64)
+        assert row["forward_tflops"] * 1e9 == pytest.approx(flops / f)
+        assert 0.2 < row["hosts_share"] < 1.5  # the CPU is both
     assert [row["schedule"] for row in recording.rows("smoke")] == ["1F1B", "ZB-H1"]
     assert {(row["schedule"], row["dtype"]) for row in recording.rows("gradients")} == {
         (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
@@ -400,6 +407,27 @@ def test_a_deadline_before_anything_is_measured_is_said(gpu, tmp_path, monkeypat
     assert gpu.main(["--device", "cpu", "--folder", str(tmp_path), "--deadline", "9"]) == 1
 
 
+def test_one_part_on_its_own_leaves_what_was_begun(gpu, tmp_path, monkeypatch):
+    """`--only`, between two commands with a deadline."""
+
+    def rows(setting, part):
+        for name in range(3):
+            part.attempt(str(name), lambda name=name: measured.append(name) or {"figure": name})
+            if part.name == "one" and name == 1 and len(measured) == 2:
+                raise KeyboardInterrupt
+
+    measured: list[int] = []
+    setting, path = gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json"
+    monkeypatch.setattr(gpu, "PARTS", pieces({"one": rows, "two": rows}))
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(setting, path, "make gpu")
+    data = gpu.measure(setting, path, "make gpu --only two", only=("two",))
+    assert [len(part["rows"]) for part in data["parts"]] == [0, 3] and measured == [0, 1, 0, 1, 2]
+    data = gpu.measure(setting, path, "make gpu")
+    assert [len(part["rows"]) for part in data["parts"]] == [3, 3] and measured == [0, 1, 0, 1, 2, 2, 0, 1, 2]
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
 def test_a_row_that_would_not_fit_is_not_started(gpu):
     part = gpu.Part("runs", [], time.monotonic() + 60)
     part._longest = 100.0
@@ -551,7 +579,8 @@ def test_tests_that_are_recorded_are_not_run_again(gpu):
     assert len(names) > 1 and not whole.errors
     some.take({"names": names[:-1], "rows": whole.rows[:-1]})
     tests.run(setting, some)
-    assert some.names == names and not some.errors and "1 passed" in some.more["closing_line"]
+    assert some.names == names and not some.errors
+    assert some.more["closing_line"].startswith("1 ") and whole.more["closing_line"].startswith("3 passed, 2 skipped")
     again = gpu.Part("tests", [])
     again.take({"names": names, "rows": whole.rows})
     tests.run(setting, again)

@@ -84,6 +84,7 @@ if __name__ == "__main__":
         few = lab.long_enough(pool, s, make, batch_size=8, least_ms=0)
         enough = lab.long_enough(pool, s, make, batch_size=8, least_ms=2 * forward_ms)
         assert few.batch_size == 8 and enough.batch_size in 8 * 2 ** torch.arange(1, 10), enough
+        assert "tokens a microbatch, the shortest forward takes" in str(enough), enough
 """
 
 
