@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..runtime import RankContext
 
 MOST = 4096  # sequences
-WIDEST = 2048  # every stage builds the whole model, which takes a CPU some seconds then, and four times as many at twice the width
+WIDEST = 2048  # each stage builds the whole model: some seconds of a CPU then, four times as many at twice the width
 _TOKENS = 4096  # of a microbatch: from then on, width is what grows first
 _TOGETHER = {"batch_size": ("batch_size",), "width": ("width", "num_heads")}
 _STATE = 28  # bytes of a parameter: weight, gradient, AdamW's two moments, and what a step makes of it meanwhile: 12
