@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from importlib import import_module, metadata, util
+from importlib import import_module, util
 from pathlib import Path
 
 STARTED = time.monotonic()  # of the command
@@ -29,7 +29,7 @@ def require() -> None:
     refuse("Python", ".".join(map(str, sys.version_info[:2])))
     if missing := [package for package in ESSENTIAL if not here(package)]:
         raise SystemExit(f"make gpu runs nothing without {' and '.join(missing)}: {sys.executable} can't import it")
-    refuse("torch", metadata.version("torch"))
+    refuse("torch", import_module("torch").__version__)
     source = str(Path(__file__).resolve().parents[1] / "src")
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ class Reached:
     num_microbatches: int
     least_ms: float
     forward_ms: float | None = None  # of a microbatch on a stage, in bfloat16; None on the CPU, where none is measured
+    turns: int = 1  # ranks of a GPU, whose turns are in what was measured, and not in forward_ms
 
     @property
     def batch_size(self) -> int:
@@ -61,7 +63,8 @@ class Reached:
         if self.forward_ms is None:
             return f"{sizes}: nothing was measured, since a CPU launches nothing"
         missed = "" if self.forward_ms >= self.least_ms else f"{self.least_ms:g} ms weren't reached: "
-        return f"{missed}{sizes}, the shortest forward takes {self.forward_ms:.1f} ms"
+        alone = ", if its rank had the GPU alone" if self.turns > 1 else ""
+        return f"{missed}{sizes}, the shortest forward takes {self.forward_ms:.1f} ms{alone}"
 
 
 def long_enough(
@@ -75,7 +78,8 @@ def long_enough(
     widest: int = WIDEST,
 ) -> Reached:
     """`make(batch_size=n)`, as large as it must be for every stage's forward of a microbatch to take `least_ms`
-    milliseconds on the pool's GPUs, in bfloat16: each size is measured by two steps.
+    milliseconds on the pool's GPUs, in bfloat16: each size is measured by two steps. Where ranks take turns on a GPU, a
+    forward's span has the others' in it, and counts for its part.
 
     The batch is doubled up to 4,096 tokens a microbatch, then a GPT's width, and its heads, up to `widest`, then the
     batch again. No size is tried with which a GPT could need more memory than there is, in whatever order the ranks
@@ -90,7 +94,8 @@ def long_enough(
     width 128, batch 8, 128 tokens a microbatch: nothing was measured, since a CPU launches nothing
     """
     size = {"batch_size": positive_int("batch_size", batch_size)}
-    reached = Reached(make(**size), schedule.num_microbatches, least_ms)
+    turns = 1 if pool.beside else math.ceil(pool.num_ranks / len(set(pool.devices)))
+    reached = Reached(make(**size), schedule.num_microbatches, least_ms, turns=turns)
     if pool.devices[0] == "cpu":
         return reached
     reached, limits, card = _measured(pool, schedule, reached), {"batch_size": most or MOST}, min(pool.run(card_bytes))
@@ -116,7 +121,7 @@ def long_enough(
 
 def _measured(pool: Pool, schedule: Schedule, size: Reached) -> Reached:
     costs = pool.train(schedule, size.workload, steps=2, autocast=torch.bfloat16).costs
-    return replace(size, forward_ms=min(costs.of("F", stage) for stage in range(schedule.num_stages)))
+    return replace(size, forward_ms=min(costs.of("F", stage) for stage in range(schedule.num_stages)) / size.turns)
 
 
 def _has_room(schedule: Schedule, size: Reached, card_bytes: float, num_gpus: int) -> bool:
