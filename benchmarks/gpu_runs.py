@@ -85,11 +85,10 @@ def _batch(setting: Setting, part: Part) -> dict:
     schedule = pp.build("1F1B", num_ranks=num_ranks, num_microbatches=size.num_microbatches)
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
         make = partial(models.gpt, **sizes)
-        turns = math.ceil(num_ranks / setting.num_devices)  # a span has the slices of others in it that share the GPU
-        options = {"batch_size": min(first, most), "least_ms": turns * size.forward_ms, "most": most}
-        found = lab.long_enough(pool, schedule, make, **options).batch_size
-    print(f"a GPT's batch: {found}; every stage's forward is to take {size.forward_ms} ms", flush=True)
-    return {"batch_size": found, **row}
+        options = {"batch_size": min(first, most), "least_ms": size.forward_ms, "most": most, "widest": 1}
+        found = lab.long_enough(pool, schedule, make, **options)
+    print(f"a GPT for what follows: {found}", flush=True)
+    return {"batch_size": found.batch_size, "forward_ms": found.forward_ms, **row}
 
 
 def with_room(measure: Callable[[Workload], dict], workload: Workload, least: int) -> dict:

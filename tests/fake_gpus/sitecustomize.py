@@ -80,6 +80,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
         "can_device_access_peer": lambda device, peer_device: index(device) != index(peer_device),
         "is_bf16_supported": lambda including_emulation=True: True,
+        "cudart": lambda: index(0) or __import__("pinned"),
+        "check_error": lambda res: __import__("pinned").check(res),
     }
     for name, fake in FAKES.items():
         ours, theirs = ([*inspect.signature(f).parameters] for f in (fake, getattr(torch.cuda, name)))

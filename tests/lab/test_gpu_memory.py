@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from pplab import lab
 from pplab.lab import models
 from pplab.lab.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, most_that_fits, on_card, parameters
 from pplab.lab.meter import SavedBytes
+from pplab.runtime import Pool, RankError
 from pplab.runtime.stage import autocast
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -97,3 +100,79 @@ def test_little_shared_memory_and_a_card_that_is_too_small_are_heeded():
     few, less = most_that_fits(schedules((2, 4)), config, **ask, host_bytes=6e8)
     assert n == 128 and few < n and needs["host"] > less["host"] > 0
     assert most_that_fits(schedules((2, 4)), config, **{**ask, "card_bytes": 1e9})[0] == 8  # a sequence a microbatch
+
+
+class Card(Pool):
+    """Two ranks that take turns on one GPU of so many bytes that does 400 TFLOP/s, takes half a millisecond to launch
+    anything, and has no memory for what is wider than `widest`."""
+
+    def __init__(self, card_bytes: float, widest: int = 10**6, speed: float = 4e14):
+        super().__init__(2, device="cpu")
+        self.devices, self.card_bytes, self.widest, self.speed, self.tried = (
+            ["cuda:0"] * 2,
+            card_bytes,
+            widest,
+            speed,
+            [],
+        )
+
+    def run(self, function: object, *arguments: object) -> list:
+        """What is asked of a GPU."""
+        return [self.card_bytes] * 2
+
+    def train(self, schedule: pp.Schedule, workload: object, **options: object) -> SimpleNamespace:
+        """How long forwards take."""
+        c = workload.config
+        self.tried.append((workload.batch_size, c.width, c.num_heads))
+        if c.width > self.widest:
+            raise RankError(0, None, "rank 0 failed at 0F0: OutOfMemoryError: CUDA out of memory")
+        tokens = workload.batch_size // schedule.num_microbatches * c.context
+        busy = 24 * c.width**2 * tokens * c.num_layers // 2 / self.speed
+        return SimpleNamespace(costs=pp.Costs([2e3 * max(5e-4, busy)] * 2))
+
+
+CHAPTER_10 = partial(models.gpt, context=64, source="sample")
+
+
+def test_models_grow_in_batch_then_width_then_batch_until_a_forward_is_long_enough():
+    s = pp.build("ZB-H1", num_ranks=2, num_microbatches=8)
+    pool = Card(141e9)
+    reached = lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
+    growing = [(16 * 2**n, 128, 4) for n in range(6)] + [(512, 128 * 2**n, 4 * 2**n) for n in range(1, 5)]
+    assert pool.tried == [*growing, (1024, 2048, 64)]
+    sizes, ms = "width 2048, batch 1024, 8,192 tokens a microbatch", "the shortest forward takes 8.2 ms"
+    assert str(reached) == f"{sizes}, {ms}, if its rank had the GPU alone" and reached.workload.config.width == 2048
+    assert str(lab.long_enough(Card(141e9), s, CHAPTER_10, batch_size=16, least_ms=0.5)).startswith(
+        "width 128, batch 16,"
+    )
+
+
+@pytest.mark.parametrize("card", [24, 80, 141])
+def test_what_models_grow_to_has_room(card):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
+    chapter_15 = partial(models.gpt, source="sample", num_layers=8, width=128, context=128, vocabulary=4096)
+    reached = lab.long_enough(Card(card * 1e9), s, chapter_15, batch_size=8, least_ms=1000, widest=2**20)
+    assert str(reached).startswith("1000 ms weren't reached: width ")
+    for M in (1, 2, 8):
+        for name in ("GPipe", "1F1B"):
+            needs = gpu_bytes(pp.build(name, num_ranks=2, num_microbatches=M), reached.config, reached.batch_size, 1)
+            assert on_card(needs) <= 0.9 * card * 1e9
+    for more in ({"batch_size": 2 * reached.batch_size}, {"width": 2 * reached.config.width}):
+        config = replace(reached.config, width=more.get("width", reached.config.width))
+        whole = gpu_bytes(
+            pp.build("GPipe", num_ranks=2, num_microbatches=1), config, more.get("batch_size", reached.batch_size), 1
+        )
+        assert on_card(whole) > 0.9 * card * 1e9
+
+
+def test_where_a_wider_model_finds_no_memory_the_batch_grows_on():
+    s = pp.build("ZB-H1", num_ranks=2, num_microbatches=8)
+    pool = Card(80e9, widest=256)
+    reached = lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
+    assert [width for _, width, _ in pool.tried].count(512) == 1 and reached.config.width == 256
+    assert reached.batch_size > 512 and str(reached).startswith("5 ms weren't reached: width 256, batch ")
+    pool = Card(80e9, widest=100)
+    with pytest.raises(RankError, match="out of memory"):
+        lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
+    bounded = lab.long_enough(Card(80e9), s, CHAPTER_10, batch_size=16, most=64, widest=1)
+    assert (bounded.batch_size, bounded.config.width) == (64, 128)

@@ -58,6 +58,35 @@ def test_extras_and_probes_run_on_gpus_of_their_own():
     assert done.returncode == 0 and "Link(" in done.stdout and "the drill is done" in done.stdout, done.stderr[-4000:]
 
 
+SHARED = """
+import pplab as pp
+import modules
+import torch
+from pplab import lab
+from pplab.lab import models
+from pplab.runtime import Pool
+
+if __name__ == "__main__":
+    gpt = models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    with Pool(2, timeout_s=60) as pool:
+        for name in ("1F1B", "ZBVZeroBubble"):
+            s = pp.build(name, num_ranks=2, num_microbatches=4)
+            run = pool.train(s, gpt, lab.Meter(), check_gradients=True, autocast=torch.bfloat16)
+            assert run.machine.transport == "shared" and run.gradients.equal, run
+            assert run.held.peak_bytes == run.predicted_peak_bytes
+        for made, left, late in pool.run(modules.pinned):
+            assert made >= 4 and left == late == 0, (made, left, late)
+"""
+
+
+@pytest.mark.slow
+def test_messages_between_ranks_of_one_gpu_are_in_pinned_memory_for_as_long_as_it_is_mapped(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SHARED)
+    done = on_fake_gpus([str(program)], 1)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
 @pytest.mark.slow
 def test_ranks_have_the_settings_of_now(monkeypatch):
     """And not those with which the fork server was started."""

@@ -159,9 +159,13 @@ def test_any_bidirectional_order_equals_one_process(pools, rng):
 def test_mixed_precision_computes_in_it(pools, gpt, name):
     """That every schedule does, and holds what is predicted, is tested in test_gpu.py, which CI runs on the CPU too."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
-    exact, mixed = (
-        pools(2).train(s, gpt, METER, steps=1, check_gradients=True, autocast=dtype) for dtype in (None, torch.bfloat16)
+    exact, mixed, half = (
+        pools(2).train(s, gpt, METER, steps=1, check_gradients=True, autocast=dtype)
+        for dtype in (None, torch.bfloat16, torch.float16)
     )
+    sent = exact.held.message_bytes
+    assert max(sent) > 0 and mixed.held.message_bytes == tuple(count // 2 for count in sent)
+    assert half.held.message_bytes == sent and half.gradients.equal  # float16 would lose small gradients
     assert mixed.gradients.equal and mixed.gradients.tolerance == 3e-2, mixed
     assert mixed.held.peak_bytes == mixed.predicted_peak_bytes and max(mixed.held.bytes_of) < max(exact.held.bytes_of)
     assert lab.run_to_dict(mixed)["precision"] == "bfloat16" and "mixed precision in bfloat16" in str(mixed)

@@ -28,7 +28,7 @@ _HOMES = {
     "experts": ("Experts",),
     "exact": ("BestSoFar", "Optimum", "optimum"),
     "frontier": ("Frontier", "Point", "frontier_chart", "frontiers", "optima"),
-    "gpu_batch": ("long_enough",),
+    "gpu_batch": ("Reached", "long_enough"),
     "gpu_calls": ("host_calls",),
     "gpu_machine": ("GpuMachine", "hanging_waits"),
     "greedy": ("depth_first",),

@@ -2,26 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..actions import COMPUTE, SEND_B, SEND_F, parts
+from ..builders import build
 from ..errors import positive_int
 from ..footprint import Memory
 from ..lowering import lower
 from ..runtime import Pool, RankError, Workload
 from ..schedule import Schedule
+from .models import GPTConfig
 from .models._cutting import layer_ranges
 
 if TYPE_CHECKING:
-    from .models import GPTConfig
+    from ..runtime import RankContext
 
 MOST = 4096  # sequences
+WIDEST = 2048  # each stage builds the whole model: some seconds of a CPU then, four times as many at twice the width
+_TOKENS = 4096  # of a microbatch: from then on, width is what grows first
+_TOGETHER = {"batch_size": ("batch_size",), "width": ("width", "num_heads")}
 _STATE = 28  # bytes of a parameter: weight, gradient, AdamW's two moments, and what a step makes of it meanwhile: 12
 _PROCESS = 2 * 10**9  # bytes of a rank: CUDA's context with all kernels loaded, workspaces, NCCL's buffers
 _USABLE = 0.9  # of a card: the rest is what the allocator can't fill
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A workload for a machine's devices, and how long its shortest forward takes there; as text, one line."""
+
+    workload: Workload
+    num_microbatches: int
+    least_ms: float
+    forward_ms: float | None = None  # of a microbatch on a stage, in bfloat16; None on the CPU, where none is measured
+    turns: int = 1  # ranks of a GPU, whose turns are in what was measured, and not in forward_ms
+
+    @property
+    def batch_size(self) -> int:
+        """Of the workload."""
+        return self.workload.batch_size
+
+    @property
+    def config(self) -> GPTConfig | None:
+        """Its sizes, if it is a GPT."""
+        found = getattr(self.workload, "config", None)
+        return found if type(found) is GPTConfig else None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a microbatch, or samples if it is no GPT."""
+        return self.batch_size // self.num_microbatches * (self.config.context if self.config else 1)
+
+    def __str__(self) -> str:
+        width = f"width {self.config.width}, " if self.config else ""
+        sizes = f"{width}batch {self.batch_size}, {self.length:,} {'tokens' if self.config else 'samples'} a microbatch"
+        if self.forward_ms is None:
+            return f"{sizes}: nothing was measured, since a CPU launches nothing"
+        missed = "" if self.forward_ms >= self.least_ms else f"{self.least_ms:g} ms weren't reached: "
+        alone = ", if its rank had the GPU alone" if self.turns > 1 else ""
+        return f"{missed}{sizes}, the shortest forward takes {self.forward_ms:.1f} ms{alone}"
 
 
 def long_enough(
@@ -31,40 +74,76 @@ def long_enough(
     *,
     batch_size: int,
     least_ms: float = 5.0,
-    most: int = MOST,
-) -> Workload:
-    """`make(batch_size=n)` with the first n of batch_size, twice, four times it, ... for which every stage's forward of
-    a microbatch takes `least_ms` milliseconds on the pool's GPUs, in bfloat16: each n is measured by two steps.
+    most: int | None = None,
+    widest: int = WIDEST,
+) -> Reached:
+    """`make(batch_size=n)`, as large as it must be for every stage's forward of a microbatch to take `least_ms`
+    milliseconds on the pool's GPUs, in bfloat16: each size is measured by two steps. Where ranks take turns on a GPU, a
+    forward's span has the others' in it, and counts for its part.
 
-    Where the next n doesn't fit the memory, or would be over `most`, it is the last that did. On the CPU, which
-    launches nothing, nothing is measured, and it is the first n.
+    The batch is doubled up to 4,096 tokens a microbatch, then a GPT's width, and its heads, up to `widest`, then the
+    batch again. No size is tried with which a GPT could need more memory than there is, in whatever order the ranks
+    take the batch; or, for who has counted, no batch of more than `most`. Where a rank finds no memory all the same,
+    the size before stays. On the CPU, which launches nothing, nothing is measured, and it is the first n.
 
     >>> import pplab as pp
     >>> from pplab.lab import models
     >>> from pplab.runtime import Pool
     >>> s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
-    >>> print(long_enough(Pool(2, device="cpu"), s, models.gpt, batch_size=8).batch_size)
-    8
+    >>> print(long_enough(Pool(2, device="cpu"), s, models.gpt, batch_size=8))
+    width 128, batch 8, 128 tokens a microbatch: nothing was measured, since a CPU launches nothing
     """
-    n, fits = positive_int("batch_size", batch_size), None
-    while True:
-        workload = make(batch_size=n)
-        if pool.devices[0] == "cpu":
-            return workload
+    size = {"batch_size": positive_int("batch_size", batch_size)}
+    turns = 1 if pool.beside else math.ceil(pool.num_ranks / len(set(pool.devices)))
+    reached = Reached(make(**size), schedule.num_microbatches, least_ms, turns=turns)
+    if pool.devices[0] == "cpu":
+        return reached
+    reached, limits, card = _measured(pool, schedule, reached), {"batch_size": most or MOST}, min(pool.run(card_bytes))
+    if reached.config:
+        size |= {name: getattr(reached.config, name) for name in ("width", "num_heads")}
+        limits["width"] = widest
+    while reached.forward_ms < least_ms and limits:
+        order = ("batch_size", "width") if reached.length < _TOKENS else ("width", "batch_size")
+        grows = next(name for name in order if name in limits)
+        larger = size | {name: 2 * size[name] for name in _TOGETHER[grows]}
+        found = replace(reached, workload=make(**larger))
         try:
-            costs = pool.train(schedule, workload, steps=2, autocast=torch.bfloat16).costs
+            if larger[grows] > limits[grows] or not (most or _has_room(schedule, found, card, len(set(pool.devices)))):
+                del limits[grows]
+            else:
+                reached, size = _measured(pool, schedule, found), larger
         except RankError as error:
-            if fits is None or not out_of_memory(error):
+            if not out_of_memory(error):
                 raise
-            return fits
-        fits, n = workload, 2 * n
-        if n > most or all(costs.of("F", stage) >= least_ms for stage in range(schedule.num_stages)):
-            return fits
+            del limits[grows]
+    return reached
+
+
+def _measured(pool: Pool, schedule: Schedule, size: Reached) -> Reached:
+    costs = pool.train(schedule, size.workload, steps=2, autocast=torch.bfloat16).costs
+    return replace(size, forward_ms=min(costs.of("F", stage) for stage in range(schedule.num_stages)) / size.turns)
+
+
+def _has_room(schedule: Schedule, size: Reached, card_bytes: float, num_gpus: int) -> bool:
+    """By the schedule, and by GPipe with the whole batch as one microbatch: no other keeps more, and one process that
+    takes it whole, to compare gradients, keeps as much. Of what is no GPT, only ranks can say it."""
+    if not size.config:
+        return True
+    whole = build("GPipe", num_ranks=schedule.num_ranks, num_microbatches=1)
+    needs = [on_card(gpu_bytes(each, size.config, size.batch_size, num_gpus)) for each in (schedule, whole)]
+    return max(needs) <= _USABLE * card_bytes
+
+
+def card_bytes(context: RankContext) -> int:
+    """The memory of a rank's GPU."""
+    from ..runtime.gpu import cuda
+
+    return cuda.get_device_properties(context.device).total_memory
 
 
 def out_of_memory(error: RankError) -> bool:
     """Whether a rank failed because a GPU, or the host's shared memory, had no room."""
-    return any(words in error.cause for words in ("OutOfMemory", "out of memory", "ALLOC_FAILED", "no room for"))
+    return any(words in error.cause for words in ("OutOfMemory", "out of memory", "ALLOC_FAILED", "No space left"))
 
 
 def gpu_bytes(schedule: Schedule, config: GPTConfig, batch_size: int, num_gpus: int) -> dict[str, float]:

@@ -102,7 +102,10 @@ def measure_layers(
     with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, Meter(), steps=steps)
         inputs = pool.train(schedule, layerwise, Meter(), Recompute(), steps=1, warmup=0).held.bytes_of
-    sizes = tuple(weights_of(layerwise.build_stage(stage, last + 1)) for stage in range(last + 1))
+    if isinstance(layerwise, LayeredModel):
+        sizes = layerwise.stage_bytes(last + 1)  # which builds the model once
+    else:
+        sizes = tuple(weights_of(layerwise.build_stage(stage, last + 1)) for stage in range(last + 1))
     found = names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, sizes
     return MeasuredLayers(*found, ends=isinstance(workload, LayeredModel))
 

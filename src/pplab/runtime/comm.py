@@ -8,13 +8,12 @@ number goes down the channel's pipe; the receiver copies it out and marks the sl
 and makes one whenever none is free: as many as messages were ever under way at once, so that no schedule can run out of
 them. A rank that waits sleeps in the pipe, and a rank whose peer has died reads its end.
 
-Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU into the slot, up
-from it to the receiver's. Both copies wait for the GPU, so they are part of the times that a shared GPU shows.
+Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU into the slot, which
+is pinned, up from it to the receiver's. Both copies wait for the GPU: they are part of what a shared GPU shows.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
@@ -22,7 +21,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,21 +93,14 @@ class _Slot:
 
     memory: mmap.mmap
     number: int
-    tensors: dict[object, list[Tensor]] = field(default_factory=dict)  # by what they are
 
-    def views(self, key: object, spec: Spec) -> list[Tensor]:
+    def views(self, spec: Spec) -> Iterator[Tensor]:
         """The slot as a message's tensors."""
-        if key not in self.tensors:
-            if len(self.tensors) > 99:  # of batches that all have other lengths
-                self.tensors.clear()
-            offset, found = _ALIGNMENT, []
-            for shape, dtype in spec:
-                count = torch.Size(shape).numel()
-                at = {"offset": offset, "count": count} if count else {"count": 0}
-                found.append(torch.frombuffer(self.memory, dtype=dtype, **at).view(shape))
-                offset += _padded(count * dtype.itemsize)
-            self.tensors[key] = found
-        return self.tensors[key]
+        offset, memory = _ALIGNMENT, torch.frombuffer(self.memory, dtype=torch.uint8)
+        for shape, dtype in spec:
+            nbytes = torch.Size(shape).numel() * dtype.itemsize
+            yield memory[offset : offset + nbytes].view(dtype).view(shape)
+            offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class SharedComm(Comm):
@@ -144,9 +136,8 @@ class SharedComm(Comm):
                 self.arrived[tuple(message)] = (nbytes, number, left_ns)
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         if (slot := self.incoming.get((source, number))) is None:
-            slot = self.incoming[source, number] = _Slot(self._memory(source, self.rank, number, nbytes), number)
-        views = slot.views((receive.kind, *self.made(receive)), self.expected(receive))
-        tensors = tuple(view.to(self.device, copy=True) for view in views)
+            slot = self.incoming[source, number] = self._slot(source, self.rank, number, nbytes)
+        tensors = tuple(view.to(self.device, copy=True) for view in slot.views(self.expected(receive)))
         slot.memory[0] = 0
         return tensors
 
@@ -154,14 +145,14 @@ class SharedComm(Comm):
         """Copy a message into shared memory and announce it; returns when the tensors are free to change."""
         spec = self.check(send, tensors)
         target, content = self.peer(send), (producer(send), int(send.kind is SEND_F))
-        nbytes = _ALIGNMENT + sum(_padded(torch.Size(shape).numel() * dtype.itemsize) for shape, dtype in spec)
+        nbytes = _ALIGNMENT + sum(x.nbytes + _ALIGNMENT for x in tensors)
         slots = self.outgoing.setdefault(target, [])
         slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
         if slot is None:
             nbytes = max([nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])])  # lengths may grow on
-            slot = _Slot(self._memory(self.rank, target, len(slots), nbytes), len(slots))
+            slot = self._slot(self.rank, target, len(slots), nbytes)
             slots.append(slot)
-        for view, tensor in zip(slot.views((send.kind, *self.made(send)), spec), tensors, strict=True):
+        for view, tensor in zip(slot.views(spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
         left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
@@ -172,28 +163,20 @@ class SharedComm(Comm):
     def flush(self) -> None:
         """Nothing is under way once it is announced."""
 
-    def _memory(self, source: int, target: int, number: int, nbytes: int) -> mmap.mmap:
-        """A slot's memory: made by its source, and once mapped by its target, too, without a name. ValueError when
-        there is no room, now rather than a crash at a write."""
+    def _slot(self, source: int, target: int, number: int, nbytes: int) -> _Slot:
+        """A slot, in memory that its source makes, and that has no name once its target has mapped it, too."""
         path, new = self.pipes.folder / f"{self.key}-{source}-{target}-{number}", source == self.rank
-        end = os.open(path, os.O_RDWR | new * (os.O_CREAT | os.O_EXCL), 0o600)
-        try:
+        with open(path, "x+b" if new else "r+b") as file:
             if new:
-                os.posix_fallocate(end, 0, nbytes)
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # no room is an error now, and no crash later
             else:
                 os.unlink(path)
-            return mmap.mmap(end, nbytes)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                remedy = 'make it larger (docker run --shm-size), or take transport="gloo"'
-                raise ValueError(f"no room for {nbytes} bytes of shared memory in {path.parent}: {remedy}") from None
-            raise
-        finally:
-            os.close(end)
+            slot = _Slot(mmap.mmap(file.fileno(), nbytes), number)
+        if self.device.type == "cuda":
+            from .gpu import pin
 
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            pin(slot, torch.frombuffer(slot.memory, dtype=torch.uint8))
+        return slot
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def remedy(error: str, action: object = None) -> str:
     if "AF_UNIX path too long" in error:
         return ": set TMPDIR to a shorter path"
     if "No space left on device" in error:
-        return ": make /dev/shm larger (docker run --shm-size), or empty it"
+        return ': make /dev/shm larger (docker run --shm-size), empty it, or take transport="gloo"'
     return ""
 
 

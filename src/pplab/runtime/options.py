@@ -34,7 +34,7 @@ class Options:
         None,
         "makes an optimizer of (name, weight) pairs (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
     )
-    autocast: torch.dtype | None = option(None, "dtype of mixed precision, such as torch.bfloat16")
+    autocast: torch.dtype | None = option(None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it")
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):

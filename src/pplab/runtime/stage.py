@@ -2,6 +2,9 @@
 
 Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that wants a gradient; its
 backward starts from the gradient that the next stage sent, and leaves the gradient to send back in that leaf.
+
+In mixed precision by bfloat16, float32 crosses in it, both ways, and is float32 again in the leaf, and where autograd
+takes up the gradient. By float16 it crosses as it is: small gradients, which nobody scales here, would be lost.
 """
 
 from __future__ import annotations
@@ -61,13 +64,14 @@ class Stage:
         `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T, C); the first stage
         takes the batch's inputs instead. The last stage computes the loss and returns nothing.
         """
-        leaves = () if self.is_first else tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
+        received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
+        leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
         outputs = self.run(leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
         counted = self.hold and [self.hold(x) for x in leaves]  # received, and held as long as this is
         self.held[microbatch] = _Held(leaves, *roots_of(outputs), counted)
-        return () if self.is_last else tuple(x.detach() for x in outputs)
+        return () if self.is_last else self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
 
     def run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """The module's outputs, or its loss."""
@@ -87,8 +91,12 @@ class Stage:
                 gradients = (torch.full_like(self.losses[microbatch], share),)
             flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
             torch.autograd.backward(held.roots, flowing)
-        wanted = (x for x in held.leaves if x.requires_grad)
-        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in wanted)
+        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in held.leaves if x.requires_grad]
+        return self.recast(found, torch.float32, torch.bfloat16)
+
+    def recast(self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype) -> tuple[Tensor, ...]:
+        """What crosses the boundary, in another dtype where that is one of these."""
+        return tuple(x.to(new) if x.dtype is old and self.autocast is torch.bfloat16 else x for x in tensors)
 
     def backward_input(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
