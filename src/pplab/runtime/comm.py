@@ -93,13 +93,14 @@ class _Slot:
 
     memory: mmap.mmap
     number: int
+    content: Tensor  # the memory, as bytes
 
     def views(self, spec: Spec) -> Iterator[Tensor]:
         """The slot as a message's tensors."""
-        offset, memory = _ALIGNMENT, torch.frombuffer(self.memory, dtype=torch.uint8)
+        offset = _ALIGNMENT
         for shape, dtype in spec:
             nbytes = torch.Size(shape).numel() * dtype.itemsize
-            yield memory[offset : offset + nbytes].view(dtype).view(shape)
+            yield self.content[offset : offset + nbytes].view(dtype).view(shape)
             offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -171,11 +172,12 @@ class SharedComm(Comm):
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # no room is an error now, and no crash later
             else:
                 os.unlink(path)
-            slot = _Slot(mmap.mmap(file.fileno(), nbytes), number)
+            memory = mmap.mmap(file.fileno(), nbytes)
+        slot = _Slot(memory, number, torch.frombuffer(memory, dtype=torch.uint8))
         if self.device.type == "cuda":
             from .gpu import pin
 
-            pin(slot, torch.frombuffer(slot.memory, dtype=torch.uint8))
+            pin(slot, slot.content)
         return slot
 
 

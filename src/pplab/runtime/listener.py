@@ -193,5 +193,4 @@ class Clock(Listener):
         first, last, *rest = (each - ahead for each in times)
         spans = iter(zip(rest[::2], rest[1::2], strict=True))
         read = {event: [(what, *next(spans)) for what, _, _ in each] for event, each in self._found.items()}
-        error_ns = self.error_ns + error
-        self.traces.append(StepTrace(read["item"], read["receive"], first, last, read["again"], error_ns))
+        self.traces.append(StepTrace(read["item"], read["receive"], first, last, read["again"], self.error_ns + error))

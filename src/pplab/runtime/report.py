@@ -11,8 +11,6 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
 from ..schedule import Schedule, plural
@@ -56,11 +54,6 @@ class Run:
     def how(self) -> str:
         """Whether it was "measured" or "paced"."""
         return self.job.how
-
-    @property
-    def precision(self) -> str:
-        """The dtype of mixed precision, or float32."""
-        return str(self.job.options.autocast or torch.float32).removeprefix("torch.")
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
@@ -123,8 +116,7 @@ class Run:
             median[s, kind] = max(0, median[s, kind] - again[s])
         inputs = [median.get((s, I), median.get((s, B))) for s in stages]
         weights = [median.get((s, W), 0) for s in stages]
-        halves = [i + w for i, w in zip(inputs, weights, strict=True)]
-        backwards = [median.get((s, B), halves[s]) for s in stages] if any(weights) else None
+        backwards = [median.get((s, B), inputs[s] + weights[s]) for s in stages] if any(weights) else None
         pairs = {key: lasted for key, lasted in median.items() if isinstance(key[0], str)}
         more = {"recompute": again if any(again) else 0, "overlap": pairs or "sum", "unit": "ms"}
         return Costs([median[s, F] for s in stages], inputs, weights, backward=backwards, **more)
@@ -133,7 +125,8 @@ class Run:
         schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")
         ranks, microbatches = plural(schedule.num_ranks, "rank"), plural(schedule.num_microbatches, "microbatch")
         by = " by torch" * (self.job.engine_name == "torch")
-        mixed = f", mixed precision in {self.precision}" * (self.precision != "float32")
+        dtype = self.job.options.autocast
+        mixed = f", mixed precision in {dtype}".replace("torch.", "") if dtype else ""
         lines = [
             f"{schedule.name}{by}, {self.how}: {ranks} on {self.machine.device} ({transport}), {microbatches}{mixed}",
             self.job.workload.name,
