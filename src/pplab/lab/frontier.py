@@ -160,8 +160,8 @@ def frontier_chart(
 ) -> Axes:
     """Draw time against what the fullest rank holds.
 
-    A line says, for a placement, how short the best known order is in so much memory. It is marked where that is
-    proved, and below it lies, shaded, what isn't. Rings are published schedules, with their names.
+    A line says, for a placement, how short the best order is that was found in so much memory. It is marked where that
+    is proved, and below it lies, shaded, what isn't. Rings are published schedules, with their names.
 
     `most`: how much memory the axis reaches; `slowest`: how much time. What lies beyond is left out.
     """
@@ -243,7 +243,7 @@ def _finish(ax: Axes, frontier: Frontier, memory: tuple[float, float], times: tu
     fastest = min(frontier.points, key=lambda p: (p.time, p.held))
     open_ = sum(not p.proved for p in frontier.found)
     ax.set_label(
-        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders in "
-        f"{len(frontier.found)} placements and limits, {open_} of them not proved. The shortest takes "
+        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders found "
+        f"in {len(frontier.found)} placements and limits, {open_} of them not proved. The shortest takes "
         f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} {frontier.held_in}."
     )
