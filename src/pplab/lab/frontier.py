@@ -243,7 +243,7 @@ def _finish(ax: Axes, frontier: Frontier, memory: tuple[float, float], times: tu
     fastest = min(frontier.points, key=lambda p: (p.time, p.held))
     open_ = sum(not p.proved for p in frontier.found)
     ax.set_label(
-        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders found "
-        f"in {len(frontier.found)} placements and limits, {open_} of them not proved. The shortest takes "
+        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders "
+        f"found in {len(frontier.found)} placements and limits, {open_} of them not proved. The shortest takes "
         f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} {frontier.held_in}."
     )
