@@ -1,12 +1,11 @@
-"""`make bench`: how fast the simulator is, the runtime against PyTorch's own on the same stages, and what this
-machine's cores do with them, which is recorded in results/<processor>.json.
+"""`make bench`: how fast the simulator is, the runtime against PyTorch's own on the same stages, and what cores do.
 
     python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime|cores ...] [--folder FOLDER]
 
 Runtime figures are ratios of medians of runs that take turns, with the spread of the ratios of neighbouring runs: the
-machine's mood is then in both. The cores' are those parts of `make gpu` that a processor can have: how long F, B, I and
-W take, copies beside them, one schedule's durations as predictions of others, and runs without pace where every rank
-has a core. With --quick they are a trial, which goes to _build/results.
+machine's mood is then in both. Of the cores it measures those parts of `make gpu` that a processor can have: how long
+F, B, I and W take, copies beside them, what one schedule's durations predict of others, and runs without pace where
+every rank has a core. They are recorded in results/<processor>.json; with --quick, as a trial, in _build/results.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def cores(quick: bool, folder: Path) -> int:
     command = f"python benchmarks/bench.py --only cores{' --quick' * quick}"
     data = gpu.measure(setting, path, command, parts={name: PARTS[name] for name in ON_CORES})
     failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
-    print(f"== wrote {path}", f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed", sep="\n")
+    print(f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed")
     return 1 if failed else 0
 
 
