@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 from pplab.lab import results
 from pplab.lab.gpu_results import first_look
@@ -35,9 +36,10 @@ def _on_gpus(notebook: Path) -> bool:
 
 def _healthy_run(recorded: Path) -> str:
     found = first_look(recorded)
-    lines = "\n".join(found[1]) if found else PLAYED.read_text().strip()
+    lines = found[1] if found else PLAYED.read_text().splitlines()
     words = f"{found[0]}, printed" if found else "No GPU has been recorded. One that the tests play on the CPU prints"
-    return f"{words}:\n\n```\n{lines}\n```"
+    fitting = "\n".join(fill(line, 72, subsequent_indent="    ") for line in lines)
+    return f"{words}:\n\n```text\n{fitting}\n```"
 
 
 def substitute(app, config) -> None:

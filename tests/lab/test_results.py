@@ -64,9 +64,10 @@ def test_without_a_recording_pages_say_so(pages, tmp_path):
     said = pages.sentences(tmp_path, ROOT / "notebooks")
     assert said["measured_on_gpus"] == NONE
     assert said["healthy_run"].startswith(
-        "No GPU has been recorded. One that the tests play on the CPU prints:\n\n```\n"
+        "No GPU has been recorded. One that the tests play on the CPU prints:\n\n```text\n"
     )
-    assert pages.PLAYED.read_text().strip() in said["healthy_run"]
+    assert " ".join(pages.PLAYED.read_text().split()) in " ".join(said["healthy_run"].split())
+    assert max(map(len, said["healthy_run"].splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -77,7 +78,7 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
     said = pages.sentences(folder, ROOT / "notebooks")
     assert said["measured_on_gpus"] == results.said(folder)
     assert said["healthy_run"].startswith(
-        f"Fake GPU, {day}, printed:\n\n```\n1F1B, 2 ranks, fp32: gradients equal to one"
+        f"Fake GPU, {day}, printed:\n\n```text\n1F1B, 2 ranks, fp32: gradients equal to one"
     )
     title, lines = gpu_results.first_look(folder)
     assert title == f"Fake GPU, {day}" and all(line in printed.splitlines() for line in lines)
@@ -247,5 +248,7 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
     if sys.platform == "linux":
         library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
         assert all(name.encode() in library for name in file_names)
+    reader = Path(torch.__file__).parent / "distributed" / "flight_recorder" / "components" / "types.py"
+    assert '"FR_TRACE_VERBOSE_OUTPUT"' in reader.read_text() and "FR_TRACE_VERBOSE_OUTPUT=1 torchfrtrace" in PAGE
     assert "torchfrtrace" in {entry.name for entry in entry_points(group="console_scripts")}
-    assert "NCCL watchdog timeout" in PAGE
+    assert "NCCL watchdog timeout" in PAGE and re.search(r"NCCLDefaultTimeout =\s+std::chrono::\w+\(10 \* 60 \*", known)

@@ -241,6 +241,6 @@ def _span(found: Iterable[Mapping[str, str]], name: str) -> str:
     return "-" if not figures else low if low == high else f"{low} to {high}"
 
 
-OF_MACHINES = (machines, gradients, assumptions, nccl, links)
-OF_RUNS = (batch, simulated, where)
+OF_MACHINES = (machines, gradients, assumptions, nccl, links, batch)
+OF_RUNS = (simulated, where)
 OF_CHECKS = (clocks, tests)
