@@ -280,26 +280,39 @@ def _beside(
     device: torch.device, pairs: list[tuple[Tensor, Tensor]], work: Callable[[], object]
 ) -> tuple[object, list[tuple[int, float]]]:
     """What the work returns, and how many copies each engine made beside it, in how many seconds."""
-    begun, enough = threading.Barrier(len(pairs) + 1), threading.Event()
+    begun, enough, made = threading.Barrier(len(pairs) + 1), threading.Event(), _mark(device)
     with ThreadPoolExecutor(len(pairs)) as engines:
-        found = [engines.submit(_copy, device, *pair, begun, enough) for pair in pairs]
-        begun.wait()
+        found = [engines.submit(_copy, device, *pair, made, begun, enough) for pair in pairs]
         try:
+            begun.wait()
             done = work()
+        except threading.BrokenBarrierError:
+            done = None  # an engine failed: its result says why
         finally:
             enough.set()
         return done, [each.result() for each in found]
 
 
 def _copy(
-    device: torch.device, source: Tensor, target: Tensor, begun: threading.Barrier, enough: threading.Event
+    device: torch.device,
+    source: Tensor,
+    target: Tensor,
+    made: object,
+    begun: threading.Barrier,
+    enough: threading.Event,
 ) -> tuple[int, float]:
-    """Copy, again and again, until it is enough."""
+    """Copy what is there once the GPU has `made` it, again and again, until it is enough."""
     stream = door.cuda.Stream(device) if device.type == "cuda" else None
     with door.cuda.stream(stream) if stream else nullcontext():
-        target.copy_(source, non_blocking=True)
-        if stream:
-            stream.synchronize()
+        try:
+            if stream:
+                made.synchronize()
+            target.copy_(source, non_blocking=True)
+            if stream:
+                stream.synchronize()
+        except Exception:
+            begun.abort()  # or the others would wait for this one
+            raise
         begun.wait()
         started, count = time.perf_counter(), 0
         while not (count and enough.is_set()):
