@@ -125,7 +125,9 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
     waits: dict[int, tuple[int, int]] = {}  # of a stuck rank: what stands there, and what makes what that waits for
     for rank, i in stuck.items():
-        waits[rank] = next(each for each in graph.awaited(i) if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf))
+        late = [each for each in graph.awaited(i) if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf)]
+        assert late, f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}, and nothing is missing there"
+        waits[rank] = late[0]
     rank = min(waits)
     seen: list[int] = []
     while rank not in seen:

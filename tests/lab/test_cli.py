@@ -17,6 +17,7 @@ import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
 from pplab.lab import cli, commands
+from pplab.lab.replicas import replicate
 from pplab.runtime import Extra, Options
 from pplab.runtime.options import Job, option
 
@@ -88,6 +89,22 @@ def test_simulate_compares_schedules_on_one_model(tmp_path, capsys):
     assert simulated(capsys, f"{interleaved} --stages-per-rank 3 --csv {file}") == simulated(capsys, f"--csv {file}")
 
 
+def test_ranks_with_different_numbers_of_stages_have_the_same_share(tmp_path, capsys):
+    file, costs = tmp_path / "uneven.csv", "--forward 2 --backward-input 3 --backward-weight 1,2,3 --recompute 1"
+    file.write_text("0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,0B0,1B1,0B1\n2F0,2B0,2F1,2B1\n")
+    times = "numbers are of a rank's whole share, of which stages take 1/2, 1/2, 1; a list has each stage's own"
+    assert main(f"simulate --csv {file} {costs} --overlap 5 --json".split()) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["makespan"], said["times"]) == simulated(capsys, f"--csv {file} {costs} --overlap 5")
+    stages = pp.Costs((1, 1, 2), (1.5, 1.5, 3), (1, 2, 3), recompute=(0.5, 0.5, 1), overlap={(0, 1): 2.5})
+    assert (said["makespan"], said["times"]) == (pp.simulate(lab.read_csv(file), stages).makespan, times)
+    alone = simulated(capsys, f"--csv {file}")
+    file.write_text(lab.to_csv(replicate(lab.read_csv(file), 2)))
+    assert simulated(capsys, f"--csv {file}") == alone == (11, times.partition(";")[0])
+    with_list = simulated(capsys, "--schedule Interleaved1F1B --ranks 2 --microbatches 2 --forward 1,1,1,1")[1]
+    assert with_list.endswith("of which a stage takes 1/2; a list has each stage's own")
+
+
 def test_sizes_beside_a_file_are_those_of_the_file(tmp_path, capsys):
     file = tmp_path / "mine.csv"
     file.write_text(lab.to_csv(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)))
@@ -134,6 +151,14 @@ def test_a_pipe_that_is_closed_ends_quietly(command):
     process.stdout.close()  # as `| head` does, at the latest
     assert (process.stderr.read(), process.wait()) == (b"", 141)
     process.stderr.close()
+
+
+@pytest.mark.parametrize("command", ["schedules", "validate mine.csv", "simulate --csv mine.csv --json"])
+def test_a_closed_standard_output_is_no_fault(command, tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n")
+    closed = f"exec {shlex.quote(sys.executable)} -m pplab {command} >&-"
+    done = subprocess.run(closed, shell=True, capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_malformed_link_is_refused(capsys):

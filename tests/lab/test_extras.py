@@ -91,6 +91,7 @@ def test_plain_pplab_does(command, tmp_path):
         "lab.formulas, lab.floor(lab.Problem(4, 8)), lab.frontier_chart",
         "pp.lower(pp.build('1F1B', num_ranks=2, num_microbatches=2))",
         "pp.validate(lab.read_csv('0F0,0B0', 'mine'))",
+        "lab.Pieces().costs(pp.build('DualPipeV', num_ranks=2, num_microbatches=4), num_layers=4)",
     ],
 )
 def test_plain_pplab_does_in_python(call, tmp_path):
@@ -103,7 +104,6 @@ def test_plain_pplab_does_in_python(call, tmp_path):
     [
         (f"simulate {BOX} --png out.png", "matplotlib"),
         (f"train {BOX}", "torch"),
-        ("train --help", "torch"),
         (f"predict {BOX} GPipe", "torch"),
         (f"bench {BOX}", "torch"),
     ],
@@ -113,6 +113,14 @@ def test_a_command_names_the_extra_that_it_needs(command, missing, tmp_path):
     word, extra = command.split()[0], EXTRA_OF[missing]
     assert done.stderr == f"pplab {word}: {missing} is missing: pip install 'pplab[{extra}]'\n"
     assert done.returncode == 1 and not done.stdout and not [*tmp_path.iterdir()]
+
+
+def test_help_shows_what_flags_it_can_and_names_the_extra_that_has_the_others(tmp_path):
+    done = shell("train --help", PLAIN, tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    assert "--schedule NAME" in done.stdout and "--layers N" in done.stdout
+    missing = "These are not all of its flags: torch is missing: pip install 'pplab[run]'"
+    assert " ".join(done.stdout.split()).endswith(missing)
 
 
 @pytest.mark.slow

@@ -473,8 +473,15 @@ def test_what_is_no_record_is_refused(evaluate: Evaluate) -> None:
     spans = good["spans"]
     wrong = [{}, [], None, 3, {"timelines": []}, {"rows": 3}, {"rows": [[1]]}, good | {"spans": spans[1:]}]
     wrong += [good | {"spans": [[0, "0F0", 0, "late"], *spans[1:]]}, good | {"rows": [["0F0", "x"]]}]
+    still = [[rank, text, 3, 3] for rank, text, *_ in spans]
+    wrong += [good | {"spans": strange} for strange in (5, {"length": len(spans)}, [None] * len(spans), still)]
+    wrong += [good | {"others": strange} for strange in (5, None, "x", [5], [["length", "x", 0, 1]], [[0, None, 0, 1]])]
+    wrong += [good | {name: {"toString": 1}} for name in ("schedule", "unit", "how")]
     for data in wrong:
-        assert evaluate(f"refused(() => pplabRows.records({json.dumps(data)}))"), data
+        said = evaluate(f"refused(() => pplabRows.records({json.dumps(data)}))")
+        assert said and "TypeError" not in said and not said.startswith("Cannot"), (data, said)
+        with pytest.raises(ValueError):
+            lab.timeline_from_dict(data)
     assert evaluate(f"pplabRows.records({json.dumps({'timelines': [good, good]})}).length") == 2
 
 

@@ -263,6 +263,9 @@ CHANGES = {  # of a folder's config
     "flat": {"num_hidden_layers": 0},
     "worded": {"num_hidden_layers": "12"},
     "wordy": {"hidden_size": "wide"},
+    "thin": {"hidden_size": -32},
+    "wordless": {"vocab_size": -1},
+    "narrow": {"intermediate_size": 0},
 }
 INDICES = {  # what becomes of a folder's index
     "half": lambda text: text[:1],
@@ -305,7 +308,10 @@ INDICES = {  # what becomes of a folder's index
         ("negative", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got -3"),
         ("flat", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got 0"),
         ("worded", ValueError, "config.json: num_hidden_layers must be an integer from 1 to 1,024, got '12'"),
-        ("wordy", ValueError, "config.json isn't a config of transformers .*hidden_size"),
+        ("wordy", ValueError, "config.json: hidden_size must be an integer of at least 1, got 'wide'"),
+        ("thin", ValueError, "config.json: hidden_size must be an integer of at least 1, got -32"),
+        ("wordless", ValueError, "config.json: vocab_size must be an integer of at least 1, got -1"),
+        ("narrow", ValueError, "config.json: intermediate_size must be an integer of at least 1, got 0"),
     ],
 )
 def test_what_is_not_there_is_said(given, error, message, tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """Illegal schedules are refused with the place, the cause and what to change; and nothing hangs on them."""
 
+import inspect
 import random
 
 import pytest
 
 import pplab as pp
 from conftest import built, halves, is_ready, random_schedule, registry
+from pplab import simulator
 
 
 def refuse(*rows: str, **options) -> pp.ScheduleError:
@@ -146,6 +148,17 @@ def test_an_illegal_schedule_is_not_simulated():
     for rows in (["0B0", "0F0"], ["0F0"], ["1F0", "0F0", "1B0", "0B0"]):
         with pytest.raises(pp.ScheduleError):
             pp.simulate(pp.Schedule([rows]))
+
+
+def test_a_simulator_that_stops_for_no_reason_says_so(monkeypatch):
+    """As when somebody changes its loop, and an overlap's second half sends nothing any more."""
+    source = inspect.getsource(simulator.run)
+    start = source.index("            if backward:\n                arrived[other] =")
+    forgets = source[:start] + source[source.index("\n    rows =") :]
+    monkeypatch.setattr(simulator, "run", simulator.run)  # which comes back after the test
+    exec(forgets, vars(simulator))
+    with pytest.raises(AssertionError, match="simulator.run has a fault: rank . stops at .*, and nothing is missing"):
+        pp.simulate(pp.build("DualPipeV", num_ranks=4, num_microbatches=8))
 
 
 def mutate(s: pp.Schedule, rng: random.Random) -> pp.Schedule:

@@ -39,8 +39,9 @@ class Block:
     - `placement`: the rank of every stage.
     - `costs`: how long actions take (all ones when left out), and how long messages do.
 
-    ValueError for an action that starts before what it waits for has arrived, and for two that meet: whose times on a
-    rank overlap modulo the interval.
+    ValueError for an action that starts before what it waits for has arrived, for two that meet: whose times on a rank
+    overlap modulo the interval, and for W's that are left out where gaps that are long enough come too seldom: then
+    microbatches would be held longer and longer.
 
     >>> block = Block({"0F": 0, "1F": 1, "1B": 2, "0B": 4}, placement=(0, 1), interval=3)
     >>> print(block.stamp(3).schedule)
@@ -71,6 +72,8 @@ class Block:
         self._check_dependencies({Action(*key, 0): start for key, start in given.items()})
         for rank in range(self.num_ranks):
             self._check_collisions(rank)
+        if not all(map(self._has_room, range(self.num_ranks))):
+            _ = self._many  # which raises the error, unless they fit all the same
 
     @property
     def num_ranks(self) -> int:
@@ -136,15 +139,13 @@ class Block:
             if self.placement[stage] == rank
             for m in range(num_microbatches)
         ]
-        open_ = {stage for _, stage, kind in each if kind is I and f"{stage}W" not in self.starts}
-        return filled(fixed, self.costs, open_, CLOSE * self.interval)
+        return filled(fixed, self.costs, set(self._open), CLOSE * self.interval)
 
     @cached_property
     def lifespans(self) -> tuple[float, ...]:
         """Per stage, how long it holds a microbatch: from the start of its F to the end of its B or W.
 
-        Where the W's start is left open, that of a microbatch of the steady state. ValueError if there is none, since
-        gaps of the rank that are long enough come too seldom: then microbatches are held longer and longer.
+        Where the W's start is left open, that of a microbatch of the steady state.
         """
         return tuple(max(lives) for lives in self._lives(self._many))
 
@@ -186,7 +187,7 @@ class Block:
         each W of its rank, and one more: whoever waits longer waits longer and longer.
         """
         M, T, close = 2 * (ceil(max(self.starts.values()) / self.interval) + 4), self.interval, CLOSE * self.interval
-        open_ = [s for s, _ in enumerate(self.placement) if not {f"{s}B", f"{s}W"} & self.starts.keys()]
+        open_ = self._open
         while True:
             many = self.stamp(M)
             lives, cool_down = self._lives(many), T * M + min(self.starts.values())  # which begins here
@@ -204,6 +205,24 @@ class Block:
             if settled:
                 return many
             M *= 2
+
+    @property
+    def _open(self) -> list[int]:
+        """The stages whose W's start is left open."""
+        return [s for s, _ in enumerate(self.placement) if not {f"{s}B", f"{s}W"} & self.starts.keys()]
+
+    def _has_room(self, rank: int) -> bool:
+        """Whether W's that are left open surely fit: an interval's gaps have room for as many, were all the longest."""
+        own, T = self._stages[rank], self.interval
+        lasts = [self.costs.of(W, s) for s in self._open if s in own]
+        longest = max(lasts, default=0)
+        if not longest:
+            return True
+        keys = ((start % T, *_parsed(key)) for key, start in self.starts.items())
+        taken = sorted((start, start + self.costs.of(kind, stage)) for start, stage, kind in keys if stage in own)
+        following = [start for start, _ in taken[1:]] + [taken[0][0] + T]
+        gaps = (start - end for (_, end), start in zip(taken, following, strict=True))
+        return sum(int((gap + CLOSE * T) / longest) for gap in gaps if gap > 0) >= len(lasts)
 
     def _lives(self, many: Timeline) -> list[list[float]]:
         """Per stage and microbatch, from the start of its F to the end of its B or W."""

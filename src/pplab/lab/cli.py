@@ -13,6 +13,7 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -32,6 +33,7 @@ from .safe_text import printable
 
 Flag = Mapping[str, object]
 
+_SHARED = ("forward", "backward_input", "backward_weight", "recompute")  # of a share, or of each stage
 MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some minutes
 
 
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     for command in (*COMMANDS, *more):
         inner = chosen.add_parser(command.name, help=command.says)
         inner.set_defaults(run=command.run)
-        for flag in _flags(command, parser) if command.name in arguments[:1] else ():
+        asks = not {"-h", "--help"}.isdisjoint(arguments)
+        for flag in _flags(command, inner, asks) if command.name in arguments[:1] else ():
             words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
             words |= {word: value for word, value in flag.items() if word != "name"}
             words["help"] += " (default %(default)s)" * bool(flag.get("default"))
@@ -70,7 +73,8 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
             if isinstance(place, str) and not Path(place).parent.is_dir():
                 raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
         status = given.run(given) or 0
-        sys.stdout.flush()
+        if sys.stdout:  # None where a shell has closed it: `>&-`
+            sys.stdout.flush()
         return status
     except BrokenPipeError as error:
         return _closed(given.name, error)
@@ -96,17 +100,24 @@ def say(*texts: object, file: TextIO | None = None) -> None:
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
 
 
-def _flags(command: Command, parser: argparse.ArgumentParser) -> list[Flag]:
+def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> list[Flag]:
+    """The flags of a command; who `asks` for help gets to see those that can be had without what is missing."""
+    flags: list[Flag] = []
     try:
-        return [*command.flags()]
+        for flag in command.flags():
+            flags.append(flag)
     except ModuleNotFoundError as error:  # some load torch
-        parser.exit(1, f"pplab {command.name}: {error}\n")
+        if not asks:
+            parser.exit(1, f"pplab {command.name}: {error}\n")
+        parser.epilog = f"These are not all of its flags: {error}"
+    return flags
 
 
 def _closed(name: str, error: BrokenPipeError) -> int:
     """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is standard output."""
     out = select.poll()
-    out.register(sys.stdout.fileno(), 0)  # tells of errors alone
+    if sys.stdout:
+        out.register(sys.stdout.fileno(), 0)  # tells of errors alone
     if not out.poll(0):
         say(f"pplab {name}: {error}", file=sys.stderr)
         return 1
@@ -127,25 +138,49 @@ def _schedules(given: argparse.Namespace) -> None:
 
 
 def _simulate(given: argparse.Namespace) -> None:
-    names = ("forward", "backward_input", "backward_weight", "latency", "recompute", "overlap", "bandwidth", "message")
+    names = (*_SHARED, "latency", "overlap", "bandwidth", "message")
     whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
     schedule = schedule_of(given, whole)
-    stages = schedule.num_stages / schedule.num_ranks
-    timeline = simulate(schedule, _of_stages(whole, stages))
+    cut = _cut(schedule)
+    timeline = simulate(schedule, _of_stages(whole, cut, schedule))
     figures = summary(timeline)
+    if {*cut} != {1}:
+        shares = [f"1/{each:g}".removesuffix("/1") for each in cut]
+        takes = f"stages take {', '.join(shares)}" if len({*cut}) > 1 else f"a stage takes {shares[0]}"
+        figures["times"] = f"numbers are of a rank's whole share, of which {takes}"
+        figures["times"] += "; a list has each stage's own" * any(
+            isinstance(getattr(whole, name), tuple) for name in _SHARED
+        )
     draw(given, timeline)
     texts = [f"{name:22} {_readable(value)}" for name, value in figures.items()]
-    if stages != 1:
-        texts.append(f"{'times':22} numbers are of a rank's whole share, of which a stage takes 1/{stages:g}")
     write(given, {**figures, **timeline_to_dict(timeline)}, texts)
 
 
-def _of_stages(whole: Costs, stages_per_rank: float) -> Costs:
+def _cut(schedule: Schedule) -> list[float]:
+    """Of every stage, into how many its rank's share of the model is cut. Two ranks that mirror each other have half a
+    share of each of their stages."""
+    cut = [1.0] * schedule.num_stages
+    for ranks in schedule.replicas[::-1]:
+        for own in map(schedule.stages_of, ranks):
+            for stage in own:
+                cut[stage] = len(own) / sum(rank in ranks for rank in schedule.columns.holders[stage])
+    return cut
+
+
+def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = None) -> Costs:
     """What stages take where a number says what a rank's whole share takes, and a list what each stage does: so
     schedules are compared on one model, into however many stages they cut it."""
     given = vars(whole).items()
     lists = {name: value for name, value in given if isinstance(value, tuple)}
-    return replace(whole.finer(stages_per_rank), **lists)
+    finer = {each: whole.finer(each) for each in cut}
+    if len(finer) == 1:
+        return replace(finer[cut[0]], **lists)
+    numbers = {name: tuple(getattr(finer[each], name) for each in cut) for name in _SHARED if name not in lists}
+    if not isinstance(whole.overlap, str):
+        each = map(schedule.stages_of, range(schedule.num_ranks))
+        pairs = (pair for own in each for pair in product(own, own))
+        numbers["overlap"] = {(a, b): finer[cut[a]].overlap for a, b in pairs}
+    return replace(whole, **numbers)
 
 
 def _validate(given: argparse.Namespace) -> None:
@@ -174,7 +209,7 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     builder = builders.find(given.schedule)
     if costs is not None and "costs" in builder.options:
-        options["costs"] = _of_stages(costs, 2 if builder.placement == "V" else 1)
+        options["costs"] = _of_stages(costs, [2 if builder.placement == "V" else 1])
     schedule = builders.build(given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options)
     if given.csv:
         Path(given.csv).write_text(to_csv(schedule))

@@ -80,7 +80,8 @@ def _adamw(rate: str) -> partial:
 
 
 def _train_flags() -> Iterator[Flag]:
-    yield from (*SCHEDULE, *WORKLOAD, *option_flags())
+    yield from (*SCHEDULE, *WORKLOAD)  # which need no torch
+    yield from option_flags()
     yield dict(name="--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks")
     yield dict(name="--explain", action="store_true", help="say where the median step's time went, also in --perfetto")
     for path in EXTRAS:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..runtime import Run
 
 _OF_SCHEDULE = ("num_ranks", "num_stages", "num_microbatches")
-_OF_RUN = ("how", "precision", "notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
+_OF_RUN = ("how", "notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
 _OF_GRADIENTS = ("equal", "difference", "relative", "tolerance", "worst", "loss_difference", "causes")
 
 
@@ -36,6 +36,8 @@ def timeline_from_dict(data: dict) -> Timeline:
         if [(*span[:2],) for span in spans] != [(rank, str(x)) for rank, row in enumerate(schedule.rows) for x in row]:
             raise ValueError("spans of other actions than those of the rows")
         starts, ends = ([number("a time", span[at]) for span in spans] for at in (2, 3))
+        if not any(end > start for start, end in zip(starts, ends, strict=True)):
+            raise ValueError("spans that take no time")
         others = (
             Span(ranks.index(rank), text if text[:1].isalpha() else parse(text), *(number("a time", x) for x in at))
             for rank, text, *at in data.get("others", ())
@@ -56,6 +58,7 @@ def run_to_dict(run: Run) -> dict:
         **asdict(run.machine),
         "engine": run.job.engine_name,
         "first_step": run.job.first_step,
+        "precision": str(run.job.options.autocast or "float32").removeprefix("torch."),
         **{name: getattr(run, name) for name in _OF_RUN},
         **held,
         "gradients": run.gradients and {name: getattr(run.gradients, name) for name in _OF_GRADIENTS},

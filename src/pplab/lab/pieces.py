@@ -17,9 +17,8 @@ from ..actions import B, F, I, Kind, W
 from ..costs import Costs
 from ..errors import number
 from ..schedule import Schedule
-from .wire import COMBINE, DISPATCH
 
-ATTENTION, EXPERTS = "attention", "experts"
+ATTENTION, DISPATCH, EXPERTS, COMBINE = "attention", "dispatch", "experts", "combine"
 ORDER = {I: 0, B: 0, F: 1, W: 2}  # who goes first where two could: it is on the wire before it computes much
 _LAYER = ((ATTENTION, True), (DISPATCH, False), (EXPERTS, True), (COMBINE, False))  # and whether it computes
 

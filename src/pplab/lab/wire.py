@@ -18,11 +18,10 @@ from torch import Tensor
 from ..actions import F
 from ..runtime.comm import naming
 from ..runtime.training import Rank
+from .pieces import COMBINE, DISPATCH
 
 if TYPE_CHECKING:
     from .turns import Turns
-
-DISPATCH, COMBINE = "dispatch", "combine"
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import shown
+from ...errors import positive_int, shown
 from ...optional import bring
 from ..safe_text import printable
 from ._cutting import check_depth
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 # What the number of layers is called in configs of the families.
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 
+# What else says how large weights are.
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "hidden_dim", "d_ff", "vocab_size")
+
 
 def checked_config(config: object) -> PreTrainedConfig:
     """A config that was given; ValueError where it isn't one, or is one of a model that can't be."""
     if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
         expected = f"expected a config of transformers, a folder or a name on the hub, got {shown(config)}"
         raise ValueError(f"{expected}: give its .config, or save it with save_pretrained(folder) and give the folder")
-    _check_depths(config.to_dict(), type(config).__name__)
+    _check_sizes(config.to_dict(), type(config).__name__)
     return config
 
 
@@ -40,17 +43,20 @@ def config_in(folder: str) -> PreTrainedConfig:
     except (ValueError, AttributeError, RecursionError) as error:
         raise _not_a_config(path, error) from None
     family_of(model_type)  # its error comes first: transformers has types that can't be cut here
-    _check_depths(said, str(path))  # before transformers lists what every layer is
+    _check_sizes(said, str(path))  # before transformers lists what every layer is
     try:
         return bring("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a field of another type, or one that doesn't go with the others
         raise _not_a_config(path, error) from None
 
 
-def _check_depths(config: Mapping[str, object], where: str) -> None:
+def _check_sizes(config: Mapping[str, object], where: str) -> None:
     for name in _DEPTHS:
         if config.get(name) is not None:
             check_depth(f"{where}: {name}", config[name])
+    for name in _WIDTHS:
+        if config.get(name) is not None:
+            positive_int(f"{where}: {name}", config[name])
 
 
 def _not_a_config(path: Path, error: Exception) -> ValueError:

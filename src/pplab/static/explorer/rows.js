@@ -282,6 +282,13 @@ var pplabRows = (() => {
 
   const isNumber = (x) => typeof x === "number" && x >= 0 && x <= 1e100;
 
+  /** Whether these are spans on so many ranks: each a rank, a text, a start and an end. */
+  function areSpans(spans, numRanks) {
+    const isSpan = ([rank, text, ...at]) =>
+      Number.isInteger(rank) && rank >= 0 && rank < numRanks && typeof text === "string" && at.length === 2 && at.every(isNumber);
+    return Array.isArray(spans) && spans.every((span) => Array.isArray(span) && isSpan(span));
+  }
+
   /**
    * What a record says, as `lab.timeline_to_dict` writes them: a schedule, and where it has `spans`, its timeline. Also the
    * timelines of what `lab.run_to_dict` writes. Returns records that can be shown; throws ScheduleError for anything else.
@@ -293,12 +300,17 @@ var pplabRows = (() => {
     return found.map((each) => {
       const isRow = (row) => Array.isArray(row) && row.every((item) => typeof item === "string");
       if (!Array.isArray(each?.rows) || !each.rows.every(isRow)) throw new ScheduleError("the file holds something other than timelines", expected);
-      const schedule = pplab.schedule(each.rows, String(each.schedule ?? "your rows"));
-      if (!each.spans) return { schedule, unit: String(each.unit ?? "") };
+      for (const name of ["schedule", "unit", "how"]) {
+        if (typeof (each[name] ?? "") !== "string") throw new ScheduleError(`the file's "${name}" is no text`, expected);
+      }
+      const schedule = pplab.schedule(each.rows, each.schedule ?? "your rows");
+      if (!each.spans) return { schedule, unit: each.unit ?? "" };
       const items = schedule.rows.flatMap((row, rank) => row.map(({ text }) => `${rank} ${text}`));
-      const isSpan = ([rank, text, ...at], i) => `${rank} ${text}` === items[i] && at.length === 2 && at.every(isNumber);
-      const fits = each.spans.length === items.length && each.spans.every(isSpan);
+      const { spans, others = [] } = each;
+      const fits = areSpans(spans, schedule.numRanks) && spans.length === items.length && spans.every(([rank, text], i) => `${rank} ${text}` === items[i]);
       if (!fits) throw new ScheduleError("the file's spans are not those of its rows", expected);
+      if (!areSpans(others, schedule.numRanks)) throw new ScheduleError('the file\'s "others" are no spans', expected);
+      if (!spans.some(([, , start, end]) => end > start)) throw new ScheduleError("the file's spans take no time", expected);
       validate(schedule);
       return { schedule, timeline: recordedOf(schedule, each) };
     });
@@ -306,10 +318,10 @@ var pplabRows = (() => {
 
   function recordedOf(schedule, { spans, others = [], unit = "", how = "measured" }) {
     const timeline = pplab.recorded(schedule, spans.map(([, , start]) => start), spans.map(([, , , end]) => end));
-    const labels = others.filter(([rank, text, ...at]) => /^[a-z]/i.test(text) && rank in schedule.rows && at.every(isNumber));
+    const labels = others.filter(([, text]) => /^[a-z]/i.test(text));
     const shown = labels.map(([rank, text, start, end]) => ({ rank, text, start, end, part: "other", for: null }));
     const end = Math.max(timeline.makespan, ...shown.map((each) => each.end));
-    return Object.assign(timeline, { unit: String(unit), how: String(how), idle: [...shown, ...pplab.idle(timeline)], end });
+    return Object.assign(timeline, { unit: unit ?? "", how: how ?? "measured", idle: [...shown, ...pplab.idle(timeline)], end });
   }
 
   return { read, pack, unpack, validate, reach, records };
