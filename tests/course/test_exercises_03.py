@@ -67,7 +67,7 @@ WRONG = [
         (11, 2.75),
         "dollars: that is the chart's count: the bill knows messages and the head, too",
     ),
-    (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: first work, then overhead"),
+    (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: expected work, then overhead"),
     (exercise.overhead_from_a_sweep, (40, 40), "overhead: that is the work"),
     (
         exercise.overhead_from_a_sweep,

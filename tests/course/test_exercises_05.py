@@ -26,7 +26,7 @@ WRONG = [
     (exercise.gigabits_needed, 49.9e9, "the number is smaller"),
     (exercise.gigabits_needed, 17.5, "17.5 isn't it; the number is smaller"),
     (exercise.gigabits_needed, float("nan"), "nan"),
-    (exercise.gigabits_needed, "16.7", "write it without quotes"),
+    (exercise.gigabits_needed, "16.7 Gb/s", "write it without quotes"),
     (exercise.gigabits_needed, [16.7], "expected a number"),
     (exercise.least_tickets, (8, 6, 4, 1), "has a beat of 3.40, and 3 is possible: in the loop from rank 0 to rank 2"),
     (exercise.least_tickets, (9, 7, 4, 1), "from rank 0 to rank 1, which takes 10, 3 go round"),
