@@ -115,7 +115,7 @@ WRONG = [
     ),
     (exercise.sixteen_sequences, ([True] * 16, [7, 6, 6, 7]), "flushes: expected whole numbers of 1 or more, got True"),
     (exercise.sixteen_sequences, (16, [7, 6, 6, 7]), "flushes: expected a list of numbers"),
-    (exercise.sixteen_sequences, ("16", [7, 6, 6, 7]), "flushes: expected a list of numbers"),
+    (exercise.sixteen_sequences, ("all", [7, 6, 6, 7]), "flushes: expected whole numbers of 1 or more, got 'all'"),
     (exercise.sixteen_sequences, ([16], True), "recompute: expected a list of numbers"),
     (exercise.sixteen_sequences, ([16],), "expected three lists, such as ([4, 4, 4, 4], [0, 0, 0, 0], [8, 8, 8, 8])"),
     (exercise.sixteen_sequences, 114, "expected three lists"),

@@ -35,9 +35,9 @@ WRONG = [
     (exercise.least_tickets, (11, 7, 4, 1), "has a beat of 3 and holds 23 in all; less is enough"),
     (exercise.least_tickets, (7, 5), "in_flight has 2 values for 4 ranks"),
     (exercise.least_tickets, (4, 4, 5, 1), "deadlock: rank"),
-    (exercise.least_tickets, "6531", "expected a number for each of four ranks"),
+    (exercise.least_tickets, "6531", "in_flight has 1 values for 4 ranks"),
     (exercise.least_tickets, (6.5, 5, 3, 1), "'float' object"),
-    (exercise.least_tickets, 15, "'int' object"),
+    (exercise.least_tickets, 15, "expected a number for each of four ranks"),
     (
         exercise.causes,
         CAUSES | {"A": "rank 1"},

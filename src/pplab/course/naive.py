@@ -93,7 +93,9 @@ def _actions(answer: object) -> list[str]:
         return []
     if not all(isinstance(word, (str, Action)) for word in words):
         return []
-    return [re.sub(r"(?i)^((send_|recv_)?[fb]\d+)$", r"1\1", str(word)).upper() for word in words]
+    short = re.compile(r"(\d*)((?:SEND_|RECV_)?[FB]\d+)", re.IGNORECASE)
+    found = [(str(word), short.fullmatch(str(word))) for word in words]
+    return [f"{match[1] or 1}{match[2].upper()}" if match else word for word, match in found]
 
 
 @checker("a function of (stage, arrived, down)")

@@ -48,9 +48,10 @@ def wrong(says: str) -> Verdict:
 
 def values_of(answer: object) -> tuple:
     """The numbers of an answer: those of a text, whatever stands between and around them, and of a sequence of numbers
-    and such texts; what can't be read as a number stays as it is."""
+    and such texts; a text with anything else in it stays as it is."""
     if isinstance(answer, str):
-        return tuple(map(_value, answer.translate(_AROUND).split()))
+        values = tuple(map(_value, answer.translate(_AROUND).split()))
+        return (answer,) if any(isinstance(value, str) for value in values) else values
     if isinstance(answer, (list, tuple)):
         return tuple(value for each in answer for value in values_of(each))
     return tuple(answer) if isinstance(answer, Iterable) else (answer,)
