@@ -13,6 +13,7 @@ from pplab.course import (
     balance,
     bubble_math,
     communication,
+    for_real,
     gpipe,
     gpu_box,
     how_good,
@@ -20,6 +21,7 @@ from pplab.course import (
     messages,
     naive,
     one_f_one_b,
+    own_model,
     today,
     torch_pipelining,
     zero_bubble,
@@ -207,3 +209,11 @@ def test_the_stage_may_be_left_out_where_it_follows_from_the_row():
 
 def test_a_number_may_be_a_text():
     assert naive.faster_network("324") and interleaved.transfers(" 3.29 ")
+
+
+def test_pairs_and_steps_may_be_several_arguments():
+    assert naive.cheapest(("small", 8), ("small", 9), ("large", 15))
+    steps = "write to a new file", "sync the file", "rename it over the old one", "sync the folder"
+    assert for_real.commit(*steps) and for_real.commit(list(steps))
+    assert own_model.pictures_cut("GPipe").says.startswith("expected a pair")
+    assert repr(own_model.pictures_cut("GPipe", (9, 9))) == repr(own_model.pictures_cut(("GPipe", (9, 9))))

@@ -198,6 +198,7 @@ def diagnose(answer: object) -> Verdict:
     return right("each mistake has its own way to show")
 
 
+@one_or_several
 @checker(
     'a list of a pair per machine, such as [("large", 8), ("large", 8), ("large", 8), ("large", 8)]',
     lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,
