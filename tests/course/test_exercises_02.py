@@ -76,7 +76,7 @@ WRONG = [
     (exercise.faster_network, 81.1, "one GPU's share"),
     (exercise.faster_network, 321, "321 is near; the number is a little larger"),
     (exercise.faster_network, float("nan"), "nan isn't it"),
-    (exercise.faster_network, "324", "write it without quotes"),
+    (exercise.faster_network, "324 dollars", "write it without quotes"),
     (exercise.faster_network, True, "expected a number"),
     (exercise.row_between, 7, "expected the row as a text"),
     (exercise.row_between, "", "expected the row as a text"),

@@ -67,7 +67,7 @@ WRONG = [
         (11, 2.75),
         "dollars: that is the chart's count: the bill knows messages and the head, too",
     ),
-    (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: first work, then overhead"),
+    (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: expected work, then overhead"),
     (exercise.overhead_from_a_sweep, (40, 40), "overhead: that is the work"),
     (
         exercise.overhead_from_a_sweep,
@@ -115,7 +115,7 @@ WRONG = [
     ),
     (exercise.sixteen_sequences, ([True] * 16, [7, 6, 6, 7]), "flushes: expected whole numbers of 1 or more, got True"),
     (exercise.sixteen_sequences, (16, [7, 6, 6, 7]), "flushes: expected a list of numbers"),
-    (exercise.sixteen_sequences, ("16", [7, 6, 6, 7]), "flushes: expected a list of numbers"),
+    (exercise.sixteen_sequences, ("all", [7, 6, 6, 7]), "flushes: expected whole numbers of 1 or more, got 'all'"),
     (exercise.sixteen_sequences, ([16], True), "recompute: expected a list of numbers"),
     (exercise.sixteen_sequences, ([16],), "expected three lists, such as ([4, 4, 4, 4], [0, 0, 0, 0], [8, 8, 8, 8])"),
     (exercise.sixteen_sequences, 114, "expected three lists"),

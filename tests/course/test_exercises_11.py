@@ -108,7 +108,7 @@ WRONG = [
     (exercise.capped, (1, 1, 3, 5), "it fits, and its slowest stage takes 17; 11 fits as well"),
     (exercise.capped, (1, 2, 4, 4), "the stages have 11 layers, and there are 10"),
     (exercise.capped, (5, 5), "expected 4 numbers of layers, got 2"),
-    (exercise.capped, "1243", "expected 4 numbers of layers, got '1243'"),
+    (exercise.capped, "1243", "expected 4 numbers of layers, got 1: (1243,)"),
     (exercise.head_in_a_v, (4,) * 8, "the slowest takes 10.41; 9 is possible"),
     (exercise.head_in_a_v, (3, 5, 5, 5, 4, 4, 3, 3), "is as fast"),
     (exercise.head_in_a_v, (5, 0, 5, 5, 4, 4, 9, 0), "a stage without a layer"),

@@ -58,7 +58,7 @@ WRONG = [
     (exercise.volumes, (83.9, 310, 7.5), "GB here is 10^9 bytes"),
     (exercise.volumes, (83.9, 310, 8.1), "8.1 is near: give 3 digits"),
     (exercise.volumes, 83.9, "expected 3 numbers"),
-    (exercise.volumes, (83.9, "310", 8.05), "expected a number"),
+    (exercise.volumes, (83.9, "310 times", 8.05), "expected a number"),
     (exercise.pipeline_group, 13, "expected four ranks"),
     (exercise.pipeline_group, [397, 269, 141, 13], "first stage first"),
     (exercise.pipeline_group, range(5, 128, 8), "the same stage in all replicas"),

@@ -64,7 +64,7 @@ WRONG = [
     (exercise.scale, 2.6 / 12, "by the rank's own norm"),
     (exercise.scale, 2.6 / 19, "norms don't add up"),
     (exercise.scale, 13, "that is the norm"),
-    (exercise.scale, "0.2", "expected a number"),
+    (exercise.scale, "1/5", "expected a number"),
     (exercise.clipper, 1, "expected a function of (gradients, all_reduce, limit)"),
     (exercise.clipper, raises, "rank 0 raised IndexError"),
     (exercise.clipper, own_norm, "its own: add up the squares of all ranks first"),

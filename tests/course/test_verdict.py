@@ -33,10 +33,12 @@ def test_a_verdict_reads_well():
 def test_numbers_in_another_order_are_recognised():
     two, three = ("first bill", "second bill"), ("stage", "rank", "messages")
     swapped = numbers((90.5, 88.7), (88.66, 90.506), "", two)
-    assert swapped.says == "these are the right numbers, swapped: first first bill, then second bill"
-    assert "in another order: first stage, then rank, then messages" in numbers([11, 8, 0], (8, 0, 11), "", three).says
+    assert swapped.says == "these are the right numbers, swapped: expected first bill, then second bill"
+    assert (
+        "in another order: expected stage, then rank, then messages" in numbers([11, 8, 0], (8, 0, 11), "", three).says
+    )
     assert numbers((8, 8), (8, 8), "", two) and numbers((88.7, 90.5), (88.66, 90.506), "", two)
-    for other in ((90.5, 88.2), (90.5, 90.5), (True, 8), ("90.5", "88.7")):
+    for other in ((90.5, 88.2), (90.5, 90.5), (True, 8), ("90.5 $", "88.7 $")):
         assert "right numbers" not in numbers(other, (88.66, 90.506), "", two).says
 
 

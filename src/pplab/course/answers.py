@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING
 
@@ -23,20 +26,22 @@ if TYPE_CHECKING:
 
 
 def actions_of(row: object) -> list:
-    """A row's actions: those of a text, whatever stands between and around them, and of a sequence of such texts, or
-    of actions, which stay as they are; TypeError for others."""
+    """A row's actions: those of a text, whatever stands between and around them, and of a sequence of such texts, of
+    actions, which stay as they are, or of such sequences; TypeError for others."""
     if isinstance(row, str):
         return _plain(row).replace("[", " ").replace("]", " ").replace(",", " ").split()
     if isinstance(row, (Action, Overlap)):
         return [row]
     if not isinstance(row, Iterable):
         raise TypeError(f'expected a row of actions, such as ["0F0", "0B0"], got {row!r}')
-    return [each for item in row for each in (actions_of(item) if isinstance(item, str) else [item])]
+    return [each for item in row for each in (actions_of(item) if isinstance(item, (str, list, tuple)) else [item])]
 
 
 def rows_of(rows: object) -> list[list]:
-    """The actions of each row: of a schedule, a text with a line or brackets for each rank, or rows as `actions_of`
-    takes them; TypeError for others."""
+    """The actions of each row: of a schedule, a text with a line, brackets or quotes for each rank, or rows as
+    `actions_of` takes them; TypeError for others."""
+    if isinstance(rows, str):
+        rows = _quoted(rows)
     if isinstance(rows, str):
         text = _plain(rows)
         lines = re.findall(r"\[([^\[\]]*)\]", text) or text.splitlines()
@@ -46,6 +51,19 @@ def rows_of(rows: object) -> list[list]:
     return [actions_of(row) for row in (rows.rows if isinstance(rows, Schedule) else rows)]
 
 
+def _quoted(text: str) -> object:
+    """The list of texts that a text holds, or lists of them; the text itself if it holds none."""
+
+    def of_texts(found: object) -> bool:
+        return isinstance(found, str) or (isinstance(found, (list, tuple)) and all(map(of_texts, found)))
+
+    if "'" in text or '"' in text:
+        with suppress(ValueError, SyntaxError):
+            found = ast.literal_eval(text.strip())
+            return found if of_texts(found) else text
+    return text
+
+
 def _plain(text: str) -> str:
     """A text without quotes, and with square brackets alone, but for those of overlaps."""
     if "OVERLAP" not in text:
@@ -53,18 +71,52 @@ def _plain(text: str) -> str:
     return re.sub(r";\s+", ";", text.translate(str.maketrans("", "", "'\"")))
 
 
-def in_whole_backwards(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
+def whole(row: Iterable[object], rank: int | None = None) -> list[str]:
+    """The texts of a row's actions, all forwards and whole backwards; `Wrong` for others. Where a rank has one stage,
+    its own, "F0" and "f0" are "2F0" on rank 2."""
+    texts = []
+    for action in row:
+        given = str(action) if isinstance(action, (Action, Overlap)) else action
+        text = str(given).strip().upper()
+        text = f"{rank}{text}" if rank is not None and re.fullmatch(r"[FB]\d+", text) else text
+        if not re.fullmatch(r"\d+[FB]\d+", text):
+            known = re.fullmatch(r"\d+[IW]\d+|.*OVERLAP.*|\d*(SEND|RECV)_[FB]\d+", text)
+            raise Wrong(
+                f"{given!r} is not an action{' of this chapter' if known else ''}: expected a forward such as 0F3 or a "
+                "backward such as 0B3"
+            )
+        texts.append(text)
+    return texts
+
+
+# How `schedule_of` reads the row of a rank: before the chapter that cuts backwards in half, by `whole`.
+_READ: ContextVar[Callable[[list, int], list]] = ContextVar("read", default=lambda row, rank: row)
+
+
+def in_whole_backwards(stage_per_rank: bool) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
     """Decorate a checker of a chapter before the one that cuts backwards in half, and before overlaps, schedules that
-    run both ways and replicas: errors offer none of them."""
+    run both ways and replicas: answers have none of them, and errors offer none."""
 
-    @wraps(check)
-    def checked(*answer: object) -> Verdict:
-        verdict = check(*answer)
-        says = re.sub(r" \(or \d+I\d+ and \d+W\d+\)", "", verdict.says)
-        says = re.sub(r", 2B0, 1I5, 1W5, or .*?OVERLAP_W_I", " or 2B0", says)
-        return Verdict(verdict.right, re.sub(r"(a stage has one rank); only .*? hold it again", r"\1", says))
+    def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        @wraps(check)
+        def checked(*answer: object) -> Verdict:
+            token = _READ.set(lambda row, rank: whole(row, rank if stage_per_rank else None))
+            try:
+                verdict = check(*answer)
+            finally:
+                _READ.reset(token)
+            says = re.sub(r" \(or \d+I\d+ and \d+W\d+\)", "", verdict.says)
+            says = re.sub(r", 2B0, 1I5, 1W5, or .*?OVERLAP_W_I", " or 2B0", says)
+            return Verdict(verdict.right, re.sub(r"(a stage has one rank); only .*? hold it again", r"\1", says))
 
-    return checked
+        return checked
+
+    return decorate
+
+
+def is_file(rows: object) -> bool:
+    """Whether an answer is the name of a CSV file."""
+    return isinstance(rows, str) and rows.strip().endswith(".csv")
 
 
 def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted: str = "") -> Schedule:
@@ -74,12 +126,12 @@ def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted:
     microbatches), `wanted` says so in words.
     """
     with told("", ValueError, TypeError, OSError):
-        if isinstance(rows, str) and rows.strip().endswith(".csv"):
-            schedule = read_csv(rows.strip())
-        elif isinstance(rows, str):
-            schedule = read_csv("".join(",".join(row) + "\n" for row in rows_of(rows)))
+        given = read_csv(rows.strip()) if is_file(rows) else rows
+        read = [_READ.get()(row, rank) for rank, row in enumerate(rows_of(given))]
+        if isinstance(given, str):
+            schedule = read_csv("".join(",".join(row) + "\n" for row in read))
         else:
-            schedule = rows if isinstance(rows, Schedule) else Schedule(rows_of(rows))
+            schedule = given if isinstance(given, Schedule) else Schedule(read)
         validate(schedule)
     if shape is not None and shape_of(schedule) != shape:
         raise Wrong(f"{wanted}; your schedule has {sizes_of(schedule)}")

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING
 from ..actions import F
 from ..builders import build
 from ..lab.partitioning import partition
-from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    number,
+    numbers,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,9 +77,11 @@ def peak(answer: object) -> Verdict:
     return number(answer, 56, "4 inputs of 2 MB, and 48 more of the microbatch that runs", traps=traps)
 
 
+@one_or_several
 @checker()
 def capped(answer: object) -> Verdict:
     """How many of the ten layers each of four 1F1B stages gets, within 28 MB."""
+    answer = values_of(answer)
     _check_counts(answer, 4, len(CAPPED_TIMES), least=1)
     flying = build("1F1B", num_ranks=4, num_microbatches=8).peak_in_flight
     held = [k * size for k, size in zip(flying, _sums(CAPPED_BYTES, answer), strict=True)]
@@ -83,10 +97,12 @@ def capped(answer: object) -> Verdict:
     return right(f"the slowest stage takes {slowest}; without a cap it would be {uncapped}")
 
 
+@one_or_several
 @checker()
 def head_in_a_v(answer: object) -> Verdict:
     """How many of 32 layers each of the eight stages of a V on four ranks gets; rank 0 has the embedding and the head,
     each as large as 2.41 layers; only the head takes time."""
+    answer = values_of(answer)
     _check_counts(answer, 8, 32, least=0)
     if 0 in answer[1:7]:
         return wrong("a stage without a layer: only stages 0 and 7, with the embedding and the head, can have none")
@@ -151,12 +167,13 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
     return [sum(values[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
 
+@one_or_several
 def textbook(answer: object) -> Verdict:
     """Layers of 10, 10, 10, 10, 20, 20, 20, 20 ms, four contiguous stages: the least beat; 1F1B's bubble fraction at
     M=8; how many times faster than the equal cut."""
     names = ("beat", "bubble fraction", "times faster")
     verdict = numbers(answer, (40, 0.4, 1), "the equal cut is one of the best: 40 ms, 240 of 400 ms are work", names)
-    if not isinstance(answer, Sequence) or len(answer) != 3:
+    if len(answer := values_of(answer)) != 3:
         return verdict
     if number(answer[0], 30, ""):
         return wrong("beat: 30 needs layers that aren't neighbours, and then a microbatch passes every rank twice")

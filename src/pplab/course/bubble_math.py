@@ -16,8 +16,8 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
 from ..timeline import Timeline, idle_intervals
-from .answers import actions_of, in_whole_backwards, rows_of, schedule_of
-from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, right, told, wrong
+from .answers import actions_of, in_whole_backwards, is_file, rows_of, schedule_of, whole
+from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, right, told, values_of, wrong
 
 BROKEN_CHART = """0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3
 1F0,1F1,1F2,1F3,1B0,1B1,1B3
@@ -86,7 +86,7 @@ def tokens_per_second(*answer: object) -> Verdict:
     return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
 @one_or_several
 @checker()
 def chart_at_the_floor(answer: object) -> Verdict:
@@ -116,14 +116,16 @@ def _needless_wait(timeline: Timeline, floor: float) -> str:
     return str(max(waits, key=lambda idle: idle.end - max(idle.start, late)))
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
 @one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
     """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as text or rows."""
     given = [actions_of(line) for line in BROKEN_CHART.splitlines()]
     with told("", TypeError):
-        rows = [list(map(str, row)) for row in rows_of(answer)]
+        rows = [] if is_file(answer) else rows_of(answer)
+    alone = len(rows) == 1 or all(len(row) == 1 for row in rows)  # a line, or its actions
+    rows = [whole(row, 1 if alone else rank) for rank, row in enumerate(rows)]
     if (row := [action for each in rows for action in each]) and all(action.startswith("1") for action in row):
         answer = rows = [given[0], row, given[2]]
     if len(rows) == 3:
@@ -153,24 +155,22 @@ def _counted_action(text: object) -> Action:
     """An action of the colleague's schedule; `Wrong` for anything else."""
     if not isinstance(text, (str, Action)):
         raise Wrong(f'expected an action, such as "0F0", got {text!r}')
-    with told("", ValueError):
-        action = parse(str(text))
+    action = parse(*whole([text]))
     if not any(action in row for row in _counted_schedule().rows):
         raise Wrong(f"{action} isn't an action of this schedule")
     return action
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
 @one_or_several
 @checker()
 def too_early(answer: object) -> Verdict:
     """An action that COUNTED lets start before what it needs has ended, and the action that it should wait for."""
-    pair = [answer] if isinstance(answer, Action) or not isinstance(answer, Sequence) else actions_of(answer)
-    action, *others = map(_counted_action, pair)
-    start = _counted_start(action)
-    if len(others) != 1:
+    pair = [_counted_action(each) for each in (actions_of(answer) if isinstance(answer, Sequence) else [answer])]
+    if len(pair) != 2:
         return wrong(f"name two actions: one that starts too early, and the one it should wait for; got {len(pair)}")
-    needed, end = others[0], _counted_start(others[0]) + 1
+    action, needed = pair
+    start, end = _counted_start(action), _counted_start(needed) + 1
     if not _needs(action, needed):
         if _needs(needed, action) and start + 1 > _counted_start(needed):
             return wrong(f"{action} starts at {start}, and it doesn't need {needed}: is it the other way round?")
@@ -192,7 +192,7 @@ def _counted_start(action: Action) -> int:
     return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
 @one_or_several
 @checker()
 def chain_of_78(answer: object) -> Verdict:
@@ -243,12 +243,12 @@ def _entry(cut: Sequence[int]) -> Entry:
 
 def _whole_layers(answer: object) -> tuple[int, ...]:
     """A cut of the case's model; `Wrong` says what is none."""
-    layers = Case().model.num_layers
-    if not isinstance(answer, Sequence) or isinstance(answer, str):
+    layers, cut = Case().model.num_layers, values_of(answer)
+    if not isinstance(answer, Sequence):
         raise Wrong(f"expected the layers of each rank, such as [8, 8, 8, 8], got {answer!r}")
-    for each in answer:
+    for each in cut:
         if not isinstance(each, Integral) or isinstance(each, bool) or each < 1:
             raise Wrong(f"expected whole layers, one at least on each rank, got {each!r}")
-    if sum(answer) != layers:
-        raise Wrong(f"these are {sum(answer)} layers, and the model has {layers}")
-    return tuple(map(int, answer))
+    if sum(cut) != layers:
+        raise Wrong(f"these are {sum(cut)} layers, and the model has {layers}")
+    return tuple(map(int, cut))

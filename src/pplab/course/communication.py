@@ -15,7 +15,19 @@ from ..lab.replicas import replicate
 from ..schedule import Schedule
 from ..simulator import simulate
 from .answers import schedule_of, shape_of
-from .verdict import Verdict, Wrong, checker, number, numbers, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    number,
+    numbers,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
 Order = Sequence[tuple[str, int]]  # what a rank does, in order: ("send", to) or ("recv", from)
 
@@ -63,6 +75,7 @@ def send_first(context: object, num_bytes: int, timeout_s: float = 3) -> float |
     return None
 
 
+@one_or_several
 def volumes(answer: object) -> Verdict:
     """C=5120, L=2048, b=4, two bytes, 4 stages, M=16, 13 billion parameters.
 
@@ -101,15 +114,16 @@ def volumes(answer: object) -> Verdict:
     return numbers(answer, expected, why, ("one message", "gradients over a message", "all boundaries"), traps=traps)
 
 
+@one_or_several
 @checker("four ranks", lambda answer: isinstance(answer, Iterable))
 def pipeline_group(answer: object) -> Verdict:
     """The ranks of rank 13's pipeline, first stage first: tp 8, pp 4, dp 16, order tp-dp-pp, 512 ranks."""
-    given = tuple(answer)
+    given = values_of(answer)
     layout = Layout(tp=8, pp=4, dp=16)
     group = {axis: next(g for g in layout.groups(axis) if 13 in g) for axis in ("tp", "pp", "dp")}
     if given == group["pp"]:
         return right("one rank in every 8 x 16 = 128")
-    if sorted(given) == sorted(group["pp"]):
+    if sorted(map(repr, given)) == sorted(map(repr, group["pp"])):
         return wrong("those are the ranks; list them first stage first")
     skips = "a stride of 8 skips the tensor ranks only; between two stages there also are 16 replicas"
     traps = {
@@ -124,10 +138,11 @@ def pipeline_group(answer: object) -> Verdict:
     return wrong(traps.get(frozenset(given), asked))
 
 
+@one_or_several
 @checker("ranks", lambda answer: isinstance(answer, Iterable))
 def tied_group(answer: object) -> Verdict:
     """The ranks that add up a tied embedding's gradient: 1F1B on 4 stages, 2 replicas by lab.replicate."""
-    given = sorted(set(answer), key=repr)
+    given = sorted(set(values_of(answer)), key=repr)
     if given == [0, 3, 4, 7]:
         return right("first and last stage, in both replicas, in one sum")
     traps = {
@@ -139,6 +154,7 @@ def tied_group(answer: object) -> Verdict:
     return wrong(traps.get(tuple(given), asked))
 
 
+@one_or_several
 @checker()
 def replicated(answer: object) -> Verdict:
     """Write the rows of two replicas of 1F1B, each of two ranks with three microbatches: four rows."""

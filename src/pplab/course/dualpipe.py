@@ -173,7 +173,7 @@ def clusters(answer: dict) -> Verdict:
     """Why a step is longer than hoped, from the times of a stage: alone, with all experts on one GPU, in a pair."""
     letter = first_wrong(answer, CLUSTERS, CAUSES)
     if letter is None:
-        return right("a pair takes the longest of four, and what sets it says what to change")
+        return right("a pair takes at least the longest of four, and what sets it says what to change")
     F_, B_, computes_f, computes_b, pair = TIMES[letter]
     sent, computed = F_ + B_ - computes_f - computes_b, computes_f + computes_b
     return wrong(

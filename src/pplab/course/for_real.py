@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 from . import faults
 from .faults import FAULTS, STATES, Fault, adam, alive, cases, clips_alone, marked, small_gpt  # noqa: F401
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    first_wrong,
+    number,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +142,7 @@ RENAME, SYNC_FOLDER = "rename it over the old one", "sync the folder"
 STEPS = (RENAME, SYNC_FOLDER, WRITE, SYNC)  # as the exercise shows them
 
 
+@one_or_several
 @checker()
 def commit(answer: object) -> Verdict:
     """The order of the four steps by which a checkpoint survives a loss of power at any moment."""
@@ -186,6 +199,7 @@ def across_hosts(answer: object) -> Verdict:
     return number(answer, 32, "2 borders, 8 microbatches, an activation and a gradient each", traps=traps)
 
 
+@one_or_several
 @checker()
 def resized(answer: object) -> Verdict:
     """Two runs of `small_gpt()` with `adam`: the first saved, the second went on from it with other stages."""

@@ -11,9 +11,21 @@ from ..lab.case import Case, Entry
 from ..schedule import Schedule
 from ..simulator import simulate
 from . import spine
-from .answers import drawn, is_module, schedule_from, shape_of, sizes_of, trained
+from .answers import drawn, in_whole_backwards, is_module, rows_of, schedule_from, shape_of, sizes_of, trained
 from .observed import located
-from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    joined,
+    numbers,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
 
 def one_rank_recomputes(*answer: object) -> Verdict:
@@ -142,6 +154,7 @@ def _with_fault() -> str:
     return spine.with_faults("pipe_gpipe.py", SPEEDUP)
 
 
+@in_whole_backwards(stage_per_rank=True)
 @checker("a function of (num_ranks, num_microbatches, most)")
 def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
     """Write `rows(num_ranks, num_microbatches, most)`: GPipe that flushes, so that no rank ever holds more than `most`
@@ -184,10 +197,11 @@ _EXAMPLE = "([4, 4, 4, 4], [0, 0, 0, 0], [8, 8, 8, 8])"
 
 
 @one_or_several
-@checker(f"three lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list)))
-def sixteen_sequences(answer: Sequence[object]) -> Verdict:
+@checker(f"three lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list, str)))
+def sixteen_sequences(answer: Sequence[object] | str) -> Verdict:
     """The case, 16 sequences in a step under GPipe: how many slices each flush has, in how many of its layers each rank
     recomputes, and how many layers each rank has, if not eight. The cheapest plan that fits."""
+    answer = rows_of(answer) if isinstance(answer, str) else answer
     if len(answer) not in (2, 3):
         raise Wrong(f"expected three lists, such as {_EXAMPLE}, got {len(answer)} values")
     flushes, recompute, cut = (
@@ -224,9 +238,9 @@ def planned(flushes: Sequence[int], recompute: Sequence[int], cut: Sequence[int]
 
 
 def _counts(name: str, given: object, least: int) -> list[int]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if not isinstance(given, Iterable):
         raise Wrong(f"{name}: expected a list of numbers, such as [4, 4, 4, 4], got {given!r}")
-    found = list(given)
+    found = list(values_of(given))
     for value in found:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise Wrong(f"{name}: expected whole numbers of {least} or more, got {value!r}")

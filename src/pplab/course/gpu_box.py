@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING
 from ..builders import build
 from ..lab.case import Case
 from ..lab.gpu_machine import hanging_waits
-from .answers import row_of, told_bill
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, right, wrong
+from .answers import actions_of, row_of, told_bill
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    first_wrong,
+    number,
+    one_or_several,
+    right,
+    values_of,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from ..runtime import RankContext, Workload
@@ -83,13 +94,14 @@ def places(answer: object) -> Verdict:
     return number(answer, 3, why, traps=traps)
 
 
+@one_or_several
 @checker("a list of actions, such as ['0F1', '1F1']", lambda answer: isinstance(answer, Sequence | set | frozenset))
 def hangs(answer: Sequence[str]) -> Verdict:
     """GPipe on 3 ranks, 2 microbatches, careless receives: before which actions does a wait for the GPU never end?"""
     schedule = build("GPipe", num_ranks=3, num_microbatches=2)
     truth = {str(of) for _, (what, of) in hanging_waits(schedule, careless=True, hosts="one") if what == "compute"}
     known = {str(action) for row in schedule.rows for action in row}
-    given = {answer} if isinstance(answer, str) else {str(each) for each in answer}
+    given = set(map(str, actions_of(answer)))
     if odd := sorted(given - known):
         transfer = ": transfers aren't asked for" if "_" in odd[0] else ""
         raise Wrong(f"{odd[0]} is no action of this schedule{transfer}")
@@ -101,13 +113,15 @@ def hangs(answer: Sequence[str]) -> Verdict:
     return right("there a gradient's receive spins, and the gradient needs the forward that the host hasn't asked for")
 
 
+@one_or_several
 @checker("the numbers of four GPUs, rank 0's first", lambda answer: isinstance(answer, Sequence))
 def order(answer: Sequence[int]) -> Verdict:
     """`MIXED`: which GPU for which rank, so that a pipeline of four crosses the sockets as rarely as it can?"""
-    if sorted(answer) != [0, 1, 2, 3]:
-        raise Wrong(f"expected each of the GPUs 0 to 3 once, got {list(answer)}")
+    given = values_of(answer)
+    if len(given) != 4 or set(given) != {0, 1, 2, 3}:
+        raise Wrong(f"expected each of the GPUs 0 to 3 once, got {list(given)}")
     joined = links(MIXED)
-    crossings = sum(joined[pair] == "SYS" for pair in pairwise(answer))
+    crossings = sum(joined[pair] == "SYS" for pair in pairwise(given))
     if crossings > 1:
         raise Wrong(f"{crossings} of the three boundaries go from one socket to the other")
     return right("one boundary crosses the sockets, and one must: each socket has two GPUs")

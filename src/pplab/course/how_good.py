@@ -10,13 +10,26 @@ from ..lab.block import Block
 from ..lab.case import Case
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import row_of, schedule_of, shape_of, sizes_of, told_bill
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, numbers, right, told, wrong
+from .answers import row_of, rows_of, schedule_of, shape_of, sizes_of, told_bill
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    first_wrong,
+    numbers,
+    one_or_several,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
 V = (0, 1, 2, 3, 3, 2, 1, 0)
 SMALL = {"0F": 0, "1F": 1, "2F": 2, "3F": 3, "3I": 4, "2I": 5, "1I": 6, "0I": 7, "3W": 5, "0W": 8, "2W": 9, "1W": 10}
 
 
+@one_or_several
 def small_block(answer: object) -> Verdict:
     """`SMALL` on a V of two ranks, every six units: what does each rank hold at most, by lifespan and interval?"""
     traps = (
@@ -27,11 +40,12 @@ def small_block(answer: object) -> Verdict:
     return numbers(answer, (3, 4), why, ("rank 0", "rank 1"), traps=traps)
 
 
+@one_or_several
 @checker()
 def balanced_placement(answer: object) -> Verdict:
     """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
     try:
-        ranks = [sorted(int(stage) for stage in stages) for stages in answer]
+        ranks = [sorted(int(stage) for stage in values_of(stages)) for stages in rows_of(answer)]
     except (TypeError, ValueError):
         return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
     if [len(stages) for stages in ranks] != [4] * 4:
@@ -97,6 +111,7 @@ def _timeline_of(answer: object, costs: Costs, M: int) -> Timeline:
     return simulate(schedule_of(answer), costs)
 
 
+@one_or_several
 @checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
 def design(answer: object) -> Verdict:
     """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4 ranks and 8."""

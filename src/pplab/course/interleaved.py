@@ -12,9 +12,10 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, in_whole_backwards, schedule_of, shape_of
-from .verdict import Verdict, checker, number, numbers, right, wrong
+from .verdict import Verdict, checker, number, numbers, one_or_several, right, values_of, wrong
 
 
+@one_or_several
 def where_is(answer: object) -> Verdict:
     """24 layers, P=4, V=3, placed in a loop: layer 17's stage and rank, and one forward's messages."""
     why = "12 stages of two layers: layer 17 is in stage 8, on rank 8 mod 4 = 0; 12 stages have 11 boundaries"
@@ -30,7 +31,7 @@ def transfers(answer: object) -> Verdict:
     return number(answer, 23 / 7, "VP-1 = 23 boundaries instead of P-1 = 7", traps=traps)
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=False)
 def even_groups_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)`: interleaved 1F1B, V=2, at the floor for every M from P on.
 
@@ -62,7 +63,8 @@ def crossover(answer: object) -> Verdict:
     return number(answer, 13 / 24, why, traps=traps)
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=False)
+@one_or_several
 @checker()
 def beat_24(answer: object) -> Verdict:
     """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any rank."""
@@ -77,6 +79,7 @@ def beat_24(answer: object) -> Verdict:
     return right(f"it takes {timeline.makespan:g} and holds {timeline.peak_in_flight}")
 
 
+@in_whole_backwards(stage_per_rank=False)
 def looped_bfs_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for looped BFS with two stages per rank."""
 
@@ -92,9 +95,10 @@ def looped_bfs_builder(answer: object) -> Verdict:
     return builder(answer, judge, why, ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 6)), misfit=_not_looped)
 
 
+@one_or_several
 def gathers(answer: object) -> Verdict:
     """P=4, M=8, V=2, room for one stage's weights: rank 1's gathers per step, interleaved 1F1B and looped BFS."""
-    if isinstance(answer, (tuple, list)) and tuple(answer) == (18, 2):
+    if values_of(answer) == (18, 2):
         return wrong("those are the changes of stage; the first stage's weights have to be gathered, too")
     both = (build(name, num_ranks=4, num_microbatches=8) for name in ("Interleaved1F1B", "LoopedBFS"))
     expected = [_changes(schedule.rows[1]) + 1 for schedule in both]
@@ -118,11 +122,12 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
     return None
 
 
+@one_or_several
 def one_denominator(answer: object) -> Verdict:
     """P=8, M=48: the bubble fractions of GPipe and of V=2, and the M at which GPipe has the latter."""
     names = ("GPipe's fraction", "the interleaved fraction", "microbatches for GPipe")
     why = "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time"
     verdict = numbers(answer, (7 / 55, 7 / 103, 96), why, names, digits=2)
-    if not verdict and "interleaved" in verdict.says and number(tuple(answer)[1], 7 / 96, "", digits=2):
+    if verdict.says.startswith(names[1]) and number(values_of(answer)[1], 7 / 96, "", digits=2):
         return wrong("the interleaved fraction: 7/96 is the ratio, idle over ideal; a fraction is idle over total")
     return verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ..simulator import simulate
 from .answers import told_bill
 from .observed import located
 from .spine import file_checker, judge, run_as, to_write, with_faults, written
-from .verdict import Verdict, Wrong, checker, checker_of_each, number, one_or_several, right, told
+from .verdict import Verdict, Wrong, checker, checker_of_each, number, one_or_several, right, told, values_of
 
 __all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", "overwritten", "repaired"]
 
@@ -51,11 +51,11 @@ def gigabits_needed(answer: object) -> Verdict:
 
 
 @one_or_several
-@checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: not isinstance(answer, str))
+@checker("a number for each of four ranks, such as (4, 3, 2, 1)", lambda answer: isinstance(answer, Iterable))
 def least_tickets(answer: object) -> Verdict:
     """P=4, a message takes 2: the `in_flight` with the smallest sum whose beat is 3."""
     with told("", TypeError, ValueError):
-        caps = tuple(index(cap) for cap in answer)
+        caps = tuple(index(cap) for cap in values_of(answer))
         beat = _beat(caps)
     if beat > 3 + 1e-9:
         r, s, trip, goes = _slowest_loop(caps)

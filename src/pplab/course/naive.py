@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,18 @@ from ..lab.case import Case
 from ..lowering import lower
 from ..simulator import simulate
 from .answers import actions_of, drawn
-from .verdict import UNASKED, Verdict, Wrong, checker, checker_of_each, number, readers_code, right, wrong
+from .verdict import (
+    UNASKED,
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    number,
+    one_or_several,
+    readers_code,
+    right,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +63,7 @@ def faster_network(answer: object) -> Verdict:
     return number(answer, offer, why, traps=traps, tolerance=6e-3)
 
 
+@one_or_several
 @checker(
     'the row as a text, such as "0F0 0SEND_F0 0RECV_B0 0B0", or as a list of its actions',
     lambda answer: bool(_actions(answer)),
@@ -73,12 +86,16 @@ def row_between(answer: object) -> Verdict:
 
 
 def _actions(answer: object) -> list[str]:
-    """A row's words; none of what isn't a row."""
+    """Rank 1's words, with its stage where it was left out; none of what isn't a row."""
     try:
         words = actions_of(answer)
     except TypeError:
         return []
-    return [str(word) for word in words] if all(isinstance(word, (str, Action)) for word in words) else []
+    if not all(isinstance(word, (str, Action)) for word in words):
+        return []
+    short = re.compile(r"(\d*)((?:SEND_|RECV_)?[FB]\d+)", re.IGNORECASE)
+    found = [(str(word), short.fullmatch(str(word))) for word in words]
+    return [f"{match[1] or 1}{match[2].upper()}" if match else word for word, match in found]
 
 
 @checker("a function of (stage, arrived, down)")
@@ -181,6 +198,7 @@ def diagnose(answer: object) -> Verdict:
     return right("each mistake has its own way to show")
 
 
+@one_or_several
 @checker(
     'a list of a pair per machine, such as [("large", 8), ("large", 8), ("large", 8), ("large", 8)]',
     lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,9 +13,9 @@ from ..lab.formulas import floor_makespan, one_f_one_b_peak_in_flight
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import actions_of, in_whole_backwards, rows_of, schedule_of
+from .answers import actions_of, in_whole_backwards, rows_of, schedule_of, whole
 from .spine import one_f_one_b_file as your_pipeline
-from .verdict import Verdict, Wrong, checker, joined, numbers, readers_code, right, told, wrong
+from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, readers_code, right, told, wrong
 
 __all__ = ["by_hand", "longer_sequences", "order", "too_early", "traced", "twice_the_ranks", "unstick", "your_pipeline"]
 
@@ -30,7 +29,8 @@ BEST_LONGER = {"cut": (8, 8, 9, 7), "in_flight": (5, 3, 2, 1), "recompute": (5, 
 ENOUGH = 1.02  # of the best known bill
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
+@one_or_several
 @checker("three rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
 def by_hand(answer: object) -> Verdict:
     """Write the rows of 1F1B with 3 ranks and 4 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
@@ -48,7 +48,7 @@ def by_hand(answer: object) -> Verdict:
     return right("at the floor, 18, and the ranks hold 3, 2 and 1")
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
 @checker("a function of (rank, P, M)")
 def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
     """Write `order(rank, P, M)`: a rank's actions under 1F1B, as texts such as "F0". M may be smaller than P."""
@@ -65,16 +65,14 @@ def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
 def _is_row(rank: int, row: object, wanted: Iterable[object]) -> bool:
     """Whether these are the actions wanted; others than a row's actions aren't."""
     try:
-        return [_with_rank(rank, action, 4) for action in actions_of(row)] == list(map(str, wanted))
+        return whole(actions_of(row), rank) == list(map(str, wanted))
     except (TypeError, Wrong):
         return False
 
 
 def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
     """`Wrong` unless these rows have 1F1B's time and memory."""
-    with told("", TypeError):
-        named = [[_with_rank(rank, action, M) for action in actions_of(row)] for rank, row in enumerate(rows)]
-    schedule = schedule_of(named)
+    schedule = schedule_of(rows)
     wanted = f"{P} ranks with {M} microbatch{'es' if M > 1 else ''}"
     if (schedule.num_ranks, schedule.num_microbatches) != (P, M):
         raise Wrong(f"expected {wanted}, got {schedule.num_ranks} with {schedule.num_microbatches}")
@@ -84,15 +82,6 @@ def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
             raise Wrong(f"rank {rank} holds {held} forwards at its fullest; under 1F1B it holds {cap}")
     if (took := simulate(schedule).makespan) != floor_makespan(P, M, 1, 2):
         raise Wrong(f"the ranks hold what they should, but it takes {took}, and 1F1B {floor_makespan(P, M, 1, 2)}")
-
-
-def _with_rank(rank: int, action: object, M: int) -> str:
-    text = str(action).strip().upper()
-    text = f"{rank}{text}" if text[:1] in ("F", "B") else text
-    if not re.fullmatch(r"\d+[FB]\d+", text):
-        few = f"one of microbatches 0 to {M - 1}" if M > 1 else "microbatch 0"
-        raise Wrong(f'{action!r} is not an action for the row of rank {rank}: expected F or B of {few}, such as "F0"')
-    return text
 
 
 def twice_the_ranks(*answer: object) -> Verdict:
@@ -114,7 +103,8 @@ def twice_the_ranks(*answer: object) -> Verdict:
     return numbers(joined(answer), (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
 
 
-@in_whole_backwards
+@in_whole_backwards(stage_per_rank=True)
+@one_or_several
 @checker()
 def unstick(answer: object) -> Verdict:
     """Give `STUCK_ROWS` with one row reordered so that it runs at the floor: CSV text or rows."""
@@ -141,6 +131,7 @@ def traced() -> Timeline:
     return simulate(Schedule(rows, "traced"))
 
 
+@one_or_several
 @checker('the text of an action, such as "3B5"', lambda answer: isinstance(answer, (str, list, tuple)))
 def too_early(answer: str | Sequence) -> Verdict:
     """P=4, M=12, in 54 instead of 45: which action comes too early?"""

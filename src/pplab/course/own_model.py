@@ -12,7 +12,18 @@ from ..lab.case import Case
 from ..lab.transformer import Transformer
 from ..simulator import simulate
 from .answers import drawn
-from .verdict import Verdict, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    checker,
+    checker_of_each,
+    first_wrong,
+    number,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,6 +230,7 @@ def _too_full(held: Sequence[float]) -> int | None:
     return next((rank for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True)) if bytes_ > card), None)
 
 
+@one_or_several
 @checker("a pair of a schedule's name and its counts of layers", lambda answer: isinstance(answer, (tuple, list)))
 def pictures_cut(answer: Sequence) -> Verdict:
     """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and counts that fit."""

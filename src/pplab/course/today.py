@@ -12,7 +12,7 @@ from ..lab.sliced_case import sliced_row
 from ..lab.sliced_schedules import check_slices
 from ..lab.slices import Slices
 from .answers import schedule_of, told_bill
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, right, told
+from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, one_or_several, right, told
 
 LONG = replace(Case(), model=replace(Case().model, sequence=32768))  # exercise 5: four times as long
 BEST_KNOWN = {"slices": 32, "cut": (8, 8, 9, 7), "warmup_per_rank": 3, "recompute": (1, 0, 0, 0)}
@@ -50,6 +50,7 @@ def golden_cut(answer: object) -> Verdict:
     return number(answer, (sqrt(5) - 1) / 2, "(1 - a) x + a x² = 1/2 at a = 1/2: the golden ratio", traps=traps)
 
 
+@one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
     """One sequence in three slices on two ranks, in an order in which gradients of keys and values arrive in time."""

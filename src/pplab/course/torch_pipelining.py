@@ -14,7 +14,19 @@ from ..schedule import Schedule
 from ..simulator import simulate
 from ..text import parse
 from .answers import drawn, is_module, rows_of, schedule_of, trained
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, number, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    first_wrong,
+    number,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +50,7 @@ _STALLED = 70  # interleaved 1F1B on 4 ranks with 8 microbatches, torch's rows, 
 _REPAIRED = 60
 
 
+@one_or_several
 @checker()
 def lowered(answer: object) -> Verdict:
     """Write both rows of 1F1B on two ranks with two microbatches, sends and receives included."""
@@ -94,6 +107,7 @@ def later(rows: Sequence[LoweredRow], receive: str, places: int) -> tuple[Lowere
     return tuple(moved)
 
 
+@one_or_several
 @checker()
 def repaired(answer: object) -> Verdict:
     """Rows of the same computation that take at most 60 with one queue per rank."""
@@ -106,6 +120,7 @@ def repaired(answer: object) -> Verdict:
     return right(f"{takes:g} instead of {_STALLED}; without queues it is 57")
 
 
+@one_or_several
 @checker()
 def run_csv(answer: object) -> Verdict:
     """A CSV of two ranks and four microbatches, shorter than 1F1B, that torch runs with one process's gradients."""

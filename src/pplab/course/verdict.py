@@ -7,7 +7,7 @@ is, such as `number`. Within it, whatever finds a fault may raise `Wrong` with t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import wraps
 from itertools import islice, permutations
@@ -15,6 +15,7 @@ from math import isfinite
 from numbers import Real
 
 MOST_ORDERS = 200  # of several numbers, which are tried when they aren't right as they stand
+_AROUND = str.maketrans(",;()[]{}'\"", " " * 10)  # the numbers of a text
 UNASKED = ": a tensor that nobody asked for a gradient has None"  # behind an error that speaks of NoneType
 
 
@@ -43,6 +44,25 @@ def right(says: str) -> Verdict:
 def wrong(says: str) -> Verdict:
     """The answer is wrong."""
     return Verdict(False, says)
+
+
+def values_of(answer: object) -> tuple:
+    """The numbers of an answer: those of a text, whatever stands between and around them, and of a sequence of numbers
+    and such texts; a text with anything else in it stays as it is."""
+    if isinstance(answer, str):
+        values = tuple(map(_value, answer.translate(_AROUND).split()))
+        return (answer,) if any(isinstance(value, str) for value in values) else values
+    if isinstance(answer, (list, tuple)):
+        return tuple(value for each in answer for value in values_of(each))
+    return tuple(answer) if isinstance(answer, Iterable) else (answer,)
+
+
+def _value(text: str) -> Real | str:
+    """The number that a text is, or the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def joined(answers: tuple[object, ...]) -> object:
@@ -133,7 +153,7 @@ def number(
     `traps` explains the wrong ones that people give. Of a count it isn't said which way it lies, unless the answer is
     far off: whoever asks again and again would be led to it.
     """
-    if isinstance(answer, str):
+    if isinstance(answer, str) and isinstance(answer := _value(answer.strip()), str):
         return wrong(f"expected a number, got the text {answer!r}: write it without quotes")
     if isinstance(answer, bool) or not isinstance(answer, Real):
         return wrong(f"expected a number, got {answer!r}")
@@ -168,14 +188,14 @@ def numbers(
     """Check several numbers, each with a name, and perhaps with traps; the first wrong one is told."""
     expected, names = tuple(expected), tuple(names)
     traps = tuple(traps or ({},) * len(names))
-    if isinstance(answer, (str, Mapping, Set)) or not isinstance(answer, Iterable):
+    if isinstance(answer, (Mapping, Set)) or not isinstance(answer, Iterable):
         return wrong(f"expected {len(expected)} numbers in a row ({', '.join(names)}), got {answer!r}")
-    answer = tuple(answer)
+    answer = values_of(answer)
     if len(answer) != len(expected):
         return wrong(f"expected {len(expected)} numbers ({', '.join(names)}), got {len(answer)}")
     if _in_another_order(answer, expected, digits):
-        order = "swapped: first" if len(names) == 2 else "in another order: first"
-        return wrong(f"these are the right numbers, {order} {', then '.join(names)}")
+        order = "swapped" if len(names) == 2 else "in another order"
+        return wrong(f"these are the right numbers, {order}: expected {', then '.join(names)}")
     for name, given, value, known in zip(names, answer, expected, traps, strict=True):
         verdict = number(given, value, why, traps=known, digits=digits)
         if not verdict:

@@ -16,7 +16,7 @@ from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, drawn, schedule_of, told_bill
 from .messages import OFFER
-from .verdict import Verdict, checker, checker_of_each, number, readers_code, right, told, wrong
+from .verdict import Verdict, checker, checker_of_each, number, one_or_several, readers_code, right, told, wrong
 
 LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
 
@@ -34,6 +34,7 @@ BEST_KNOWN = {"cut": (8, 8, 9, 7), "recompute": (3, 0, 0, 0)}
 NEAR = 0.5  # dollars above it; the floor of every cut without recomputation is higher
 
 
+@one_or_several
 @checker()
 def place_weights(answer: object) -> Verdict:
     """Rank 3 of ZB-H1, 4 ranks and 8 microbatches: put the eight W's into `LAST_ROW`, for 27 with at most 4 held."""

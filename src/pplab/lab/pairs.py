@@ -68,9 +68,10 @@ def _split_pairs(row: Sequence[Action], delay: int) -> list[Action | Overlap]:
 def with_all_to_all(costs: Costs, forward: PerStage, backward_input: PerStage) -> Costs:
     """`costs` with the times of pairs that follow when so much of F, and of I, is all-to-all (of B, as much as of I).
 
-    A rank computes one thing at a time, and its network does one all-to-all at a time. So two actions at once take the
-    longest of four: each of the two alone, what both compute, what both send. That is the least that it can be, when
-    nothing else holds up either. ValueError where more is all-to-all than there is of F or I.
+    A rank computes one thing at a time, and its network does one all-to-all at a time. So two actions at once take at
+    least the longest of four: each of the two alone, what both compute, what both send. The pairs get that least time,
+    which they reach where a layer's two pieces that compute take equally long. ValueError where more is all-to-all than
+    there is of F or I.
 
     >>> costs = with_all_to_all(Costs(4, 4, 2), 2, 2)
     >>> costs.of_overlap(0, 0), costs.of_overlap(0, 0, F, I), costs.of_overlap(0, 0, W, I)
