@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from pplab import lab
-from pplab.lab.meter import SavedBytes
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
 from pplab.runtime.options import Job
@@ -51,6 +50,8 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
 
 def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
     """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
+    from pplab.lab.meter import SavedBytes  # of which plain runs know nothing
+
     meter, build = SavedBytes([]), workload.build_whole
 
     def build_whole() -> nn.Module:

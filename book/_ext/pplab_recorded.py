@@ -15,7 +15,7 @@ from pplab.lab import results
 from pplab.lab.gpu_results import first_look
 
 ROOT = Path(__file__).parents[2]
-PLAYED = ROOT / "tests" / "fake_gpus" / "smoke.txt"
+PLAYED = ROOT / "book" / "_ext" / "healthy_run.txt"
 
 
 def sentences(recorded: Path, notebooks: Path) -> dict[str, str]:

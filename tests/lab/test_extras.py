@@ -127,7 +127,6 @@ def test_help_shows_what_flags_it_can_and_names_the_extra_that_has_the_others(tm
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        ("--source sample", {"pyarrow"}),
         ("--model distilbert --source sample", {"transformers"}),
         ("--model folder", {"transformers"}),
         ("--source hub", {"datasets"}),
@@ -137,6 +136,7 @@ def test_help_shows_what_flags_it_can_and_names_the_extra_that_has_the_others(tm
 )
 def test_with_torch_alone_training_names_what_else_it_needs(options, missing, tmp_path):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text('{"model_type": "llama"}')
     done = shell(f"train {BOX} {options}", missing, tmp_path)
     (name,) = missing
     assert done.returncode == 1 and not done.stdout

@@ -107,7 +107,7 @@ def test_the_halves_are_those_of_a_run(stages):
     both = zip(subject.whole.module.named_parameters(), subject.halves.module.parameters(), strict=True)
     for (name, whole), halves in both:
         assert torch.allclose(whole.grad, halves.grad, atol=1e-5), name
-    assert subject.halves.in_flight == subject.whole.in_flight == 0
+    assert not any((subject.halves.held, subject.halves.due, subject.whole.held))
 
 
 def test_a_stage_that_has_no_room_is_left_out(stages, bench, monkeypatch):

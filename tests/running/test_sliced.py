@@ -128,7 +128,7 @@ def test_paced_slices_last_as_long_as_they_are_told_to(gpt, pool):
     run = pool.train(s, models.sliced(gpt, slices.lengths), lab.Pace(costs, slices), steps=1)
     told, took = slices.simulate(s, costs), run.timeline
     assert all(b.end - b.start >= a.end - a.start - 1e-3 for a, b in zip(told.spans, took.spans, strict=True))
-    assert run.step_time_ms >= told.makespan and run.how == "paced"
+    assert run.step_time_ms >= told.makespan and run.job.how == "paced"
     by_torch = lab.Pace(pp.Costs(12, unit="ms"), slices)
     with pytest.raises(ValueError, match="torch's actions last as long as whole microbatches'"):
         pool.train(s, models.sliced(gpt, slices.lengths), lab.TorchEngine(), by_torch)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..runtime import Run
 
 _OF_SCHEDULE = ("num_ranks", "num_stages", "num_microbatches")
-_OF_RUN = ("how", "notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
+_OF_RUN = ("notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
 _OF_GRADIENTS = ("equal", "difference", "relative", "tolerance", "worst", "loss_difference", "causes")
 
 
@@ -58,6 +58,7 @@ def run_to_dict(run: Run) -> dict:
         **asdict(run.machine),
         "engine": run.job.engine_name,
         "first_step": run.job.first_step,
+        "how": run.job.how,
         "precision": str(run.job.options.autocast or "float32").removeprefix("torch."),
         **{name: getattr(run, name) for name in _OF_RUN},
         **held,

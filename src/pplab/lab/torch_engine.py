@@ -247,9 +247,9 @@ def _runner(
 
 def _own_group(context: RankContext) -> dist.ProcessGroup:
     """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it likes."""
-    key = "torch's own", tuple(range(context.num_ranks))
+    key = name, ranks = "torch's own", tuple(range(context.num_ranks))
     if key not in context.groups:
-        context.groups[key] = dist.new_group(backend="nccl", timeout=2 * context.timeout, group_desc=key[0])
+        context.groups[key] = dist.new_group(ranks, backend="nccl", timeout=2 * context.timeout, group_desc=name)
     return context.groups[key]
 
 

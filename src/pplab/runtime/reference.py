@@ -75,12 +75,16 @@ class GradientReport:
         return "\n  cause: ".join([f"NOT equal to one process ({count}, in {self.worst})", *self.causes])
 
 
+def count_terms(context: RankContext, workload: Workload) -> int:
+    """How many tokens, or samples, a weight's gradient is a sum over."""
+    return max((x.shape[:-1] if x.is_floating_point() else x.shape).numel() for x in workload.batch(0).tensors)
+
+
 def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
     """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank 0, at least."""
-    dtype, tensors = job.options.autocast, job.workload.batch(0).tensors
-    terms = max((x.shape[:-1] if x.is_floating_point() else x.shape).numel() for x in tensors)  # tokens
+    dtype = job.options.autocast
     whole = run(job.reference or train_whole, job.workload, dtype)
-    report = report_gradients(reports, whole, dtype, terms)
+    report = report_gradients(reports, whole, dtype, run(count_terms, job.workload))
     if report.equal:
         return report
     lab = sys.modules.get("pplab.lab")  # which looks for them, once it is imported

@@ -50,15 +50,10 @@ class Run:
         """What was run."""
         return self.job.schedule
 
-    @property
-    def how(self) -> str:
-        """Whether it was "measured" or "paced"."""
-        return self.job.how
-
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
         """One per measured step, in ms from the first rank's start."""
-        return tuple(_timeline(self.schedule, traces, self.how) for traces in self.traces)
+        return tuple(_timeline(self.schedule, traces, self.job.how) for traces in self.traces)
 
     @cached_property
     def step_times_ms(self) -> tuple[float, ...]:
@@ -122,13 +117,13 @@ class Run:
         return Costs([median[s, F] for s in stages], inputs, weights, backward=backwards, **more)
 
     def __str__(self) -> str:
-        schedule, transport = self.schedule, self.machine.transport.replace("shared", "shared memory")
+        schedule, crosses = self.schedule, self.machine.transport.replace("shared", "shared memory")
         ranks, microbatches = plural(schedule.num_ranks, "rank"), plural(schedule.num_microbatches, "microbatch")
         by = " by torch" * (self.job.engine_name == "torch")
         dtype = self.job.options.autocast
         mixed = f", mixed precision in {dtype}".replace("torch.", "") if dtype else ""
         lines = [
-            f"{schedule.name}{by}, {self.how}: {ranks} on {self.machine.device} ({transport}), {microbatches}{mixed}",
+            f"{schedule.name}{by}, {self.job.how}: {ranks} on {self.machine.device} ({crosses}), {microbatches}{mixed}",
             self.job.workload.name,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
