@@ -44,8 +44,9 @@ def config_in(folder: str) -> PreTrainedConfig:
         raise _not_a_config(path, error) from None
     family_of(model_type)  # its error comes first: transformers has types that can't be cut here
     _check_sizes(said, str(path))  # before transformers lists what every layer is
+    auto = bring("transformers").AutoConfig
     try:
-        return bring("transformers").AutoConfig.from_pretrained(folder, local_files_only=True)
+        return auto.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a field of another type, or one that doesn't go with the others
         raise _not_a_config(path, error) from None
 
