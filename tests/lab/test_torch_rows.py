@@ -58,7 +58,7 @@ def test_messages_that_would_hang_are_refused_before_anything_runs(pool):
 def test_torch_can_be_paced(pool):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     run = pool.train(s, stages(2), lab.TorchEngine(), lab.Pace(pp.Costs(4, 4, 4, unit="ms")), steps=1)
-    assert run.how == "paced" and run.machine.transport == "gloo" and run.timeline.makespan >= 60
+    assert run.job.how == "paced" and run.machine.transport == "gloo" and run.timeline.makespan >= 60
     assert all(x.end - x.start >= 3.99 * (2 if "B" in str(x.action) else 1) for x in run.timeline.spans)
 
 

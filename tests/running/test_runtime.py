@@ -314,7 +314,7 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     workload = modules.workload(*[nn.Linear(6, 6) for _ in range(4)])
     run = pools(4).train(s, workload, lab.Pace(pace), steps=1, warmup=0)
     predicted = pp.simulate(s, pace)
-    assert run.how == run.timeline.how == "paced"
+    assert run.job.how == run.timeline.how == "paced"
     assert 1 <= run.timeline.makespan / predicted.makespan < 1.25
     assert run.timeline.bubble_fraction == pytest.approx(predicted.bubble_fraction, abs=0.1)
 
