@@ -24,7 +24,7 @@ test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, t
 	@echo "== style"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
 	@echo "== tests, notebooks and book (a test a dot; twelve to twenty minutes on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -n 3 $(PARALLEL) --durations=15
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -m "not long" -n 3 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
@@ -34,6 +34,7 @@ lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 attack: $(ENVIRONMENT) ## break what can be broken, far more often than the tests do; write results/attacks.json (some twenty minutes)
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest tests -m long
 	@HF_HUB_OFFLINE=1 $(PY) tools/attack.py
 	@HF_HUB_OFFLINE=1 $(PY) tools/mutate.py
 

@@ -12,30 +12,21 @@ from pplab.builders import phases
 from pplab.course import (
     balance,
     bubble_math,
-    communication,
-    for_real,
+    fsdp,
     gpipe,
-    gpu_box,
     how_good,
     interleaved,
+    layout,
     messages,
     naive,
     one_f_one_b,
-    own_model,
-    today,
-    torch_pipelining,
     zero_bubble,
 )
 from pplab.lab.replicas import replicate
 
-PAIR = ("0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")
 STUCK = [line.split(",") for line in one_f_one_b.STUCK_ROWS.split()]
-LATE = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-MESSAGES = [list(map(str, row)) for row in pp.lower(LATE)]
 TWICE = [list(map(str, row)) for row in replicate(pp.build("1F1B", num_ranks=2, num_microbatches=3), 2).rows]
 CHART = pp.build("1F1B", num_ranks=3, num_microbatches=3).rows
-GPIPE_8 = pp.build("GPipe", num_ranks=8, num_microbatches=32).rows[7]
-CHAIN = [f"{rank}F0" for rank in range(7)] + [*map(str, GPIPE_8)] + [f"{rank}B31" for rank in range(6, -1, -1)]
 
 
 def rows(name: str, num_ranks: int, num_microbatches: int) -> list[list[str]]:
@@ -55,46 +46,36 @@ def beats_24() -> list[list[str]]:
 
 LINES = [  # an answer of one line
     (bubble_math.slow_middle, (18, 30)),
-    (bubble_math.two_offers, (88.7, 90.5)),
     (bubble_math.tokens_per_second, (2.13, 0.901, 246000)),
     (bubble_math.repair, "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3".split()),
     (bubble_math.repair, "F0 F1 B0 F2 B1 F3 B2 B3".split()),
     (bubble_math.too_early, ("0B0", "1B0")),
-    (bubble_math.chain_of_78, CHAIN),
     (bubble_math.six_hours, (5, 5, 5, 5, 5, 5, 2)),
-    (naive.row_between, "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0".split()),
-    (naive.row_between, "recv_f0 f0 send_f0 recv_b0 b0 send_b0".split()),
+    (naive.moved_layers, (0, 4.63)),
     (gpipe.one_rank_recomputes, (26, 28)),
     (gpipe.larger_cards, (11, 2.71)),
     (gpipe.overhead_from_a_sweep, (40, 1)),
     (one_f_one_b.twice_the_ranks, (36.5, 58.9, 26.9)),
     (one_f_one_b.too_early, ("1B4",)),
     (messages.least_tickets, (10, 7, 4, 1)),
-    (interleaved.where_is, (8, 0, 11)),
     (interleaved.gathers, (19, 3)),
-    (interleaved.one_denominator, (0.127, 0.068, 96)),
     (zero_bubble.place_weights, rows("ZB-H1", 4, 8)[3]),
     (balance.capped, (1, 2, 4, 3)),
     (balance.head_in_a_v, (3, 5, 5, 5, 4, 4, 4, 2)),
-    (balance.textbook, (40, 0.4, 1)),
-    (communication.volumes, (83.9, 310, 8.05)),
-    (communication.pipeline_group, (13, 141, 269, 397)),
-    (communication.tied_group, (0, 3, 4, 7)),
-    (gpu_box.hangs, ("0F1", "1F1")),
-    (gpu_box.order, (0, 2, 1, 3)),
+    (layout.volumes, (83.9, 310, 8.05)),
+    (layout.launched, (4, 32, 4, 0.0519)),
     (how_good.small_block, (3, 4)),
 ]
 CHARTS = [  # an answer with a line per rank
     (bubble_math.chart_at_the_floor, rows("1F1B", 3, 3)),
     (bubble_math.repair, rows("1F1B", 3, 4)),
-    (gpipe.sixteen_sequences, [[16], [7, 7, 7, 4], [8, 9, 9, 6]]),
+    (gpipe.sixteen_sequences, [[7, 7, 7, 4], [8, 9, 9, 6]]),
     (one_f_one_b.by_hand, rows("1F1B", 3, 4)),
     (one_f_one_b.unstick, ["0F0 0F1 0F2 0B0 0B1 0B2".split(), *STUCK[1:]]),
     (interleaved.beat_24, beats_24()),
-    (torch_pipelining.lowered, [line.split() for line in PAIR]),
-    (communication.replicated, TWICE),
+    (fsdp.replicated, TWICE),
     (how_good.balanced_placement, [[r, 7 - r, 8 + r, 15 - r] for r in range(4)]),
-    (today.repair, ["0F0 0F1 0F2 0B2 0B1 0B0".split(), "1F0 1F1 1F2 1B2 1B1 1B0".split()]),
+    (interleaved.repair_slices, ["0F0 0F1 0F2 0B2 0B1 0B0".split(), "1F0 1F1 1F2 1B2 1B1 1B0".split()]),
 ]  # fmt: skip
 
 
@@ -124,8 +105,7 @@ MISSED = [  # a wrong one, where the right one takes long
     (bubble_math.slow_middle, (30, 18), line_forms),
     (interleaved.gathers, (18, 2), line_forms),
     (zero_bubble.place_weights, zero_bubble.LAST_ROW.split(), line_forms),
-    (torch_pipelining.repaired, MESSAGES, chart_forms),
-    (torch_pipelining.run_csv, rows("1F1B", 2, 4), chart_forms),
+    (layout.run_csv, rows("1F1B", 2, 4), chart_forms),
     (how_good.design, rows("ZBVZeroBubble", 4, 8), chart_forms),
 ]  # fmt: skip
 
@@ -162,7 +142,7 @@ def test_what_is_no_answer_gets_a_verdict(check: Callable):
 @pytest.mark.parametrize(
     "check",
     [bubble_math.chart_at_the_floor, bubble_math.repair, one_f_one_b.by_hand, one_f_one_b.unstick, interleaved.beat_24]
-    + [bubble_math.too_early, bubble_math.chain_of_78],
+    + [bubble_math.too_early],
     ids=name_of,
 )
 def test_before_chapter_7_halves_and_overlaps_are_no_actions(check: Callable):
@@ -208,12 +188,10 @@ def test_the_stage_may_be_left_out_where_it_follows_from_the_row():
 
 
 def test_a_number_may_be_a_text():
-    assert naive.faster_network("324") and interleaved.transfers(" 3.29 ")
+    assert naive.faster_network("324") and interleaved.crossover(" 0.542 ")
 
 
-def test_pairs_and_steps_may_be_several_arguments():
+def test_a_pair_may_be_several_arguments():
     assert naive.cheapest(("small", 8), ("small", 9), ("large", 15))
-    steps = "write to a new file", "sync the file", "rename it over the old one", "sync the folder"
-    assert for_real.commit(*steps) and for_real.commit(list(steps))
-    assert own_model.pictures_cut("GPipe").says.startswith("expected a pair")
-    assert repr(own_model.pictures_cut("GPipe", (9, 9))) == repr(own_model.pictures_cut(("GPipe", (9, 9))))
+    assert balance.pictures_cut("GPipe").says.startswith("expected a pair")
+    assert repr(balance.pictures_cut("GPipe", (9, 9))) == repr(balance.pictures_cut(("GPipe", (9, 9))))

@@ -48,7 +48,7 @@ DRAWN = {
         STATE, SEQUENCE, {"GPipe": [8] * 4, "1F1B": [4, 3, 2, 1]}, 80, ghosts={"GPipe": [32] * 4}, ghosts_are="M = 32"
     ),
     "held, little": lambda: pictures.what_is_held([1, 1], [0.4, 0.4], {"1F1B": [2, 1]}, 8, ghosts={"1F1B": [3, 1]}),
-    "slices": lambda: pictures.more_slices(36.3, 9.13, 8, (1, 2, 4, 8), range(1, 9), 80),
+    "microbatches": lambda: pictures.more_microbatches(36.3, 9.13, 8, (1, 2, 4, 8), range(1, 9), 80),
     "knobs, naive": built("naive"),
     "knobs, interleaved": built("Interleaved1F1B", stages_per_rank=2),
     "knobs, V": built("ZBVZeroBubble"),
@@ -207,8 +207,8 @@ def test_every_brick_is_a_microbatch():
     assert "GPipe 109.3, 100.9, 100.9 and 109.3; 1F1B 72.8, 55.3, 46.2 and 45.4. M = 32: GPipe 328.5" in said
 
 
-def test_thinner_slices_hold_the_same_and_more_slices_break_the_line():
-    ax = DRAWN["slices"]()
+def test_thinner_microbatches_hold_the_same_and_more_break_the_line():
+    ax = DRAWN["microbatches"]()
     tops: dict[float, float] = {}
     for p in rectangles(ax):
         tops[round(p.get_x(), 3)] = max(tops.get(round(p.get_x(), 3), 0), p.get_y() + p.get_height())
@@ -318,7 +318,7 @@ def test_a_message_rides_its_wire():
         (lambda: pictures.cut_model([16, 16], [64], 80, 1), "2 stages, 1 amounts"),
         (lambda: pictures.handshake(["loss.backward()"]), "5 lines of code, got 1"),
         (lambda: pictures.what_is_held([1, 1], [1, 1], {"GPipe": [8]}, 80), "GPipe: expected one number per rank, 2"),
-        (lambda: pictures.more_slices(1, 1, 8, (1, 3), (1,), 8), "divide 8 sequences, got 3"),
+        (lambda: pictures.more_microbatches(1, 1, 8, (1, 3), (1,), 8), "divide 8 sequences, got 3"),
         (lambda: pictures.knobs(pp.build("GPipe", num_ranks=2, num_microbatches=2), cut=[1]), "per stage, 2, got 1"),
         (lambda: pictures.knobs(pp.build("GPipe", num_ranks=2, num_microbatches=2), words=["a"]), "3 knobs"),
         (lambda: ridden("ZB-H1", 0), "whole backwards, got a schedule with"),

@@ -141,12 +141,12 @@ BROKEN = [
     (
         "pipe_gpipe.py",
         [EQUAL_SHARES],
-        r"on 3 ranks with 5 microbatches: gradients are those of slices that all count alike, .* 5, 5, 5 and 4",
+        r"on 3 ranks with 5 microbatches: gradients are those of microbatches that all count alike, .* 5, 5, 5 and 4",
     ),
     (
         "pipe_gpipe.py",
         [NEVER_OUT],
-        "on 2 ranks with 4 microbatches: after the last step rank 0 still has 4 slices in held",
+        "on 2 ranks with 4 microbatches: after the last step rank 0 still has 4 microbatches in held",
     ),
     ("pipe_naive.py", A_STEP_LATE, "on 2 ranks: rank 0 runs 0F0 twice"),
     ("pipe_1f1b.py", [ONE_AHEAD_LESS], "rank 0 holds 1 forwards at most, 1F1B 2; its order takes 24 units"),

@@ -349,6 +349,7 @@ def test_a_deadline_is_kept_whatever_runs(tmp_path):
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_what_does_not_stop_at_a_deadline_is_ended_and_comes_last_the_next_time(tmp_path):
     found, not_run, printed = run_naughty(tmp_path, "ignores,good", 1)
     assert found == {"ignores": [3], "good": []} and "what runs doesn't stop, and is ended" in printed

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ import torch
 
 from conftest import on_fake_gpus
 from pplab.lab import gpu_results, results
+from pplab.lab.case import Case
 from pplab.lab.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
+from pplab.runtime import gpu
 
 ROOT = Path(__file__).parents[2]
 NONE = "Nothing has been measured on a GPU so far."
 PAGE = (ROOT / "book" / "gpu.md").read_text()
+HANGS_PAGE = (ROOT / "book" / "it_hangs.md").read_text()
 
 # A card whose nvidia-smi answers, with another clock each time.
 SMI = """#!/bin/sh
@@ -180,14 +184,12 @@ def test_the_recordings_are_found_from_anywhere(monkeypatch):
     assert results.find_folder() == ROOT / "results"
 
 
-def test_what_the_readme_and_the_chapter_say_of_gpus_is_what_is_recorded(pages):
-    """It fails when something is recorded: write the sentence into README.md, and execute notebooks/15_gpu.ipynb."""
+def test_what_the_readme_and_the_page_say_of_gpus_is_what_is_recorded(pages):
+    """It fails when something is recorded: write the sentence into README.md. The page writes it by itself."""
     said = results.said(ROOT / "results")
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert said in readme and ("on CPU so far" in readme) == (said == NONE)
-    cells = json.loads((ROOT / "notebooks" / "15_gpu.ipynb").read_text())["cells"]
-    shown = [json.dumps(cell["outputs"], ensure_ascii=False) for cell in cells if cell["cell_type"] == "code"]
-    assert any(said in output for output in shown)
+    assert "{{ measured_on_gpus }}" in PAGE and "\n## Recorded results\n" in PAGE
     assert pages.sentences(ROOT / "results", ROOT / "notebooks")["executed_on"] in readme
 
 
@@ -233,14 +235,14 @@ def test_the_page_shows_what_a_pool_says_of_a_gpu_that_hangs(tmp_path):
     program.write_text(HANGS)
     done = on_fake_gpus([str(program)], 2, CUDA_FAKE_HANG="1 21")
     said = done.stdout.strip().replace("progress for 3 s", "progress for 10 s")
-    assert said and said in " ".join(PAGE.split()), done.stdout + done.stderr[-3000:]
+    assert said and said in " ".join(HANGS_PAGE.split()), done.stdout + done.stderr[-3000:]
 
 
 def test_the_flight_recorder_has_the_names_that_the_page_gives():
     """In the PyTorch that is installed, which may be built without NCCL."""
     headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
     known = "".join((headers / name).read_text() for name in ("FlightRecorder.hpp", "ProcessGroupNCCL.hpp"))
-    names = set(re.findall(r"TORCH_[A-Z_]+", PAGE))
+    names = set(re.findall(r"TORCH_[A-Z_]+", HANGS_PAGE))
     file_names = {"TORCH_FR_DUMP_TEMP_FILE"}
     assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"} | file_names
     assert all(f'"{name}"' in known for name in names - file_names)
@@ -249,6 +251,23 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
         library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
         assert all(name.encode() in library for name in file_names)
     reader = Path(torch.__file__).parent / "distributed" / "flight_recorder" / "components" / "types.py"
-    assert '"FR_TRACE_VERBOSE_OUTPUT"' in reader.read_text() and "FR_TRACE_VERBOSE_OUTPUT=1 torchfrtrace" in PAGE
+    assert '"FR_TRACE_VERBOSE_OUTPUT"' in reader.read_text() and "FR_TRACE_VERBOSE_OUTPUT=1 torchfrtrace" in HANGS_PAGE
     assert "torchfrtrace" in {entry.name for entry in entry_points(group="console_scripts")}
-    assert "NCCL watchdog timeout" in PAGE and re.search(r"NCCLDefaultTimeout =\s+std::chrono::\w+\(10 \* 60 \*", known)
+    assert "NCCL watchdog timeout" in HANGS_PAGE
+    assert re.search(r"NCCLDefaultTimeout =\s+std::chrono::\w+\(10 \* 60 \*", known)
+
+
+def test_the_runtime_sets_what_the_pages_say():
+    settings = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
+    assert gpu.ENVIRONMENT == settings
+    assert all(name in PAGE for name in settings)
+    assert gpu._MOST_CTAS == 4 and "at most four of NCCL's blocks" in PAGE and "pplab takes 4 blocks" in HANGS_PAGE
+
+
+def test_the_page_counts_wires_and_dollars_right():
+    (table,) = re.findall(r"^ +GPU0.*\n((?:GPU\d .*\n)+)", PAGE, re.M)
+    joined = [line.split()[1:] for line in table.splitlines()]
+    crossed = {o: sum(joined[a][b] == "SYS" for a, b in pairwise(o)) for o in ((0, 1, 2, 3), (0, 2, 1, 3))}
+    assert list(crossed.values()) == [3, 1]
+    assert "order 0, 1, 2, 3 all three" in PAGE and "order 0, 2, 1, 3 one does" in PAGE
+    assert Case().dollars_per_hour == 2 and f"eight GPUs cost \\${8 * 9 / 60 * 2:.2f}" in PAGE

@@ -149,7 +149,7 @@ def test_torchs_classes_say_what_they_refuse(pool):
 
 
 def test_what_torchs_classes_name_in_a_trace(pool):
-    """As chapter 10 says: rows' actions are named, GPipe has names of its own, 1F1B none. A span includes the wait."""
+    """As chapter 14 says: rows' actions are named, GPipe has names of its own, 1F1B none. A span includes the wait."""
     rows, gpipe, one = (pool.run(modules.named_in_a_trace, name) for name in ("Interleaved1F1B", "GPipe", "1F1B"))
     assert one == [{}, {}]
     for spans in gpipe:

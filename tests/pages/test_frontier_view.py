@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib").use("Agg")
 import browser as chromium  # noqa: E402
 from pplab import lab  # noqa: E402
 from pplab.course import figures  # noqa: E402
-from pplab.course.frontier_view import FrontierView  # noqa: E402
+from pplab.course.frontier_view import FrontierView, FrontierViews  # noqa: E402
 
 CHOSEN = ".pplab-choice input:checked + label + .pplab-chosen"
 
@@ -56,3 +56,34 @@ def test_it_is_chosen_without_scripts(browser, place):
         before = tab.inner_text(CHOSEN)
         tab.click(".pplab-choice label >> nth=3")
         assert tab.inner_text(CHOSEN) != before
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_times_are_chosen(browser, tmp_path, width):
+    """One setting's chart is seen at a time, its own orders are chosen below it, and other viewers have the first."""
+    both = {"equal": FrontierView(lab.frontiers()["equal-8"]), "case": FrontierView(lab.frontiers()["case-16"])}
+    data, _ = FrontierViews(both)._repr_mimebundle_()
+    assert data["image/png"] == both["equal"]._repr_mimebundle_()[0]["image/png"]
+    file = tmp_path / "page.html"
+    head = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    file.write_text(f"{head}<title>Frontiers</title><body>{data[figures.PAGE]}")
+    with chromium.watched_tabs(browser) as new_tab:
+        tab = new_tab(width)
+        tab.goto(file.as_uri())
+        charts = tab.locator(".pplab-frontier")
+        assert [charts.nth(i).is_visible() for i in (0, 1)] == [True, False]
+        tab.focus(".pplab-choice > input:checked")
+        tab.keyboard.press("ArrowRight")
+        assert [charts.nth(i).is_visible() for i in (0, 1)] == [False, True]
+        said = [each.said(both["case"].frontier) for each in both["case"].shown]
+        charts.nth(1).locator("label").nth(2).click()
+        chosen = charts.nth(1).locator("input:checked + label + .pplab-chosen")
+        assert chosen.inner_text().startswith(said[2])
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        first = charts.nth(0).locator("input:checked")
+        assert first.count() == 1 and first.get_attribute("id").endswith("-0")
+
+
+def test_a_switch_needs_a_setting():
+    with pytest.raises(ValueError, match="at least one"):
+        FrontierViews({})

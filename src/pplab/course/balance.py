@@ -1,21 +1,26 @@
-"""Checkers of chapter 11."""
+"""Checkers of chapter 11, and the profile that one of its exercises is about."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ..actions import F
 from ..builders import build
+from ..lab.case import Case
 from ..lab.partitioning import partition
+from ..lab.transformer import Transformer
+from ..simulator import simulate
+from .answers import row_of, told_bill
 from .verdict import (
     Verdict,
     Wrong,
     checker,
     number,
-    numbers,
     one_or_several,
     readers_code,
     right,
@@ -27,23 +32,16 @@ from .verdict import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TIMES = (5, 1, 1, 5, 1, 1, 5, 1)  # of exercise 1's layers, for 3 stages
-CAPPED_TIMES = (2, 2, 2, 2, 3, 3, 3, 3, 4, 4)  # of exercise 4's layers, for 4 stages
+    from ..lab import MeasuredLayers
+
+CAPPED_TIMES = (2, 2, 2, 2, 3, 3, 3, 3, 4, 4)  # of exercise 2's layers, for 4 stages
 CAPPED_BYTES = (4, 4, 4, 4, 2, 2, 2, 2, 1, 1)
 CAP = 28
 HEAD = 4096 * 128256 / (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)  # in layers: 2.41
-LIMIT = 10_000_000  # bytes, of exercise 6
-
-
-def beat(answer: object) -> Verdict:
-    """Layers of 5, 1, 1, 5, 1, 1, 5, 1 in three contiguous stages: the least time of the slowest?"""
-    traps = {
-        20 / 3: "that is the mean, which no cut of these layers reaches: look for one that comes near",
-        6: "then three stages do at most 18 of the 20",
-        8: "better: the cuts needn't leave equal numbers of layers",
-        11: "better: the cuts needn't leave equal numbers of layers",
-    }
-    return number(answer, 7, "5+1 | 1+5+1 | 1+5+1: 6, 7 and 7", traps=traps)
+LIMIT = 10_000_000  # bytes, of exercise 4
+CARDS = (56e6, 28e6)  # bytes, of exercise 6
+CHOICES = ("GPipe", "1F1B", "Interleaved1F1B")
+LLAMA_2_13B = Transformer(40, 5120, 4096, heads=40, mlp_width=13824, gated=True, vocabulary=32000)
 
 
 @checker("a function of (times, num_stages)")
@@ -62,19 +60,6 @@ def cutter(answer: object) -> Verdict:
         if slowest > best:
             return wrong(f"{where} your slowest stage takes {slowest}; {best} is possible")
     return right("no split has a faster slowest stage, on 63 stacks of layers")
-
-
-def peak(answer: object) -> Verdict:
-    """1F1B, 4 ranks, 8 microbatches; a stage keeps 50 MB per microbatch, 2 of them its input; all recompute: rank 0?"""
-    traps = {
-        200: "that is without recomputation",
-        8: "that is between backwards; while one runs, its microbatch's other activations are there, too",
-        58: "the running microbatch's input is counted twice: it is among the 50",
-        50: "three more microbatches wait, with an input each",
-        16: "1F1B holds 4 microbatches on rank 0, not 8; and one of them is being computed again",
-        64: "1F1B holds 4 microbatches on rank 0, not 8",
-    }
-    return number(answer, 56, "4 inputs of 2 MB, and 48 more of the microbatch that runs", traps=traps)
 
 
 @one_or_several
@@ -167,21 +152,6 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
     return [sum(values[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
 
-@one_or_several
-def textbook(answer: object) -> Verdict:
-    """Layers of 10, 10, 10, 10, 20, 20, 20, 20 ms, four contiguous stages: the least beat; 1F1B's bubble fraction at
-    M=8; how many times faster than the equal cut."""
-    names = ("beat", "bubble fraction", "times faster")
-    verdict = numbers(answer, (40, 0.4, 1), "the equal cut is one of the best: 40 ms, 240 of 400 ms are work", names)
-    if len(answer := values_of(answer)) != 3:
-        return verdict
-    if number(answer[0], 30, ""):
-        return wrong("beat: 30 needs layers that aren't neighbours, and then a microbatch passes every rank twice")
-    if verdict.says.startswith("bubble fraction") and number(answer[1], 0.25, ""):
-        return wrong("bubble fraction: 0.25 is the limit for many microbatches; at M = 8 the ramps come on top")
-    return verdict
-
-
 @checker("a function of a module")
 def checkpointed(answer: object) -> Verdict:
     """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs between them.
@@ -262,3 +232,87 @@ def _in_1f1b_order(
         else:
             made[m].append(backward(m, gradients[m].clone()))
     return [made[m] for m in range(len(inputs))], saved
+
+
+def tied_gb(answer: object) -> Verdict:
+    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 16 bytes per parameter."""
+    model = Transformer(28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256)
+    table, one = 16 * model.table_parameters / 1e9, 16 * model.parameters / 1e9
+    traps = {
+        one - table: "that is with one table: which ranks need it?",
+        one / 4: "that is the weights in single precision; with gradients and Adam's state it is four times as much",
+        (one - table) / 4: "that is the weights in single precision, and the table once",
+        one + 2 * table: "two of the four ranks look up a table or multiply with it, not all four",
+    }
+    why = "3.21 billion parameters, and the 0.39 billion of the table once more: the first rank and the last have one"
+    return number(answer, one, why, traps=traps, tolerance=2e-3)
+
+
+def pictures() -> MeasuredLayers:
+    """The profile of a model of pictures: what cuts them into patches keeps most of all for its backward."""
+    from ..lab import MeasuredLayers
+
+    return MeasuredLayers(
+        names=("patches", *(f"layer {n}" for n in range(8)), "head"),
+        forward_ms=(6.0, *[4.0] * 8, 1.0),
+        backward_ms=(9.0, *[8.0] * 8, 2.0),
+        activations=(9_000_000, *[1_500_000] * 8, 200_000),
+        inputs=(600_000, *[400_000] * 9),
+        parameters=(400_000, *[800_000] * 8, 200_000),
+    )
+
+
+def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
+    """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8 microbatches."""
+    schedule = build(name, num_ranks=2, num_microbatches=8)
+    held = list(schedule.peak_held(pictures().memory(counts)))
+    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
+    for rank, end, count in zip(schedule.placement, ends, counts, strict=True):
+        held[rank] += 4 * sum(pictures().parameters[end - count : end])
+    return simulate(schedule, pictures().costs(counts)).makespan, tuple(held)
+
+
+def _cuts(num_stages: int) -> Iterator[tuple[int, ...]]:
+    for ends in combinations(range(1, 10), num_stages - 1):
+        yield tuple(b - a for a, b in zip((0, *ends), (*ends, 10), strict=True))
+
+
+@cache
+def _fastest() -> float:
+    stages = {name: 4 if name == "Interleaved1F1B" else 2 for name in CHOICES}
+    found = (judged(name, cut) for name in CHOICES for cut in _cuts(stages[name]))
+    return min(ms for ms, held in found if _too_full(held) is None)
+
+
+def _too_full(held: Sequence[float]) -> int | None:
+    return next((rank for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True)) if bytes_ > card), None)
+
+
+@one_or_several
+@checker("a pair of a schedule's name and its counts of layers", lambda answer: isinstance(answer, (tuple, list)))
+def pictures_cut(answer: Sequence) -> Verdict:
+    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and counts that fit."""
+    if len(answer) != 2 or answer[0] not in CHOICES:
+        return wrong(f"expected one of {', '.join(CHOICES)} and counts, such as ('1F1B', (5, 5)), got {answer!r}")
+    with told("", ValueError, TypeError, AttributeError):
+        ms, held = judged(*answer)
+    if (rank := _too_full(held)) is not None:
+        of = f"{held[rank] / 1e6:.1f} of its {CARDS[rank] / 1e6:.0f} MB"
+        return wrong(f"{ms:.0f} ms, but rank {rank} would hold {of}")
+    if ms > _fastest() + 1e-6:
+        return wrong(f"it fits and takes {ms:.0f} ms; there is a faster one")
+    both = " and ".join(f"{each / 1e6:.1f}" for each in held)
+    return right(f"{ms:.0f} ms, {both} MB: no cut under these schedules is faster and fits")
+
+
+BEST_KNOWN = {"schedule": "ZB-V", "cut": (5, 6, 5, 1, 9, 5, 4, 5), "recompute": (1, 1, 0, 0, 0, 0, 0, 0)}
+NEAR = 3.0  # dollars above the best known
+
+
+@checker("a dict with schedule, cut and recompute", lambda answer: isinstance(answer, Mapping))
+def thirteen(answer: Mapping[str, object]) -> Verdict:
+    """The 13-billion shape on the case's machines, 16 sequences to a step: schedule, cut, layers to recompute."""
+    if set(answer) != set(BEST_KNOWN):
+        return wrong(f"expected the keys {', '.join(BEST_KNOWN)}, got {', '.join(map(str, answer)) or 'none'}")
+    row, best = (row_of(Case(model=LLAMA_2_13B), each, 16) for each in (answer, BEST_KNOWN))
+    return told_bill(row, best.dollars, NEAR)

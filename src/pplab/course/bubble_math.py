@@ -46,7 +46,7 @@ def slow_middle(*answer: object) -> Verdict:
         17: "look at rank 1 at its turn: its first backward has to wait for rank 2's",
         24: "that would be three ranks as slow as rank 1",
     }
-    count = "count all three ranks: take from 3 lines of 18 cells what two slices keep busy, on rank 1 twice as much"
+    count = "count all three ranks: take from 3 lines of 18 cells what two microbatches keep busy, rank 1 twice as long"
     idle = dict.fromkeys(range(61), count) | {
         24: "those are the busy cells",
         54: "those are all cells",
@@ -57,22 +57,6 @@ def slow_middle(*answer: object) -> Verdict:
     return numbers(joined(answer), (18, 30), why, ("makespan", "idle cells"), traps=(makespan, idle))
 
 
-def two_offers(*answer: object) -> Verdict:
-    """Work for $71.5 with a bubble ratio of 24 %, and with a bubble fraction of 21 %: the two bills."""
-    work = 71.5
-    ratio = {
-        work / 0.76: "idle time is 24 % of the work here, not of the bill",
-        work * 0.24: "that is the waiting alone",
-    }
-    fraction = {
-        work * 1.21: "idle time is 21 % of the bill here, not of the work",
-        work / 0.79 - work: "that is the waiting alone",
-    }
-    why = "a ratio is added to the work, a fraction is taken of the bill"
-    names = ("first bill", "second bill")
-    return numbers(joined(answer), (work * 1.24, work / 0.79), why, names, traps=(ratio, fraction))
-
-
 def tokens_per_second(*answer: object) -> Verdict:
     """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency, tokens per second."""
     step = 71 * 0.030
@@ -80,7 +64,7 @@ def tokens_per_second(*answer: object) -> Verdict:
     traps = (
         {1000 * step: "that is in ms; the question asks for s", 64 * 0.030: "that leaves out the bubble"},
         {7 / 71: "that is the bubble fraction; efficiency is the rest"},
-        {64 * 2048 / step: "a slice has 4 sequences"},
+        {64 * 2048 / step: "a microbatch has 4 sequences"},
     )
     expected = (step, 64 / 71, 64 * 4 * 2048 / step)
     return numbers(joined(answer), expected, "71 turns of 30 ms, 64 of them work", names, traps=traps)
@@ -135,7 +119,7 @@ def repair(answer: object) -> Verdict:
         for m in range(4):
             for action in (f"1F{m}", f"1B{m}"):
                 if action not in rows[1]:
-                    return wrong(f"{action} is missing: rank 1 has to run every slice forward and backward")
+                    return wrong(f"{action} is missing: rank 1 has to run every microbatch forward and backward")
     try:
         schedule = schedule_of(answer, (3, 3, 4), "the repaired chart must keep 3 ranks, 3 stages and 4 microbatches")
     except Wrong as error:
@@ -190,26 +174,6 @@ def _needs(action: Action, needed: Action) -> bool:
 
 def _counted_start(action: Action) -> int:
     return action.stage + action.microbatch + COUNTED_MICROBATCHES * (action.kind == B)
-
-
-@in_whole_backwards(stage_per_rank=True)
-@one_or_several
-@checker()
-def chain_of_78(answer: object) -> Verdict:
-    """Actions of GPipe (P=8, M=32, F=B=1) that must run one after the other and take 78 in all, as a list of texts.
-
-    Each must wait for the one before it: because it needs its result, or because it stands behind it in a rank's row.
-    """
-    place = {a: (rank, i) for rank, row in enumerate(_counted_schedule().rows) for i, a in enumerate(row)}
-    with told("", TypeError):
-        path = [_counted_action(each) for each in actions_of(answer)]
-    for before, after in zip(path, path[1:], strict=False):
-        same_row = place[before][0] == place[after][0] and place[before][1] < place[after][1]
-        if not (_needs(after, before) or same_row):
-            return wrong(f"{after} doesn't have to wait for {before}: it isn't made from it, nor behind it in a row")
-    if len(path) < 78:
-        return wrong(f"each of these waits for the one before it, and together they take {len(path)}: look for more")
-    return right("nobody can finish before 78, so a count of 71 let some action start before what it needs")
 
 
 @one_or_several

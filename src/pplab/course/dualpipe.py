@@ -1,4 +1,4 @@
-"""Checkers of chapter 8, and what its cells send to ranks."""
+"""Checkers of chapter 9, and what its cells send to ranks."""
 
 from __future__ import annotations
 
@@ -208,9 +208,10 @@ def paired_builder(answer: object) -> Verdict:
     return builder(answer, judge, "legal at five sizes, with the formula's time", sizes, MIXTURE)
 
 
-@checker("a function of two lists of gradients")
+@checker("a function of two lists of gradients and two numbers of tokens")
 def both_copies(answer: object) -> Verdict:
-    """Write a function of two lists of gradients, here's and there's, to the gradients that both copies need."""
+    """Write a function of two lists of gradients, each of the mean over its copy's tokens, and of both numbers of
+    tokens, to the gradients of the mean over all tokens."""
     import torch
     from torch import nn
 
@@ -218,22 +219,38 @@ def both_copies(answer: object) -> Verdict:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
-    def gradients(microbatches: Iterable[int]) -> list[torch.Tensor]:
+    def gradients(first: int, last: int) -> list[torch.Tensor]:
         model.zero_grad()
-        for m in microbatches:  # four of two samples each; the loss counts for its share of the batch
-            (nn.functional.mse_loss(model(x[2 * m : 2 * m + 2]), y[2 * m : 2 * m + 2]) / 4).backward()
+        nn.functional.mse_loss(model(x[first:last]), y[first:last]).backward()  # each row a token
         return [p.grad.clone() for p in model.parameters()]
 
-    whole, here, there = gradients(range(4)), gradients((0, 1)), gradients((2, 3))
-    with readers_code():
-        made = list(answer([g.clone() for g in here], [g.clone() for g in there]))
-        if len(made) != len(whole):
-            return wrong(f"expected {len(whole)} gradients, one per parameter, got {len(made)}")
-        scale = max(g.abs().max() for g in whole)
-        same = [bool((a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, whole, strict=True)]
-        half = [bool((2 * a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, whole, strict=True)]
-    if all(half):
-        return wrong("half of what one process has: each microbatch's loss already counts for 1/M of the batch")
-    if not all(same):
-        return wrong("not the gradients of one process")
-    return right("the gradients of one process: each copy has seen half of the microbatches")
+    whole, mixed = gradients(0, 8), {}
+    for tokens in (6, 4):
+        here, there = gradients(0, tokens), gradients(tokens, 8)
+        with readers_code():
+            made = list(answer([g.clone() for g in here], [g.clone() for g in there], tokens, 8 - tokens))
+            if len(made) != len(whole):
+                return wrong(f"expected {len(whole)} gradients, one per parameter, got {len(made)}")
+            for how, share in (("right", tokens / 8), ("sum", None), ("swapped", 1 - tokens / 8), ("mean", 0.5)):
+                weights = (1, 1) if share is None else (share, 1 - share)
+                expected = [weights[0] * a + weights[1] * b for a, b in zip(here, there, strict=True)]
+                mixed[tokens, how] = _same(made, expected)
+    return _told_mixed(mixed)
+
+
+def _same(made: list, expected: list) -> bool:
+    scale = max(g.abs().max() for g in expected)
+    return all(bool((a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, expected, strict=True))
+
+
+def _told_mixed(mixed: Mapping[tuple[int, str], bool]) -> Verdict:
+    """Of a function that was tried with 6 and 2 tokens, and with 4 and 4: what it is."""
+    if mixed[6, "right"] and mixed[4, "right"]:
+        return right("the gradients of one process: each copy counts for its share of the tokens")
+    if mixed[6, "sum"]:
+        return wrong("the sum is right where each copy has divided by all tokens; these have divided by their own")
+    if mixed[6, "mean"]:
+        return wrong("the mean is right where both copies have as many tokens; with 6 and 2 it isn't")
+    if mixed[6, "swapped"]:
+        return wrong("the copy with fewer tokens counts for more: shares are swapped")
+    return wrong("not the gradients of one process")

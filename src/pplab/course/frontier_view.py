@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
+from collections.abc import Mapping
 from math import isclose
 from typing import NamedTuple
 
@@ -25,13 +26,14 @@ _MARK = (
     "this.querySelectorAll('.pplab-point').forEach(g=>g.classList.toggle('pplab-on',g.dataset.point==i))"
 )
 _STYLE = (
-    ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0}"
+    ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0;"
+    "min-width:0}"
     ".pplab-choice legend{padding:0;font-size:.9em;margin:0 0 .2em}"
     ".pplab-choice input{position:absolute;opacity:0;width:1px;height:1px}"
     ".pplab-choice label{border:1px solid currentColor;border-radius:1em;padding:.05em .6em;font-size:.8em;"
     "cursor:pointer}.pplab-choice input:checked+label{font-weight:700;box-shadow:0 0 0 1px currentColor}"
     ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
-    ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;margin-top:.4em}"
+    ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;min-width:0;margin-top:.4em}"
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
     ".pplab-point{cursor:pointer}.pplab-point.pplab-on use{fill-opacity:.5!important}"
 )
@@ -120,6 +122,31 @@ class FrontierView:
 
     def __repr__(self) -> str:
         return "\n".join(each.said(self.frontier) for each in self.shown)
+
+
+class FrontierViews:
+    """Frontiers of several settings behind a switch, by the names that it has for them; elsewhere, the first chart."""
+
+    def __init__(self, views: Mapping[str, FrontierView]):
+        if not views:
+            raise ValueError("expected at least one setting's FrontierView")
+        self.views = dict(views)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+        first = next(iter(self.views.values()))
+        return figures.bundle(self._page(), [first._picture], f"{first._alt}\n{first!r}")
+
+    def _page(self) -> str:
+        own = "frontier-setting-" + "-".join(view.frontier.name for view in self.views.values())
+        choices = "".join(
+            f'<input type="radio" name="{own}" id="{own}-{number}"{" checked" if not number else ""}>'
+            f'<label for="{own}-{number}">{html.escape(name)}</label><div class="pplab-chosen">{view._page()}</div>'
+            for number, (name, view) in enumerate(self.views.items())
+        )
+        return f'<style>{_STYLE}</style><fieldset class="pplab-choice"><legend>Times:</legend>{choices}</fieldset>'
+
+    def __repr__(self) -> str:
+        return "\n\n".join(f"{name}\n{view!r}" for name, view in self.views.items())
 
 
 def _is_beaten(point: Point, frontier: Frontier) -> bool:

@@ -29,11 +29,11 @@ from .verdict import (
 
 
 def one_rank_recomputes(*answer: object) -> Verdict:
-    """GPipe on 3 ranks, 5 slices, F = 1, B = 2: how long is a step if rank 1 alone recomputes (its B is 3), and how
-    long if all ranks do? A pair of numbers."""
+    """GPipe on 3 ranks, 5 microbatches, F = 1, B = 2: how long is a step if rank 1 alone recomputes (its B is 3), and
+    how long if all ranks do? A pair of numbers."""
     alone = {
         28: "that is with all three",
-        22: "rank 1 recomputes every slice, not only one",
+        22: "rank 1 recomputes every microbatch, not only one",
         24: "so long rank 1 works, and rank 0 still has a backward to do",
         25: "rank 0's last backward takes 2 units",
         27: "rank 0's last backward takes 2 units: it doesn't recompute",
@@ -47,31 +47,31 @@ def one_rank_recomputes(*answer: object) -> Verdict:
 
 
 def larger_cards(*answer: object) -> Verdict:
-    """On GPUs of 141 GB: the most slices of one sequence that GPipe can run without recomputation, and the dollars per
-    GPU and hour up to which that is cheaper than four slices on the case's GPUs. A pair of numbers."""
+    """On GPUs of 141 GB: the most microbatches of one sequence that GPipe can run without recomputation, and the
+    dollars per GPU and hour up to which that is cheaper than four on the case's GPUs. A pair of numbers."""
     case = Case()
     price = case.dollars_per_hour * case.row("GPipe", 4).dollars / case.row("GPipe", 11).dollars
     most = {
         8: "8 and the state take 109.3 GB: there is room for more",
-        12: "12 slices and the state take 145.8 GB",
+        12: "12 microbatches and the state take 145.8 GB",
         15: "rank 0 has state, too",
     }
-    dollars = {case.dollars_per_hour / price * 2: "the other way round: a step with more slices is worth more"}
+    dollars = {case.dollars_per_hour / price * 2: "the other way round: a step with more microbatches is worth more"}
     dollars |= {2 * 141 / 80: "gigabytes aren't what you pay for: compare the bills"}
     dollars |= {2.75: "that is the chart's count: the bill knows messages and the head, too (case.row)"}
-    why = f"11 slices fill the card, and the bill is the same at ${price:.2f}"
-    return numbers(joined(answer), (11, price), why, ("slices", "dollars"), traps=(most, dollars), digits=2)
+    why = f"11 microbatches fill the card, and the bill is the same at ${price:.2f}"
+    return numbers(joined(answer), (11, price), why, ("microbatches", "dollars"), traps=(most, dollars), digits=2)
 
 
 def overhead_from_a_sweep(*answer: object) -> Verdict:
-    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 slices: `sweep()` gives the times in ms. Which work per rank (all
-    forwards and backwards of a batch, without overhead) and which overhead per slice, in ms, explain them? A pair of
-    numbers."""
+    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 microbatches: `sweep()` gives the times in ms. Which work per rank
+    (all forwards and backwards of a batch, without overhead) and which overhead per microbatch, in ms, explain them?
+    A pair of numbers."""
     work, overhead = SWEEP
     names, why = ("work", "overhead"), "(M + 3)(work / M + overhead) gives all four times"
     traps = (
         {overhead: "that is the overhead"},
-        {work: "that is the work", 2: "with 40 and 2, two slices would take 5 (40 / 2 + 2) = 110 ms, not 105"},
+        {work: "that is the work", 2: "with 40 and 2, two microbatches would take 5 (40 / 2 + 2) = 110 ms, not 105"},
     )
     return numbers(joined(answer), SWEEP, why, names, traps=traps)
 
@@ -80,7 +80,7 @@ SWEEP = (40.0, 1.0)
 
 
 def sweep() -> dict[int, float]:
-    """The times of the exercise `overhead_from_a_sweep`, in ms, by number of slices."""
+    """The times of the exercise `overhead_from_a_sweep`, in ms, by number of microbatches."""
     work, overhead = SWEEP
     return {m: (m + 3) * (work / m + overhead) for m in (2, 4, 8, 16)}
 
@@ -128,7 +128,7 @@ def begin_repair(to: str = "my_repair.py") -> str:
 
 @checker('the name of the file, such as "my_repair.py"', lambda answer: isinstance(answer, (str, Path)))
 def repaired_file(answer: str | Path) -> Verdict:
-    """Repair the file of `begin_repair`, whose gradients are right with one slice and wrong with several: its name."""
+    """Repair the file of `begin_repair`, whose gradients are right with one microbatch only: its name."""
     path = located(answer)
     if path.is_file():
         lines = path.read_text().splitlines()
@@ -141,9 +141,8 @@ def repaired_file(answer: str | Path) -> Verdict:
     if verdict.right is False and "gradients of" in verdict.says:
         for rank, report in enumerate(spine.run(path, 2, M=4, PACE=0).reports):
             for first, second in report.shared[:1]:
-                return wrong(
-                    f"{verdict.says}. On rank {rank} the input of slice {second} lies where slice {first}'s is held"
-                )
+                where = f"the input of microbatch {second} lies where microbatch {first}'s is held"
+                return wrong(f"{verdict.says}. On rank {rank} {where}")
     return verdict
 
 
@@ -158,7 +157,7 @@ def _with_fault() -> str:
 @checker("a function of (num_ranks, num_microbatches, most)")
 def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
     """Write `rows(num_ranks, num_microbatches, most)`: GPipe that flushes, so that no rank ever holds more than `most`
-    slices, as fast as that can be."""
+    microbatches, as fast as that can be."""
     for P, M, most in ((2, 4, 2), (4, 16, 4), (3, 7, 3), (4, 5, 8), (1, 3, 2), (3, 4, 1)):
         with told(f"at {P} ranks, {M} microbatches and at most {most}: "):
             schedule = schedule_from(answer, P, M, most)
@@ -189,33 +188,29 @@ def _check_flushes(schedule: Schedule, most: int) -> None:
                 raise Wrong(f"rank {rank} holds {held} at {action}")
 
 
-BEST_PLAN = ([16], [7, 7, 7, 4], [8, 9, 9, 6])  # of all cuts, each with the least that has to be recomputed
+BEST_PLAN = ([7, 7, 7, 4], [8, 9, 9, 6])  # of all cuts, each with the least that has to be recomputed
 NEAR = 1.005  # of the best plan's dollars
 
 
-_EXAMPLE = "([4, 4, 4, 4], [0, 0, 0, 0], [8, 8, 8, 8])"
+_EXAMPLE = "([8, 8, 8, 8], [8, 8, 8, 8])"
 
 
 @one_or_several
-@checker(f"three lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list, str)))
+@checker(f"two lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list, str)))
 def sixteen_sequences(answer: Sequence[object] | str) -> Verdict:
-    """The case, 16 sequences in a step under GPipe: how many slices each flush has, in how many of its layers each rank
-    recomputes, and how many layers each rank has, if not eight. The cheapest plan that fits."""
+    """The case, 16 sequences in a step under GPipe: in how many of its layers each rank recomputes, and how many layers
+    it has. The cheapest plan that fits."""
     answer = rows_of(answer) if isinstance(answer, str) else answer
-    if len(answer) not in (2, 3):
-        raise Wrong(f"expected three lists, such as {_EXAMPLE}, got {len(answer)} values")
-    flushes, recompute, cut = (
-        _counts(*each) for each in zip(("flushes", "recompute", "cut"), (*answer, [8] * 4)[:3], (1, 0, 1), strict=True)
-    )
-    if sum(flushes) != 16:
-        raise Wrong(f"the flushes have {sum(flushes)} slices, and the step has 16 sequences")
+    if len(answer) != 2:
+        raise Wrong(f"expected two lists, such as {_EXAMPLE}, got {len(answer)} values")
+    recompute, cut = (_counts(*each) for each in zip(("recompute", "cut"), answer, (0, 1), strict=True))
     if len(cut) != 4 or len(recompute) != 4:
         raise Wrong(f"recompute and cut: expected a number for each of 4 ranks, got {recompute} and {cut}")
     for rank, (again, layers) in enumerate(zip(recompute, cut, strict=True)):
         if again > layers:
             raise Wrong(f"rank {rank} can't recompute in {again} layers: it has {layers}")
     with told("", ValueError):
-        plan, best = planned(flushes, recompute, cut), planned(*BEST_PLAN)
+        plan, best = planned(recompute, cut), planned(*BEST_PLAN)
     if not plan.fits:
         rank = max(range(4), key=plan.held_gb.__getitem__)
         raise Wrong(f"it doesn't fit: rank {rank} would hold {plan.held_gb[rank]:.1f} of {plan.case.memory_gb:g} GB")
@@ -228,18 +223,14 @@ def sixteen_sequences(answer: Sequence[object] | str) -> Verdict:
     return right(f"{says}; the best plan that we know costs {f'${over:.1f} less' if over > 0.05 else 'as much'}")
 
 
-def planned(flushes: Sequence[int], recompute: Sequence[int], cut: Sequence[int] | None = None) -> Entry:
-    """A row of the ledger for GPipe on the case with so many slices in each flush."""
-    bounds = [sum(flushes[:i]) for i in range(len(flushes) + 1)]
-    groups = [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
-    case = Case()
-    rows = [[f"{r}{kind}{m}" for group in groups for kind in "FB" for m in group] for r in range(case.num_ranks)]
-    return case.row(Schedule(rows, "GPipe, flushing"), recompute=recompute, cut=cut)
+def planned(recompute: Sequence[int], cut: Sequence[int]) -> Entry:
+    """A row of the ledger for GPipe on the case."""
+    return Case().row("GPipe", 16, recompute=recompute, cut=cut)
 
 
 def _counts(name: str, given: object, least: int) -> list[int]:
     if not isinstance(given, Iterable):
-        raise Wrong(f"{name}: expected a list of numbers, such as [4, 4, 4, 4], got {given!r}")
+        raise Wrong(f"{name}: expected a list of numbers, such as [8, 8, 8, 8], got {given!r}")
     found = list(values_of(given))
     for value in found:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

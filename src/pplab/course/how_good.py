@@ -1,4 +1,4 @@
-"""Checkers of chapter 16."""
+"""Checkers of chapter 10."""
 
 from __future__ import annotations
 

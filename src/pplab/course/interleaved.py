@@ -1,34 +1,51 @@
-"""Checkers of chapter 6."""
+"""Checkers of chapter 7: stages in a loop, and sequences in slices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil, sqrt
 
 from ..actions import Action
 from ..builders import build
 from ..costs import Costs
+from ..lab.case import Case, Entry
+from ..lab.sliced_case import sliced_row
+from ..lab.sliced_schedules import check_slices
+from ..lab.slices import Slices
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .answers import builder, in_whole_backwards, schedule_of, shape_of
-from .verdict import Verdict, checker, number, numbers, one_or_several, right, values_of, wrong
+from .answers import builder, in_whole_backwards, schedule_of, shape_of, told_bill
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    first_wrong,
+    number,
+    numbers,
+    one_or_several,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
-
-@one_or_several
-def where_is(answer: object) -> Verdict:
-    """24 layers, P=4, V=3, placed in a loop: layer 17's stage and rank, and one forward's messages."""
-    why = "12 stages of two layers: layer 17 is in stage 8, on rank 8 mod 4 = 0; 12 stages have 11 boundaries"
-    return numbers(answer, (8, 0, 11), why, ("stage", "rank", "messages"))
-
-
-def transfers(answer: object) -> Verdict:
-    """P=8, V=3: how many times the messages of 1F1B?"""
-    traps = {
-        3: "not V times: the way from a rank's last stage to the next rank comes on top",
-        23: "that is how many boundaries there are; 1F1B has seven",
-    }
-    return number(answer, 23 / 7, "VP-1 = 23 boundaries instead of P-1 = 7", traps=traps)
+LONG = replace(Case(), model=replace(Case().model, sequence=16384))  # exercise 9: sequences twice as long
+BEST_KNOWN = {"slices": 8, "cut": (8, 8, 9, 7), "warmup_per_rank": 3}
+OVERHEAD_MS, NEAR = 1.0, 1.0  # what every action takes beside its work; dollars
+BROKEN = [  # exercise 7: one sequence in three slices, on two ranks
+    "0F0 0F1 0F2 0B0 0B1 0B2",
+    "1F0 1F1 1F2 1B0 1B1 1B2",
+]
+CAUSES = {"A": "overhead", "B": "uneven", "C": "messages", "D": "as hoped"}
+WHY = {
+    "A": "its actions take as much longer as there are more of them, and idle time is what it should be",
+    "B": "later slices take longer than earlier ones, and ranks wait for them",
+    "C": "slices are short, and each waits as long for its message as a whole sequence did",
+    "D": "idle time fell to a fourth, and nothing got longer",
+}
 
 
 @in_whole_backwards(stage_per_rank=False)
@@ -122,12 +139,54 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
     return None
 
 
+def golden_cut(answer: object) -> Verdict:
+    """Half of a forward is attention: after which share of the sequence is half of the work done?"""
+    traps = {
+        0.5: "that is half of the tokens; later tokens take longer",
+        sqrt(0.5): "that is where all of the work is attention",
+        (3 - sqrt(5)) / 2: "that is the second slice's share",
+    }
+    return number(answer, (sqrt(5) - 1) / 2, "(1 - a) x + a x² = 1/2 at a = 1/2: the golden ratio", traps=traps)
+
+
 @one_or_several
-def one_denominator(answer: object) -> Verdict:
-    """P=8, M=48: the bubble fractions of GPipe and of V=2, and the M at which GPipe has the latter."""
-    names = ("GPipe's fraction", "the interleaved fraction", "microbatches for GPipe")
-    why = "7/55 = 12.7 % and 7/103 = 6.8 %, both of all rank-time"
-    verdict = numbers(answer, (7 / 55, 7 / 103, 96), why, names, digits=2)
-    if verdict.says.startswith(names[1]) and number(values_of(answer)[1], 7 / 96, "", digits=2):
-        return wrong("the interleaved fraction: 7/96 is the ratio, idle over ideal; a fraction is idle over total")
-    return verdict
+@checker()
+def repair_slices(answer: object) -> Verdict:
+    """One sequence in three slices on two ranks, in an order in which gradients of keys and values arrive in time."""
+    schedule = schedule_of(answer, (2, 2, 3), "2 ranks, 2 stages and 3 slices")
+    with told("", ValueError):
+        check_slices(schedule, 3)
+    took = Slices.even(3).simulate(schedule).makespan
+    best = Slices.even(3).simulate(build("Seq1F1B", num_ranks=2, num_microbatches=3, slices=3)).makespan
+    if took > best + 1e-9:
+        raise Wrong(f"it trains, and takes {took:g}; {best:g} is possible")
+    return right(f"{took:g}, and every slice's backward comes after the backwards of those that read its keys")
+
+
+@checker_of_each("ABCD")
+def teams(answer: dict) -> Verdict:
+    """Why four slices did or didn't help."""
+    letter = first_wrong(answer, CAUSES, sorted(CAUSES.values()))
+    if letter:
+        raise Wrong(f"{letter}: {WHY[letter]}")
+    return right("slices trade a shorter bubble for more and shorter actions")
+
+
+@checker("a dict of what lab.sliced_row takes, with slices", lambda answer: isinstance(answer, Mapping))
+def long_sequences(answer: Mapping[str, object]) -> Verdict:
+    """Eight sequences of 16,384 tokens a step: what `lab.sliced_row` takes, for the smallest bill."""
+    if "slices" not in answer:
+        raise Wrong(f"how many slices? Expected the key slices among {', '.join(map(str, answer)) or 'none'}")
+    with told("", ValueError, TypeError):
+        row = _row(answer)
+    return told_bill(row, _row(BEST_KNOWN).dollars, NEAR)
+
+
+def _row(asked: Mapping[str, object]) -> Entry:
+    if fixed := {"num_microbatches", "overhead_ms", "microbatch"} & set(asked):
+        raise Wrong(f"{min(fixed)} is given: leave it out")
+    if isinstance(count := asked["slices"], int) and count > 0 and LONG.model.sequence % count:
+        raise Wrong(f"{LONG.model.sequence:,} tokens don't make {count} equal slices")
+    if "split" in asked:
+        raise Wrong("split backwards are the next chapter's: leave split out")
+    return sliced_row(LONG, num_microbatches=8, overhead_ms=OVERHEAD_MS, **asked)

@@ -1,18 +1,27 @@
-"""Checkers of chapter 10, the runs that its exercises are about, and a hook that makes a stage pause once."""
+"""Checkers of chapter 14, the runs that its exercises are about, two small models, and a hook that pauses once."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..builders import build
+from ..costs import Costs
 from ..lab.attribution import calibrate
+from ..lab.case import Case, Entry
 from ..lab.json_form import timeline_from_dict
 from ..schedule import Schedule
 from ..simulator import simulate
 from ..timeline import Timeline
-from .verdict import Verdict, checker, checker_of_each, number, readers_code, right, wrong
+from .answers import row_of
+from .verdict import Verdict, Wrong, checker, checker_of_each, number, numbers, one_or_several, right, told, wrong
+
+if TYPE_CHECKING:
+    from ..runtime import Workload
 
 CAUSES = ("slow stage", "slow link", "late rank", "one pause")
 
@@ -46,29 +55,30 @@ def runs() -> dict[str, Timeline]:
     return {name: timeline_from_dict(data) for name, data in json.loads(_RUNS.read_text()).items()}
 
 
-def share_of_imbalance(answer: object) -> Verdict:
-    """Replays of a 60 ms step: 44 with mean durations, 50 with each stage's, 56 with links: imbalance's share?"""
-    traps = {
-        50 / 60: "that is the second replay's share: subtract what the first one had already",
-        44 / 60: "that is work and bubble",
-        6 / 44: "the denominator is the step, 60",
-        6 / 50: "the denominator is the step, 60",
-        10: "give it as a share, between 0 and 1",
-    }
-    return number(answer, 6 / 60, "50 - 44 = 6 of 60 ms: what the second replay adds", traps=traps)
+def four_layers(hook: Callable | None = None) -> Workload:
+    """A model of four small layers, to be paced; `hook` is called before each forward of stage 2."""
+    import torch
+    from torch import nn
+
+    from ..lab import models
+    from ..runtime import Batch
+
+    layers = [nn.Linear(6, 6) for _ in range(4)]
+    if hook:
+        layers[2].register_forward_pre_hook(hook)
+    return models.Modules(layers, Batch((torch.ones(8, 6),), torch.zeros(8, 6)), nn.functional.mse_loss)
 
 
-def clock_offset(answer: object) -> Verdict:
-    """Host 2 receives 7.3 ms after host 1 made it, by their clocks; host 1 -6.1 ms after host 2: host 2's lead?"""
-    traps = {
-        7.3: "part of the 7.3 ms is the way",
-        6.1: "part of it is the way",
-        13.4: "both ways together hold the offset twice",
-        0.6: "that is the latency, half the sum",
-        -6.7: "the other way: host 2's clock is ahead",
-        1.2: "the sum is twice the latency",
-    }
-    return number(answer, 6.7, "half the difference, (7.3 + 6.1) / 2; the latency is half the sum, 0.6", traps=traps)
+def light() -> Workload:
+    """Two stages that compute little and keep much."""
+    import torch
+    from torch import nn
+
+    from ..lab import models
+    from ..runtime import Batch
+
+    stages = [nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)) for _ in range(2)]
+    return models.Modules(stages, Batch((torch.ones(8192, 16),), torch.zeros(8192, 16)), nn.functional.mse_loss)
 
 
 @checker_of_each("ABCD")
@@ -116,18 +126,78 @@ def better_schedule(answer: object) -> Verdict:
     return right("slack hides a slow link and a late rank; no order makes a slow stage faster")
 
 
-@checker("a function of (timeline, name)")
-def predictor(answer: object) -> Verdict:
-    """Write `predict(timeline, name)`: the makespan of another schedule of the same stages."""
-    for run, timeline in runs().items():
-        for name in ("GPipe", "1F1B", "eager-1F1B"):
-            expected = _predicted(timeline, name)
-            with readers_code(f"run {run}, {name}: your function raised"):
-                given = answer(timeline, name)
-            verdict = number(given, expected, "", traps={timeline.makespan: "that is what the run itself took"})
-            if not verdict:
-                return wrong(f"run {run}, {name}: {verdict.says}")
-    return right("the predictions of lab.calibrate, for four runs and three schedules")
+_SECOND, _LEAD = 1, 6.5  # the first rank on the second host, and the lead of its clock in ms
+
+
+def two_hosts() -> Timeline:
+    """A run of 1F1B on 4 ranks and two hosts, each span by its own host's clock."""
+    run = simulate(build("1F1B", num_ranks=4, num_microbatches=8), Costs([10, 11, 9, 10], 10, 10, latency=1, unit="ms"))
+    lead = [_LEAD * (span.rank >= _SECOND) for span in run.spans]
+    return replace(
+        run,
+        starts=[start + more for start, more in zip(run.starts, lead, strict=True)],
+        ends=[end + more for end, more in zip(run.ends, lead, strict=True)],
+    )
+
+
+@one_or_several
+def clocks(answer: object) -> Verdict:
+    """The first rank on the second host, and how many milliseconds its clock is ahead."""
+    traps = {
+        _LEAD + 1: "part of that is the way",
+        _LEAD - 1: "part of it is the way",
+        2 * _LEAD: "both ways together hold the offset twice",
+        -_LEAD: "the other way: which direction has messages that arrive before they are made?",
+    }
+    rank = {rank: "between that rank and the one before it, both ways take the same time" for rank in (2, 3)}
+    why = "half the difference of 7.5 and -5.5; half the sum, 1 ms, is the way"
+    return numbers(answer, (_SECOND, _LEAD), why, ("a rank", "milliseconds"), traps=(rank, traps))
+
+
+MENDS = ("schedule", "cut", "gigabits")
+_BEFORE = {"schedule": "1F1B"}
+_BEST_BILLS = 253.165  # dollars, of three months: ZB-H1, then the cut 8+9+9+6, then the network
+_NEAR_BILLS = 1.0
+
+
+@one_or_several
+@checker("a list of three dicts, one for each month", lambda answer: isinstance(answer, Sequence) and len(answer) == 3)
+def mend(answer: Sequence[Mapping[str, object]]) -> Verdict:
+    """What `Case.row` takes in each of three months, and `gigabits`, one thing mended in each: the smallest bills?"""
+    before, bills = _BEFORE, []
+    for month, given in enumerate(answer, 1):
+        where = f"month {month}: "
+        if not isinstance(given, Mapping):
+            raise Wrong(f"{where}expected a dict of what lab.Case.row takes, got {given!r}")
+        now = {**_BEFORE, **given}
+        if others := sorted(set(now) - set(MENDS)):
+            raise Wrong(f"{where}{others[0]} isn't one of {', '.join(MENDS)}")
+        mended = [name for name in MENDS if now.get(name) != before.get(name)]
+        if len(mended) != 1 or mended[0] in before and before[mended[0]] != _BEFORE.get(mended[0]):
+            said = ", ".join(mended) or "nothing"
+            raise Wrong(f"{where}{said} changes; expected one thing that wasn't mended before, and what was to stay")
+        if now.get("gigabits") not in (None, 100):
+            raise Wrong(f"{where}the faster network has 100 gigabits")
+        with told(where):
+            bills.append(_billed(now))
+        before = now
+    each, above = " + ".join(f"${bill:.2f}" for bill in bills), sum(bills) - _BEST_BILLS
+    said = f"{each} = ${sum(bills):.2f}"
+    if above > _NEAR_BILLS:
+        raise Wrong(f"all three fit: {said}, which is ${above:.2f} more than the best that we know")
+    if above < -0.005:
+        return right(f"{said}, which is ${-above:.2f} less than the best that we knew: tell us")
+    return right(f"{said}, {f'${above:.2f} above ' if above > 0.005 else ''}the best that we know")
+
+
+def _billed(asked: Mapping[str, object]) -> float:
+    """The bill of a row that fits."""
+    case = replace(Case(), gigabits=asked.get("gigabits", Case().gigabits))
+    row: Entry = row_of(case, {name: value for name, value in asked.items() if name != "gigabits"}, 16)
+    if not row.fits:
+        full = max(range(len(row.held_gb)), key=row.held_gb.__getitem__)
+        raise Wrong(f"it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
+    return row.dollars
 
 
 def _predicted(timeline: Timeline, name: str) -> float:

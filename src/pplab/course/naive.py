@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..actions import Action
 from ..builders import build
 from ..costs import Costs
 from ..lab.case import Case
-from ..lowering import lower
 from ..simulator import simulate
-from .answers import actions_of, drawn
+from .answers import drawn
 from .verdict import (
     UNASKED,
     Verdict,
     Wrong,
     checker,
     checker_of_each,
+    joined,
     number,
+    numbers,
     one_or_several,
     readers_code,
     right,
@@ -47,6 +46,8 @@ _SEEN = {
 }
 _CAUSE_OF = {"A": 3, "B": 4, "C": 5, "D": 7, "E": 1}
 
+MOVED = (9, 9, 8, 6)
+
 MACHINES = {"large": (80, 400, 2.0), "small": (48, 300, 1.0)}  # GB, TFLOP/s reached, dollars per hour
 CHEAPEST_DOLLARS = 178.4  # of all rows of up to six machines, whose layers were dealt out in the best way
 
@@ -63,39 +64,24 @@ def faster_network(answer: object) -> Verdict:
     return number(answer, offer, why, traps=traps, tolerance=6e-3)
 
 
-@one_or_several
-@checker(
-    'the row as a text, such as "0F0 0SEND_F0 0RECV_B0 0B0", or as a list of its actions',
-    lambda answer: bool(_actions(answer)),
-)
-def row_between(answer: object) -> Verdict:
-    """Three ranks, one microbatch, naively: rank 1's row with its messages."""
-    rows = lower(build("naive", num_ranks=3, num_microbatches=1))
-    given, wanted = _actions(answer), [str(action) for action in rows[1]]
-    for action in given:
-        if action not in wanted:
-            return wrong(f"{action}: rank 1 of three has nothing of that name to do")
-        if given.count(action) > 1:
-            return wrong(f"{action} is there {given.count(action)} times")
-    if missing := len(wanted) - len(given):
-        return wrong(f"all of these belong there, and {missing} more {'do' if missing > 1 else 'does'}")
-    for place, (mine, its) in enumerate(zip(given, wanted, strict=True)):
-        if mine != its:
-            return wrong(f"these are the six, but {mine} can't be number {place + 1}: what must be there before it?")
-    return right("rank 1 receives, computes and sends, twice: one way down, one way up")
-
-
-def _actions(answer: object) -> list[str]:
-    """Rank 1's words, with its stage where it was left out; none of what isn't a row."""
-    try:
-        words = actions_of(answer)
-    except TypeError:
-        return []
-    if not all(isinstance(word, (str, Action)) for word in words):
-        return []
-    short = re.compile(r"(\d*)((?:SEND_|RECV_)?[FB]\d+)", re.IGNORECASE)
-    found = [(str(word), short.fullmatch(str(word))) for word in words]
-    return [f"{match[1] or 1}{match[2].upper()}" if match else word for word, match in found]
+def moved_layers(*answer: object) -> Verdict:
+    """The case, naively, cut 9+9+8+6 instead of 8+8+8+8: by how many ms a step gets shorter, and by how many GB the
+    fullest rank gets fuller."""
+    case = Case()
+    even, moved = (case.row("naive", 1, cut=cut) for cut in ([8, 8, 8, 8], MOVED))
+    slowest = max(case.stage_ms()) - max(case.stage_ms(MOVED))
+    layer = case.state_gb()[1] / 8, case.sequence_gb()[1] / 8
+    pace = "so much faster the slowest rank becomes: does it set the pace where one works at a time?"
+    shorter = {3 * slowest: pace, slowest: pace}
+    fuller = {
+        layer[0]: "that is the layer's state: what does it keep of a sequence?",
+        layer[1]: "that is what the layer keeps of a sequence: it has state, too",
+        max(moved.held_gb): "that is what the fullest rank holds; the question is how much more that is",
+        2 * sum(layer): "rank 0 gets one layer more, not two",
+    }
+    why = "the chain is as long as before, and rank 0 holds a layer more"
+    more = max(moved.held_gb) - max(even.held_gb)
+    return numbers(joined(answer), (0, more), why, ("ms", "GB"), traps=(shorter, fuller), digits=2)
 
 
 @checker("a function of (stage, arrived, down)")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from ..errors import positive_int
 from ..schedule import Schedule
 from ..timeline import Timeline
-from .slices import Slices, seen
+from .microbatches import Microbatches, seen
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -61,7 +61,7 @@ class Report:
 
     actions: tuple[tuple[str, int, float, float], ...] = ()  # "F" or "B", the how manieth forward, start, end
     gradients: Gradients | None = None
-    slices: Slices | None = None
+    microbatches: Microbatches | None = None
     lacks: tuple[str, ...] = ()  # of NAMES
     shared: tuple[tuple[int, int], ...] = ()  # forwards whose input lies where that of another one is still held
     error: str = ""  # the exception that ended it
@@ -233,7 +233,7 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
             report = replace(report, gradients=_compare(*(names[name] for name in NAMES)))
-            report = replace(report, slices=seen(names, int(environment.get("M", 1))))
+            report = replace(report, microbatches=seen(names, int(environment.get("M", 1))))
     except BaseException as error:
         faulthandler.cancel_dump_traceback_later()
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]

@@ -1,24 +1,23 @@
-"""Checkers of chapter 14, and the models that its exercises are about."""
+"""Checkers of chapter 13; what its exercises take apart is in `own_parts`, what its runs need in `faults`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import combinations
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..builders import build
 from ..lab.case import Case
-from ..lab.transformer import Transformer
-from ..simulator import simulate
-from .answers import drawn
+from . import faults
+from .answers import drawn, row_of, told_bill
+from .faults import FAULTS, STATES, Fault, adam, alive, cases, clips_alone, marked  # noqa: F401
 from .verdict import (
     Verdict,
+    Wrong,
     checker,
     checker_of_each,
     first_wrong,
-    number,
-    one_or_several,
     readers_code,
     right,
     told,
@@ -28,11 +27,10 @@ from .verdict import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..lab import MeasuredLayers
+    from ..lab.case import Entry
     from ..lab.models import TransformersModel
     from .own_parts import Patient, Skip
 
-LLAMA_2_13B = Transformer(40, 5120, 4096, heads=40, mlp_width=13824, gated=True, vocabulary=32000)
 ILL = {"A": "batch normalisation", "B": "a tied weight kept twice", "C": "labels counted as rows", "D": "dropout"}
 CAUSES = ("dropout", "batch normalisation", "labels counted as rows", "a tied weight kept twice")
 
@@ -63,20 +61,6 @@ def patients() -> dict[str, Patient]:
     from .own_parts import all_examined
 
     return all_examined()
-
-
-def tied_gb(answer: object) -> Verdict:
-    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 16 bytes per parameter."""
-    model = Transformer(28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256)
-    table, one = 16 * model.table_parameters / 1e9, 16 * model.parameters / 1e9
-    traps = {
-        one - table: "that is with one table: which ranks need it?",
-        one / 4: "that is the weights in single precision; with gradients and Adam's state it is four times as much",
-        (one - table) / 4: "that is the weights in single precision, and the table once",
-        one + 2 * table: "two of the four ranks look up a table or multiply with it, not all four",
-    }
-    why = "3.21 billion parameters, and the 0.39 billion of the table once more: the first rank and the last have one"
-    return number(answer, one, why, traps=traps, tolerance=2e-3)
 
 
 @checker("a function of (net, num_stages)")
@@ -193,78 +177,155 @@ def causes(answer: Mapping[str, object]) -> Verdict:
     return right("four numbers tell four causes apart: M = 1, M = 4, the same again, and a batch without gaps")
 
 
-CARDS = (56e6, 28e6)  # bytes
-CHOICES = ("GPipe", "1F1B", "Interleaved1F1B")
+@checker("a function of (gradients, all_reduce, limit)")
+def clipper(answer: object) -> Verdict:
+    """Write `clip(gradients, all_reduce, limit)`, called on every rank at once: scales the rank's gradients in place.
+
+    `gradients` is the rank's list of tensors, `all_reduce(number)` returns the sum of all ranks' numbers. Returns the
+    norm.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    for what, sizes, limit in (
+        ("three ranks over the limit", [[3, 4], [5], [2, 2]], 1.0),
+        ("two ranks under the limit", [[3], [4]], 100.0),
+        ("a rank without gradients", [[3, 4], []], 0.5),
+    ):
+        ranks = [[torch.randn(size, generator=generator) for size in row] for row in sizes]
+        before = [[g.clone() for g in row] for row in ranks]
+        norm = math.sqrt(sum(float(g.square().sum()) for row in ranks for g in row))
+        with told(f"{what}: "):
+            found = _on_ranks(answer, ranks, limit)
+        factor = min(1.0, limit / norm)
+        for rank, (row, old, given) in enumerate(zip(ranks, before, found, strict=True)):
+            if not isinstance(given, (int, float)) and not hasattr(given, "item"):
+                return wrong(f"{what}: rank {rank} returned {given!r}; expected the norm, {norm:.4f}")
+            if not abs(float(given) - norm) <= 1e-3 * norm:
+                own = math.sqrt(sum(float(g.square().sum()) for g in old))
+                near = abs(float(given) - own) < 1e-3 * norm
+                said = ", its own: add up the squares of all ranks first" if near else f"; expected {norm:.4f}"
+                return wrong(f"{what}: rank {rank} returned a norm of {float(given):.4f}{said}")
+            if not all((g - factor * o).abs().max() <= 1e-4 for g, o in zip(row, old, strict=True)):
+                return wrong(f"{what}: rank {rank}'s gradients aren't {factor:.3f} times what they were")
+    return right("the norm and the gradients of one process, on every rank")
 
 
-def pictures() -> MeasuredLayers:
-    """The profile of a model of pictures: what cuts them into patches keeps most of all for its backward."""
-    from .own_parts import PICTURES
+def _on_ranks(clip: Callable, ranks: list[list[Tensor]], limit: float) -> list:
+    """Call `clip` on all ranks at once, a thread each; what they returned. `Wrong` for what one raised, or waited for.
 
-    return PICTURES
+    A rank that returns leaves the others alone in their next `all_reduce`: they needn't wait for it.
+    """
+    changed = threading.Condition()
+    sent: list[list[float]] = [[] for _ in ranks]  # what each rank has given to its calls of all_reduce
+    ended, found, errors = set(), [None] * len(ranks), []
 
+    def work(rank: int) -> None:
+        def all_reduce(value: float) -> float:
+            with changed:
+                sent[rank].append(float(value))
+                call = len(sent[rank])
+                changed.notify_all()
+                missing = {r for r, numbers in enumerate(sent) if len(numbers) < call}
+                while missing and not missing & ended and changed.wait(5):
+                    missing = {r for r in missing if len(sent[r]) < call}
+                if missing:
+                    raise threading.BrokenBarrierError
+                return sum(numbers[call - 1] for numbers in sent)
 
-def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
-    """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8 microbatches."""
-    schedule = build(name, num_ranks=2, num_microbatches=8)
-    held = list(schedule.peak_held(pictures().memory(counts)))
-    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
-    for rank, end, count in zip(schedule.placement, ends, counts, strict=True):
-        held[rank] += 4 * sum(pictures().parameters[end - count : end])
-    return simulate(schedule, pictures().costs(counts)).makespan, tuple(held)
+        try:
+            found[rank] = clip(ranks[rank], all_reduce, limit)
+        except threading.BrokenBarrierError:
+            errors.append((1, "some ranks called all_reduce and waited for a rank that didn't"))
+        except Exception as error:  # the reader's code: whatever it raises is the answer to show
+            errors.append((0, f"rank {rank} raised {type(error).__name__}: {error}"))
+        with changed:
+            ended.add(rank)
+            changed.notify_all()
 
-
-def _cuts(num_stages: int) -> Iterator[tuple[int, ...]]:
-    for ends in combinations(range(1, 10), num_stages - 1):
-        yield tuple(b - a for a, b in zip((0, *ends), (*ends, 10), strict=True))
-
-
-@cache
-def _fastest() -> float:
-    stages = {name: 4 if name == "Interleaved1F1B" else 2 for name in CHOICES}
-    found = (judged(name, cut) for name in CHOICES for cut in _cuts(stages[name]))
-    return min(ms for ms, held in found if _too_full(held) is None)
-
-
-def _too_full(held: Sequence[float]) -> int | None:
-    return next((rank for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True)) if bytes_ > card), None)
-
-
-@one_or_several
-@checker("a pair of a schedule's name and its counts of layers", lambda answer: isinstance(answer, (tuple, list)))
-def pictures_cut(answer: Sequence) -> Verdict:
-    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and counts that fit."""
-    if len(answer) != 2 or answer[0] not in CHOICES:
-        return wrong(f"expected one of {', '.join(CHOICES)} and counts, such as ('1F1B', (5, 5)), got {answer!r}")
-    with told("", ValueError, TypeError, AttributeError):
-        ms, held = judged(*answer)
-    if (rank := _too_full(held)) is not None:
-        of = f"{held[rank] / 1e6:.1f} of its {CARDS[rank] / 1e6:.0f} MB"
-        return wrong(f"{ms:.0f} ms, but rank {rank} would hold {of}")
-    if ms > _fastest() + 1e-6:
-        return wrong(f"it fits and takes {ms:.0f} ms; there is a faster one")
-    both = " and ".join(f"{each / 1e6:.1f}" for each in held)
-    return right(f"{ms:.0f} ms, {both} MB: no cut under these schedules is faster and fits")
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(12)
+    if errors:
+        raise Wrong(min(errors)[1])
+    return found
 
 
-BEST_KNOWN = {"schedule": "ZB-V", "cut": (5, 6, 5, 1, 9, 5, 4, 5), "recompute": (1, 1, 0, 0, 0, 0, 0, 0)}
-NEAR = 3.0  # dollars above the best known
+@checker("a function of (name, stage, num_stages, num_layers)")
+def whole_name(answer: object) -> Verdict:
+    """Write `whole_name(name, stage, num_stages, num_layers)`: "blocks.0.up.weight" counted in a stage -> in the model.
+
+    Layers are cut as `layer_ranges` does. Names without a layer stay.
+    """
+    from ..lab.models import layer_ranges
+
+    for num_layers, num_stages in ((8, 2), (8, 4), (6, 4), (14, 4)):
+        for stage, layers in enumerate(layer_ranges(num_layers, num_stages)):
+            names = {f"blocks.{i}.up.weight": f"blocks.{layer}.up.weight" for i, layer in enumerate(layers)}
+            names |= {"embedding.token.weight": "embedding.token.weight"} if stage == 0 else {}
+            names |= {"head.scores.weight": "head.scores.weight"} if stage == num_stages - 1 else {}
+            for local, expected in names.items():
+                call = f"{local!r} on stage {stage} of {num_stages}, {num_layers} layers"
+                with readers_code(f"{call}: your function raised"):
+                    given = answer(local, stage, num_stages, num_layers)
+                if given != expected:
+                    return wrong(f"{call}: got {given!r}, expected {expected!r}")
+    return right("every layer finds its name, also where the layers don't divide evenly")
 
 
-@checker("a dict with schedule, cut and recompute", lambda answer: isinstance(answer, Mapping))
-def thirteen(answer: Mapping[str, object]) -> Verdict:
-    """The 13-billion shape on the case's machines, 16 sequences to a step: schedule, cut, layers to recompute."""
-    if set(answer) != set(BEST_KNOWN):
-        return wrong(f"expected the keys {', '.join(BEST_KNOWN)}, got {', '.join(map(str, answer)) or 'none'}")
-    case = Case(model=LLAMA_2_13B)
-    with told("", ValueError, TypeError):
-        row, best = (case.row(a["schedule"], 16, cut=a["cut"], recompute=a["recompute"]) for a in (answer, BEST_KNOWN))
-    if row.step_s is None or row.memory is None:
-        return wrong(f"{answer['schedule']!r} is no schedule of four ranks")
-    bill, above = f"{row.step_s:.2f} s, ${row.dollars:.2f}", row.dollars - best.dollars
-    if not row.fits:
-        full = max(range(4), key=row.held_gb.__getitem__)
-        return wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
-    if above > NEAR:
-        return wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")
-    return right(f"{bill}, ${abs(above):.2f} {'above' if above > 0 else 'below'} the best that we know")
+@checker_of_each("ABCD")
+def stale(answer: object) -> Verdict:
+    """For each of the four runs of `cases()`, what wasn't restored: {"A": "nothing", ...}."""
+    clues = {
+        STATES[0]: "its first loss after the break is higher than before it, on whatever batch",
+        STATES[1]: "its first loss after the break is exactly right, so weights and batch are; what acts only later?",
+        STATES[2]: "its first loss after the break is its loss on batch 0",
+        STATES[3]: "its losses are those of the uninterrupted run to six digits: that is rounding",
+    }
+    if name := first_wrong(answer, faults.LOST, STATES):
+        return wrong(f"{name}: not {answer[name]}; {clues[faults.LOST[name]]}")
+    return right("each by the first number that differs")
+
+
+OFFERS = {  # dollars per GPU and hour, Gb/s between machines, hours between two failures
+    "reserved": (2.00, 25, math.inf),
+    "spot": (0.90, 25, 4),
+    "left over": (0.65, 10, 1),
+}
+SAVE, RESTART = 1 / 60, 6 / 60  # hours
+BEST_NIGHT = {"offer": "left over", "minutes": 10, "schedule": "ZB-V", "cut": (4, 4, 5, 3, 5, 3, 5, 3)}
+NEAR = 0.5  # dollars above the best known
+
+
+def stretched(hours: float, between_saves: float, mtbf: float) -> float:
+    """How long so many hours of work take on average, where failures come at random, with saves and new starts.
+
+    After a failure the work since the last save is done again. All in hours.
+    """
+    interval = between_saves + SAVE
+    if mtbf == math.inf:
+        return hours * interval / between_saves
+    return hours / between_saves * (mtbf + RESTART) * math.expm1(interval / mtbf)
+
+
+def night_row(answer: Mapping[str, object]) -> Entry:
+    """The ledger's row of an offer, minutes of work between two saves, and what `Case.row` takes: failures included."""
+    rest = {key: value for key, value in answer.items() if key not in ("offer", "minutes")}
+    if answer.get("offer") not in OFFERS:
+        raise Wrong(f"expected one of {', '.join(OFFERS)} for offer, got {answer.get('offer')!r}")
+    minutes = answer.get("minutes")
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 1 <= minutes <= 600:
+        raise Wrong(f"minutes: expected how long a run works between two saves, 1 to 600, got {minutes!r}")
+    dollars, gigabits, mtbf = OFFERS[answer["offer"]]
+    row = row_of(Case(dollars_per_hour=dollars, gigabits=gigabits), rest, 16)
+    if row.num_microbatches * row.microbatch != 16:
+        raise Wrong("a step has sixteen sequences")
+    return replace(row, step_s=row.step_s * stretched(row.hours, minutes / 60, mtbf) / row.hours)
+
+
+@checker("a dict with offer, minutes, schedule and what `Case.row` takes", lambda answer: isinstance(answer, Mapping))
+def night(answer: Mapping[str, object]) -> Verdict:
+    """The case on one of three offers: what a billion tokens cost on average, with failures, saves and new starts."""
+    return told_bill(night_row(answer), night_row(BEST_NIGHT).dollars, NEAR)

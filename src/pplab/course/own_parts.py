@@ -1,4 +1,4 @@
-"""What the exercises of chapter 14 take apart: a model that goes around its cut, a loss, and four that are ill."""
+"""What the exercises of chapter 13 take apart: a model that goes around its cut, a loss, and four that are ill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..lab import MeasuredLayers
 from ..lab.models import TransformersModel
 from ..runtime import Batch
 from ..runtime.workload import as_tuple
@@ -79,16 +78,6 @@ def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
     following = target[:, 1:].flatten()
     total = cross_entropy(scores[:, :-1].flatten(0, 1), following, ignore_index=IGNORED, reduction="sum")
     return total / (following != IGNORED).sum().clamp(min=1)
-
-
-PICTURES = MeasuredLayers(
-    names=("patches", *(f"layer {n}" for n in range(8)), "head"),
-    forward_ms=(6.0, *[4.0] * 8, 1.0),
-    backward_ms=(9.0, *[8.0] * 8, 2.0),
-    activations=(9_000_000, *[1_500_000] * 8, 200_000),
-    inputs=(600_000, *[400_000] * 9),
-    parameters=(400_000, *[800_000] * 8, 200_000),
-)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from ..errors import unknown
 from ..lab import more_schedules  # noqa: F401 (eager 1F1B)
 from ..schedule import Schedule
 from ..simulator import simulate
+from .microbatches import check
 from .notebook import Source
 from .observed import Ran, located, run
-from .slices import check
 from .verdict import UNASKED, Verdict, Wrong, checker, right, told
 
 __all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
@@ -253,7 +253,7 @@ def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: flo
         if lacks := ran.reports[0].lacks:
             raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
         _check_counts(ran)
-        check([r.slices for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
+        check([r.microbatches for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
         with told(after=_thrown_away(path)):
             _check_gradients(ran)
         _check_order(ran, wanted)

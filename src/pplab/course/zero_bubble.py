@@ -1,4 +1,4 @@
-"""Checkers of chapter 7."""
+"""Checkers of chapter 8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from ..simulator import simulate
 from ..timeline import Timeline
 from .answers import builder, drawn, schedule_of, told_bill
 from .messages import OFFER
-from .verdict import Verdict, checker, checker_of_each, number, one_or_several, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    checker,
+    checker_of_each,
+    number,
+    numbers,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    wrong,
+)
 
 LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
 
@@ -150,6 +161,22 @@ def repaired(answer: object) -> Verdict:
     if sum(made) != 6:
         return wrong(f"{sum(made)} matrix products, where three microbatches need six")
     return right("each microbatch has its own gradient in the sum; with a single one nobody could have seen the fault")
+
+
+@one_or_several
+def weights_last(answer: object) -> Verdict:
+    """P=4, M=8, F=I=W=1, 1F1B's rows with I in place of B, and every W last: the makespan, and what each rank holds."""
+    traps = (
+        {
+            27: "that is ZB-H1's: its W's fill gaps inside the steady state, too",
+            33: "that is 1F1B's, whose whole backwards climb",
+            22: "that is when rank 0 has its last I: eight W's are left",
+            24: "that is the work of a rank, which no order avoids; who waits, and when?",
+        },
+        {4: "that is ZB-H1's: here no W has run before the last I", 1: "a forward is held until its W has run"},
+    )
+    why = "1F1B with a backward of one unit takes 22, then rank 0 has eight W's; nothing is freed before its W"
+    return numbers(answer, (30, 8), why, ("makespan", "held"), traps=traps)
 
 
 @cache

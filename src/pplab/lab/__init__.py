@@ -28,6 +28,7 @@ _HOMES = {
     "experts": ("Experts",),
     "exact": ("BestSoFar", "Optimum", "optimum"),
     "frontier": ("Frontier", "Point", "frontier_chart", "frontiers", "optima"),
+    "fsdp": ("fsdp_row",),
     "gpu_batch": ("Reached", "long_enough"),
     "gpu_calls": ("host_calls",),
     "gpu_machine": ("GpuMachine", "hanging_waits"),

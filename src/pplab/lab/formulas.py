@@ -211,6 +211,39 @@ def ring_gather_time(n: int, size: float, latency: float, bandwidth: float) -> f
     return (n - 1) * message_time(size / n, latency, bandwidth)
 
 
+def sharded_step(passes: int, forward: float, backward: float, gather: float, reduce: float, *, zero: int = 3) -> float:
+    """Replicas that store parts (Rajbhandari et al. 2020): a step of `passes` forwards and backwards, phase by phase.
+
+    A phase lasts as long as its work, or as what is sent beside it. FSDP (`zero` 3) gathers the weights beside every
+    forward and once more beside every backward, which also hides the gradients' reduce-scatter. ZeRO-2 keeps the
+    weights that it gathered beside the first forward; ZeRO-1 also reduces once, beside the last backward.
+
+    >>> sharded_step(2, 1, 2, 0.5, 2), sharded_step(2, 1, 2, 0.5, 2, zero=2), sharded_step(2, 1, 2, 0.5, 2, zero=1)
+    (7.0, 6, 6)
+    """
+    whole = zero == 3
+    return sum(
+        max(forward, gather * (whole or at == 0))
+        + max(backward, gather * whole + reduce * (zero > 1 or at == passes - 1))
+        for at in range(passes)
+    )
+
+
+def free_bandwidth(n: int, parameters: float, forward: float, g: float = 2, r: float = 2) -> float:
+    """From so many bytes per second on, FSDP over n ranks takes as long as its work: `forward` in seconds, of what is
+    computed per gather; its backward takes two. A parameter travels in g bytes, and in r as a gradient."""
+    return (n - 1) / n * parameters / forward * max(g, (g + r) / 2)
+
+
+def free_tokens(n: int, flops: float, bandwidth: float, g: float = 2, r: float = 2) -> float:
+    """The same as tokens per rank and gather, at two FLOPs per parameter and token in a forward.
+
+    >>> free_tokens(64, 400e12, 50e9), free_tokens(64, 400e12, 50e9, r=4)
+    (7875.0, 11812.5)
+    """
+    return (n - 1) / n * flops / (2 * bandwidth) * max(g, (g + r) / 2)
+
+
 def mfu(flops: float, step_s: float, gpus: int, peak: float) -> float:
     """Model FLOP utilisation (Chowdhery et al. 2022): the share of the GPUs' `peak`, in FLOP/s each, that goes into the
     model's own `flops` of a step; what is computed again doesn't count.

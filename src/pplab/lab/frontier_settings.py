@@ -16,7 +16,7 @@ CUTS = {
     "one stage per rank": [8, 9, 8, 7],
     "loop": [3, 4, 4, 4, 4, 5, 5, 3],
     "V": [4, 4, 4, 4, 5, 5, 4, 2],
-}  # chapter 7
+}
 KNOWN = {"one stage per rank": "1F1B", "loop": "Interleaved1F1B", "V": "ZB-V"}  # a schedule of that placement
 LIMITS = {  # in a rank's activations of a microbatch
     "one stage per rank": [1, 2, 3, 4, 5, 6, 7, 8],

@@ -10,7 +10,7 @@ from ._fold import fold
 from ._graph import handshake
 from ._knobs import knobs
 from ._lives import lives
-from ._memory import more_slices, what_is_held
+from ._memory import more_microbatches, what_is_held
 from ._model import crossing, cut_model
 from ._pair import pair, streams
 from ._resident import resident
@@ -26,7 +26,7 @@ __all__ = [
     "handshake",
     "knobs",
     "lives",
-    "more_slices",
+    "more_microbatches",
     "pair",
     "resident",
     "sliced_attention",

@@ -77,7 +77,7 @@ def _said(totals: Mapping[str, Sequence[float]]) -> str:
     return "; ".join(f"{name} {listed(amounts)}" for name, amounts in totals.items())
 
 
-def more_slices(
+def more_microbatches(
     state: float,
     sequence: float,
     sequences: int,
@@ -88,14 +88,14 @@ def more_slices(
     unit: str = "GB",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw two experiments on a rank that does all forwards first: thinner slices of a batch, and more of one size.
+    """Draw two experiments on a rank that does all forwards first: thinner microbatches, and more of them.
 
     `state` is the rank's, `sequence` what a sequence's activations take there, both in `unit`. Left, `sequences`
-    sequences are cut into each of `cuts` slices, and the columns are equal; right stand `counts` slices of one
-    sequence each.
+    sequences are cut into each of `cuts` microbatches, and the columns are equal; right stand `counts` microbatches
+    of one sequence each.
     """
     if wrong := [cut for cut in cuts if cut < 1 or sequences % cut]:
-        raise ValueError(f"expected numbers of slices that divide {sequences} sequences, got {wrong[0]}")
+        raise ValueError(f"expected numbers of microbatches that divide {sequences} sequences, got {wrong[0]}")
     columns = [[sequence * sequences / cut] * cut for cut in cuts] + [[sequence] * count for count in counts]
     totals = [state + sum(column) for column in columns]
     fitting = [count for count in counts if state + sequence * count <= budget]
@@ -103,8 +103,8 @@ def more_slices(
     ax = canvas(
         _BASE + _UP + 18,
         ax,
-        f"Left: {sequences} sequences in {listed(cuts)} slices take {number(totals[0])} {unit}, however they are cut. "
-        f"Right: {listed(counts)} slices of one sequence each; under the line at {number(budget)} {unit}, {most}",
+        f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} {unit}, however cut. "
+        f"Right: {listed(counts)} microbatches of one sequence each; under the line at {number(budget)} {unit}, {most}",
     )
     scale, between = _UP / max(budget, *totals), 24
     pitch = (WIDTH - _LEFT - between) / len(columns)
@@ -115,8 +115,8 @@ def more_slices(
         say(ax, x + pitch / 2, _BASE - 11, str(name))
     _limit(ax, budget, scale, unit)
     say(ax, _LEFT + pitch / 2, _BASE + state * scale / 2, "state", rotation=90)
-    say(ax, _LEFT + len(cuts) * pitch / 2, 9, f"{sequences} sequences, in so many slices")
-    say(ax, WIDTH - len(counts) * pitch / 2, 9, "slices of one sequence each")
+    say(ax, _LEFT + len(cuts) * pitch / 2, 9, f"{sequences} sequences in so many")
+    say(ax, WIDTH - len(counts) * pitch / 2, 9, "microbatches of one sequence")
     return ax
 
 

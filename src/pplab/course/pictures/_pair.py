@@ -15,13 +15,15 @@ _LEFT, _BAR, _ROW = 60, 24, 28  # points
 Piece = tuple[str, str, float, float, float]  # "F" or "B", its letter, its stream's row, start, duration
 
 
-def pair(compute: float = 1, network: float = 1, *, layers: int = 1, ax: Axes | None = None) -> Axes:
+def pair(
+    compute: float = 1, network: float = 1, *, layers: int = 1, experts: float | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw what a stage of `layers` computes and sends in a forward and a backward: apart, and as a pair.
 
-    Attention takes `compute` in a forward, the experts as much, and both twice that in a backward; each of the two
-    all-to-alls takes `network`.
+    Attention takes `compute` in a forward, the experts as much or what `experts` says, and both twice that in a
+    backward; each of the two all-to-alls takes `network`.
     """
-    apart, together = (streams(compute, network, layers, paired) for paired in (False, True))
+    apart, together = (streams(compute, network, layers, paired, experts) for paired in (False, True))
     lasts = [max(start + length for *_, start, length in pieces) for pieces in (apart, together)]
     ax = canvas(
         6 * _ROW + 62,
@@ -51,12 +53,14 @@ def pair(compute: float = 1, network: float = 1, *, layers: int = 1, ax: Axes | 
     return ax
 
 
-def streams(compute: float, network: float, layers: int, paired: bool) -> list[Piece]:
+def streams(compute: float, network: float, layers: int, paired: bool, experts: float | None = None) -> list[Piece]:
     """When every piece runs: when its stream is free and the piece before it is done; a backward's piece goes first.
 
     A pair's pieces come in the order in which they can start; else the backward waits for the whole forward.
     """
-    forward = [("A", COMPUTE, compute), ("D", NETWORK, network), ("E", COMPUTE, compute), ("C", NETWORK, network)]
+    if experts is None:
+        experts = compute
+    forward = [("A", COMPUTE, compute), ("D", NETWORK, network), ("E", COMPUTE, experts), ("C", NETWORK, network)]
     waiting = {"B": [(letter, on, length * (1 + (on == COMPUTE))) for letter, on, length in forward[::-1]] * layers}
     waiting["F"] = forward * layers
     free, done = {COMPUTE: 0.0, NETWORK: 0.0}, {"B": 0.0, "F": 0.0}

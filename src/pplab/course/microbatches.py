@@ -1,0 +1,52 @@
+"""What a reader's file makes of its microbatches: weights that suit only equal ones, a `held` that is never emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .verdict import Wrong
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """Seen on one rank when its file has ended."""
+
+    sizes: tuple[int, ...]  # samples of each
+    left: int  # in `held`, where the file has that
+    as_if_equal: bool  # the gradients are those of the mean of the microbatches' means
+
+
+def seen(names: Mapping[str, object], num_microbatches: int) -> Microbatches:
+    """Of the names that a file has left."""
+    import torch
+
+    model, inputs, targets = (names[name] for name in ("model", "inputs", "targets"))
+    parts = [each.tensor_split(num_microbatches) for each in (inputs, targets)]
+    losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in zip(*parts, strict=True) if len(x)]
+    own = [parameter for parameter in names["stage"].parameters() if parameter.grad is not None]
+    as_if_equal = bool(own) and _are(torch.autograd.grad(sum(losses) / len(losses), own), own)
+    held = names.get("held")
+    left = len(held) if isinstance(held, (dict, list)) else 0
+    return Microbatches(tuple(map(len, parts[0])), left, as_if_equal)
+
+
+def _are(gradients: tuple, parameters: list) -> bool:
+    pairs = zip(gradients, parameters, strict=True)
+    return all((p.grad - g).abs().max() <= 1e-4 * g.abs().max() for g, p in pairs)
+
+
+def check(of_ranks: list[Microbatches], *, are_off: bool) -> None:
+    """`Wrong` where microbatches count equally that aren't equal, or where a backward leaves its forward in `held`.
+
+    `are_off` says whether no rank's gradients are the batch's, which is the mean of equal microbatches' means.
+    """
+    if are_off and all(each.as_if_equal for each in of_ranks):
+        *sizes, last = of_ranks[0].sizes
+        sizes = f"{', '.join(map(str, sizes))} and {last} samples"
+        raise Wrong(f"gradients are those of microbatches that all count alike, but here they have {sizes}")
+    for rank, each in enumerate(of_ranks):
+        if each.left:
+            raise Wrong(
+                f"after the last step rank {rank} still has {each.left} microbatches in held: a backward takes one out"
+            )

@@ -1,0 +1,174 @@
+"""Chapter 11's checkers refuse wrong answers and say what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkers import builds, raises, slow, table_tests
+
+from pplab import lab
+from pplab.course import balance as exercise
+from pplab.lab.case import Case
+
+
+def equal(times, num_stages):
+    each, more = divmod(len(times), num_stages)
+    return [each + (stage < more) for stage in range(num_stages)]
+
+
+def greedy(times, num_stages):
+    counts, start = [], 0
+    for left in range(num_stages, 1, -1):
+        end, fair = start + 1, sum(times[start:]) / left
+        while sum(times[start:end]) < fair and len(times) - end > left - 1:
+            end += 1
+        counts, start = [*counts, end - start], end
+    return [*counts, len(times) - start]
+
+
+EQUAL = SimpleNamespace(equal=True)
+
+
+class FakeRun(SimpleNamespace):
+    """What the last checker reads of a run."""
+
+
+MODEL = "GPT with 8 layers of width 128, batch 16 x 128 bytes"
+HELD = {"peak_bytes": (8_400_000, 8_700_000), "bytes_of": (0, 8_700_000), "recomputed_of": (8_400_000, 0)}
+
+
+def other(schedule=None, workload=MODEL, gradients=EQUAL, **held):
+    """A run, and what of it is other than it should be."""
+    job = SimpleNamespace(workload=SimpleNamespace(name=workload))
+    held = SimpleNamespace(**{**HELD, **held})
+    return FakeRun(schedule=schedule or builds("1F1B")(2, 8), job=job, gradients=gradients, held=held)
+
+
+RUN = other()
+FITS = {"schedule": "V-Half", "cut": None, "recompute": False}
+
+
+def recomputing(module, draw_again=True, restore=True, keep=False, backwards=1):
+    """A stage that computes again, with a fault."""
+    kept = {}
+
+    def forward(m, x):
+        kept[m] = x.detach().requires_grad_(), torch.get_rng_state()
+        with torch.set_grad_enabled(keep):
+            return module(x)
+
+    def backward(m, gradient):
+        x, state = kept.pop(m)
+        now = torch.get_rng_state()
+        if draw_again:
+            torch.set_rng_state(state)
+        output = module(x)
+        if restore:
+            torch.set_rng_state(now)
+        for _ in range(backwards):
+            output.backward(gradient)
+        return x.grad
+
+    return forward, backward
+
+
+WRONG = [
+    (exercise.checkpointed, 3, "expected a function of a module"),
+    (exercise.checkpointed, lambda module: 3, "your stage raised TypeError"),
+    (exercise.checkpointed, partial(recomputing, draw_again=False), "microbatch 0: the input's gradient isn't"),
+    (exercise.checkpointed, partial(recomputing, restore=False), "microbatch 2: the output isn't"),
+    (exercise.checkpointed, partial(recomputing, keep=True), "with autograd: only the input may be kept"),
+    (
+        exercise.checkpointed,
+        partial(recomputing, backwards=0),
+        "microbatch 0: expected the input's gradient, got NoneType",
+    ),
+    (exercise.cutter, (2, 2), "expected a function of (times, num_stages)"),
+    (exercise.cutter, raises, "your function raised IndexError"),
+    (exercise.cutter, equal, "your slowest stage takes 10; 9 is possible"),
+    (exercise.cutter, greedy, "is possible"),
+    (exercise.cutter, lambda times, num_stages: None, "expected 1 numbers of layers, got None"),
+    (exercise.cutter, lambda times, num_stages: [1] * num_stages, "the stages have 2 layers, and there are 4"),
+    (exercise.cutter, lambda times, n: [len(times)] + [0] * (n - 1), "expected whole numbers of at least 1"),
+    (exercise.capped, (3, 3, 2, 2), "rank 0 would hold 48 MB: 4 in flight of 12"),
+    (exercise.capped, (1, 1, 3, 5), "it fits, and its slowest stage takes 17; 11 fits as well"),
+    (exercise.capped, (1, 2, 4, 4), "the stages have 11 layers, and there are 10"),
+    (exercise.capped, (5, 5), "expected 4 numbers of layers, got 2"),
+    (exercise.capped, "1243", "expected 4 numbers of layers, got 1: (1243,)"),
+    (exercise.head_in_a_v, (4,) * 8, "the slowest takes 10.41; 9 is possible"),
+    (exercise.head_in_a_v, (3, 5, 5, 5, 4, 4, 3, 3), "is as fast"),
+    (exercise.head_in_a_v, (5, 0, 5, 5, 4, 4, 9, 0), "a stage without a layer"),
+    (exercise.fits, 9, "expected what `pool.train(...)` returned"),
+    (exercise.fits, other(schedule=builds("GPipe")(2, 8)), "expected a run of 1F1B"),
+    (exercise.fits, other(workload="GPT with 2 layers"), "expected models.gpt(batch_size=16)"),
+    (exercise.fits, other(gradients=None), "run it with check_gradients=True"),
+    (exercise.fits, other(gradients=SimpleNamespace(equal=False)), "aren't those of one process"),
+    (exercise.fits, other(peak_bytes=(16_800_000, 1), recomputed_of=()), "rank 0 holds 16.8 MB at its peak"),
+    (exercise.fits, other(bytes_of=(0, 100), recomputed_of=(8_400_000, 8_000_000)), "stage 1 recomputes for nothing"),
+    (exercise.tied_gb, 51.4, "that is with one table"),
+    (exercise.tied_gb, 14.43, "the weights in single precision"),
+    (exercise.tied_gb, 70.3, "not all four"),
+    slow(exercise.pictures_cut, ("ZB-V", (5, 5)), "expected one of GPipe, 1F1B, Interleaved1F1B"),
+    slow(exercise.pictures_cut, ("Interleaved1F1B", (1, 3, 3, 3)), "519 ms, but rank 1 would hold 30.3 of its 28 MB"),
+    slow(exercise.pictures_cut, ("Interleaved1F1B", (2, 2, 3, 3)), "rank 0 would hold 60.9 of its 56 MB"),
+    slow(exercise.pictures_cut, ("1F1B", (5, 5)), "it fits and takes 543 ms; there is a faster one"),
+    slow(exercise.pictures_cut, ("1F1B", (5, 4)), "10 in all"),
+    (exercise.thirteen, {"schedule": "1F1B"}, "expected the keys schedule, cut, recompute"),
+    (exercise.thirteen, FITS | {"schedule": "1F1B"}, "it doesn't fit: rank 0 would hold 80.4 GB"),
+    (exercise.thirteen, FITS | {"schedule": "ZB-V"}, "it doesn't fit: rank 0 would hold 83.0 GB"),
+    (exercise.thirteen, FITS, "it fits: 3.90 s, $132.25, which is $5.87 more than the best that we know"),
+    (exercise.thirteen, FITS | {"cut": (10, 10)}, "cut"),
+    (exercise.thirteen, FITS | {"schedule": "one GPU"}, "one GPU is no schedule"),
+]
+
+
+test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
+
+
+def test_answers_may_differ_where_several_are_right():
+    assert exercise.head_in_a_v((3, 5, 5, 5, 4, 4, 4, 2)) and exercise.head_in_a_v([0, 1, 2, 3, 6, 7, 8, 5])
+    assert exercise.cutter(lab.partition) and exercise.fits(RUN)
+    best = lab.partition(
+        exercise.CAPPED_TIMES, 4, activations=exercise.CAPPED_BYTES, in_flight=(4, 3, 2, 1), cap=exercise.CAP
+    )
+    assert exercise.capped(best) and best == (1, 2, 4, 3)
+
+
+@pytest.mark.slow
+def test_the_run_that_fits_is_recognised():
+    from pplab.lab import models
+    from pplab.runtime import Pool
+
+    with Pool(2, device="cpu") as pool:
+        options = {"steps": 1, "warmup": 0, "check_gradients": True}
+        gpt = models.gpt(batch_size=16)
+        train = partial(pool.train, RUN.schedule, gpt, **options)
+        runs = [train(lab.Meter(), *again) for again in ((), [lab.Recompute([0])], [lab.Recompute()])]
+        assert "lab.Meter()" in exercise.fits(train()).says
+    plain, first, both = map(exercise.fits, runs)
+    assert first and "rank 0 holds 16.8 MB" in plain.says and "stage 1 recomputes for nothing" in both.says
+    assert not exercise.fits(replace(runs[1], gradients=None))
+
+
+def test_the_best_known_answer_fits():
+    verdict = exercise.thirteen(exercise.BEST_KNOWN)
+    assert verdict and verdict.says.endswith("$126.38, the best that we know")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", exercise.CARDS)
+def test_the_chapters_search_with_one_card_for_all_ranks_doesnt_find_the_cut_of_pictures(card):
+    stages = {name: 4 if name == "Interleaved1F1B" else 2 for name in exercise.CHOICES}
+    found = [(*exercise.judged(name, cut), name, cut) for name in stages for cut in exercise._cuts(stages[name])]
+    fitting = [(ms, name, cut) for ms, held, name, cut in found if max(held) <= card]
+    assert not fitting or not exercise.pictures_cut(min(fitting)[1:])
+
+
+def test_what_the_chapter_says_of_the_last_exercise():
+    case = Case(model=exercise.LLAMA_2_13B)
+    assert f"{16 * case.model.layer_parameters / 1e9:.1f}" == "5.1"
+    assert case.row("V-Half", 16).fits and round(case.row("V-Half", 16).dollars) == 132

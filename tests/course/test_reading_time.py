@@ -1,0 +1,72 @@
+"""How long chapters take: their heads, the first page's paths and the README say what one rule counts.
+
+A minute is 200 words of prose, ten lines of visible code or three charts. Exercises aren't counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOT_READ = re.compile(r"```.*?```|\$\$.*?\$\$|^\|.*?$", re.S | re.M)  # code and formulas shown apart, tables
+AS_A_WORD = re.compile(r"\$[^$]*\$|`[^`]*`|\]\([^)]*\)")
+
+
+@cache
+def minutes(path: Path) -> float:
+    words = lines = charts = 0
+    exercises = False
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text, heading, asked = text.partition("## Exercises")
+            exercises = bool(heading) or exercises and not re.search(r"^## ", text, re.M)
+            if heading or not exercises:
+                words += len(AS_A_WORD.sub(" x ", NOT_READ.sub(" ", text)).split())
+        elif not exercises:
+            hidden = any(tag.startswith(("hide", "remove")) for tag in cell["metadata"].get("tags", []))
+            lines += 0 if hidden else sum(bool(line.strip()) for line in text.splitlines())
+            charts += sum("image/png" in output.get("data", {}) for output in cell["outputs"])
+    return words / 200 + lines / 10 + charts / 3
+
+
+def head(path: Path) -> str:
+    return "".join(json.loads(path.read_text())["cells"][0]["source"])
+
+
+def said(path: Path) -> int:
+    return int(re.search(r"\*Reading time: (\d+) minutes", head(path))[1])
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapters_head_says_how_long_it_takes(path):
+    assert abs(said(path) - minutes(path)) <= 2, f"{minutes(path):.0f} minutes"
+
+
+def test_the_course_is_read_in_seven_hours():
+    assert len(CHAPTERS) == 14 and sum(map(minutes, CHAPTERS)) <= 430
+
+
+def test_the_first_page_adds_up():
+    rows = re.findall(r"^\| .* \| (.*) \| (\d+) \|$", (ROOT / "book/index.md").read_text(), re.M)
+    assert len(rows) >= 5
+    for chapters, shown in rows:
+        numbers = re.sub(r"\[(\d+)\]\([^)]*\)", r"\1", chapters)
+        spans = [re.findall(r"\d+", part) for part in numbers.split(", ")]
+        read = [n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)]
+        total = sum(said(CHAPTERS[n - 1]) for n in read)
+        assert total == int(shown), (chapters, total)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_readme_lists_it(path):
+    title, question = re.match(r"# (.+)\n\n\*\*([^*]+)\*\*", head(path)).groups()
+    number = int(path.stem[:2])
+    row = f"| {number} | [{title}](notebooks/{path.name}) | {' '.join(question.split())} |"
+    assert row in (ROOT / "README.md").read_text(), row
