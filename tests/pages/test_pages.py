@@ -225,9 +225,6 @@ def test_search_without_a_server(browser, book):
         page.click("button.search-button-field")
         page.fill("dialog input[type=search], .search-button__search-container input", "warm-up")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#search-results li a")
-        found = [link.inner_text() for link in page.query_selector_all("#search-results ul.search > li > a")]
-        assert any("1F1B" in title for title in found), found
         page.click("#search-results ul.search > li > a >> text=1F1B")
         page.wait_for_selector("article h1")
         assert page.url.partition("?")[0].endswith(".html") and "search.html" not in page.url
