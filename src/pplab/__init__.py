@@ -1,7 +1,7 @@
 """pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
 
-What is imported here is pure Python: torch and matplotlib load only where they are used. `pplab.lab` has what single
-chapters need, `pplab.course` the chapters' checkers.
+What is imported here is pure Python: torch and matplotlib load only where they are used.
+`pplab.lab` has what single chapters need, `pplab.course` the chapters' checkers.
 """
 
 from .actions import Action, Kind, Overlap
@@ -20,7 +20,18 @@ from .timeline import Span, Timeline, critical_path, idle_intervals
 __version__ = "0.1.0"
 
 __all__ = [
-    *("Action", "Kind", "Overlap", "Schedule", "ScheduleError", "build", "lower", "parse", "register", "validate"),
+    *(
+        "Action",
+        "Kind",
+        "Overlap",
+        "Schedule",
+        "ScheduleError",
+        "build",
+        "lower",
+        "parse",
+        "register",
+        "validate",
+    ),
     *("Costs", "Link", "Memory", "Span", "Timeline", "simulate"),
     *("critical_path", "idle_intervals"),
     *("compare", "gantt"),

@@ -21,7 +21,9 @@ class Kind(StrEnum):
     SEND_B = "SEND_B"  # the gradient of this stage's input goes to the previous stage
     RECV_B = "RECV_B"  # the gradient of this stage's output comes from the next stage
 
-    __hash__ = str.__hash__  # Enum's own is a Python call, and tables over millions of actions are looked up by kind
+    __hash__ = (
+        str.__hash__
+    )  # Enum's own is a Python call, and tables over millions of actions are looked up by kind
 
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
@@ -51,7 +53,9 @@ class Overlap(NamedTuple):
     second: Action
 
     def __str__(self) -> str:
-        return f"({self.first};{self.second})OVERLAP_{self.first.kind.value}_{self.second.kind.value}"
+        return (
+            f"({self.first};{self.second})OVERLAP_{self.first.kind.value}_{self.second.kind.value}"
+        )
 
     __repr__ = __str__
 

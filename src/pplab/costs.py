@@ -16,9 +16,11 @@ PerStage = float | Sequence[float]  # one number for all stages, or one for each
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one rank to another: a message arrives `latency` after it has passed at `bandwidth`.
+    """The way from one rank to another: a message arrives `latency` after it has passed at
+    `bandwidth`.
 
-    A link's messages pass one after the other: a slow one makes a queue. Bandwidth is `Costs.message` per unit of time.
+    A link's messages pass one after the other: a slow one makes a queue. Bandwidth is
+    `Costs.message` per unit of time.
     """
 
     latency: float = 0
@@ -28,15 +30,17 @@ class Link:
         bandwidth = number("bandwidth", self.bandwidth, inf)
         vars(self).update(latency=number("latency", self.latency), bandwidth=bandwidth)
         if bandwidth < 1 / MOST:
-            raise ValueError(f"bandwidth must be a number above 0, of at least {1 / MOST:g}, got {bandwidth!r}")
+            raise ValueError(
+                f"bandwidth must be a number above 0, of at least {1 / MOST:g}, got {bandwidth!r}"
+            )
 
 
 @dataclass(frozen=True)
 class Costs:
     """Durations, in one unit of your choice (`unit` names it in drawings).
 
-    Durations are per stage: a number for all stages, or one value for each. A stage of a schedule with two stages per
-    rank is half as deep, so `finer(2)` compares schedules on one model.
+    Durations are per stage: a number for all stages, or one value for each. A stage of a schedule
+    with two stages per rank is half as deep, so `finer(2)` compares schedules on one model.
 
     - `backward`: of a full backward; the sum of its halves when left out.
     - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
@@ -69,18 +73,27 @@ class Costs:
             raise ValueError(f"{none} idle time with: give one of them a duration above 0")
         pairs = {}
         if isinstance(self.overlap, Mapping):
-            pairs = vars(self)["overlap"] = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+            pairs = vars(self)["overlap"] = {
+                pair: number("overlap", each) for pair, each in self.overlap.items()
+            }
         elif not isinstance(self.overlap, str):
             pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
         elif self.overlap not in ("sum", "max"):
-            raise ValueError(f'overlap must be "sum", "max" or a duration, got {shown(self.overlap)}')
+            raise ValueError(
+                f'overlap must be "sum", "max" or a duration, got {shown(self.overlap)}'
+            )
         vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
         vars(self).update(vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
         for pair, link in self.links.items():
-            is_pair = isinstance(pair, tuple) and [isinstance(rank, Integral) for rank in pair] == [True, True]
+            is_pair = isinstance(pair, tuple) and [isinstance(rank, Integral) for rank in pair] == [
+                True,
+                True,
+            ]
             if not (is_pair and isinstance(link, Link)):
-                raise ValueError(f"links must map (source rank, target rank) to a pplab.Link: {shown({pair: link})}")
+                raise ValueError(
+                    f"links must map (source rank, target rank) to a pplab.Link: {shown({pair: link})}"
+                )
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`."""
@@ -92,8 +105,12 @@ class Costs:
         inputs = of_stage(self.backward_input, stage)
         return (inputs if kind == I else inputs + of_stage(self.backward_weight, stage)) + again
 
-    def of_overlap(self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B) -> float:
-        """How long two actions take at once: unless their kinds are said, a forward and a full backward."""
+    def of_overlap(
+        self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
+    ) -> float:
+        """How long two actions take at once: unless their kinds are said, a forward and a full
+        backward.
+        """
         alone = self.of(first, first_stage), self.of(second, second_stage)
         if self.overlap == "max":
             return max(alone)
@@ -103,7 +120,9 @@ class Costs:
     def of_item(self, item: Action | Overlap) -> float:
         """How long an item of a row takes."""
         if type(item) is Overlap:
-            return self.of_overlap(item.first.stage, item.second.stage, item.first.kind, item.second.kind)
+            return self.of_overlap(
+                item.first.stage, item.second.stage, item.first.kind, item.second.kind
+            )
         return self.of(item.kind, item.stage)
 
     def link(self, source: int, target: int) -> Link:
@@ -111,7 +130,9 @@ class Costs:
         return self.links.get((source, target)) or Link(self.latency, self.bandwidth)
 
     def occupancy(self, kind: Kind, stage: int, bandwidth: float) -> float:
-        """How long the message that `kind` on `stage` produces keeps a link of that bandwidth busy."""
+        """How long the message that `kind` on `stage` produces keeps a link of that bandwidth
+        busy.
+        """
         return of_stage(self.message, stage if kind == F else stage - 1) / bandwidth
 
     @property
@@ -133,7 +154,9 @@ class Costs:
                 return {pair: part(duration) for pair, duration in value.items()}
             return value if isinstance(value, str | None) else value / stages_per_rank
 
-        return replace(self, **{name: part(getattr(self, name)) for name in (*_DURATIONS, "overlap")})
+        return replace(
+            self, **{name: part(getattr(self, name)) for name in (*_DURATIONS, "overlap")}
+        )
 
     def check(self, num_stages: int, num_ranks: int) -> None:
         """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks."""
@@ -142,7 +165,9 @@ class Costs:
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
                 ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
-                raise ValueError(f"links names ({source}, {target}), and {ranks}: name two different ones")
+                raise ValueError(
+                    f"links names ({source}, {target}), and {ranks}: name two different ones"
+                )
 
 
 def _halves(pair: object) -> frozenset[str]:
@@ -169,7 +194,9 @@ def per_stage(name: str, value: PerStage, most: float = MOST) -> PerStage:
 
 
 def check_length(name: str, value: PerStage | None, count: int, each: str = "stage") -> None:
-    """Raise ValueError unless a list of values has one for every stage, or for each of something else."""
+    """Raise ValueError unless a list of values has one for every stage, or for each of something
+    else.
+    """
     if isinstance(value, tuple) and len(value) != count:
         given = f"{name} has {len(value)} values for {count} {each}s"
         raise ValueError(f"{given}: give one per {each}, or a single number")

@@ -1,14 +1,14 @@
-"""What an action waits for. The one rule: lowering, the runtime and the texts of errors ask it here, and
-`schedule.Graph` is the same in integers (a test compares the two).
+"""What an action waits for. The one rule: lowering, the runtime and the texts of errors ask it
+here, and `schedule.Graph` is the same in integers (a test compares the two).
 
 The rule, for stage s of S and microbatch m:
 
-    F(s, m)        waits for F(s-1, m)                                            unless s is the first stage
+F(s, m)        waits for F(s-1, m)                                            unless s is the first stage
     B or I (s, m)  waits for F(s, m), and for the B or I (s+1, m)                 unless s is the last stage
     W(s, m)        waits for I(s, m)
 
-All actions of one stage on one microbatch run on one rank, so what crosses ranks is the output of a forward and the
-input gradient of a backward: at most one message per action.
+All actions of one stage on one microbatch run on one rank, so what crosses ranks is the output of a
+forward and the input gradient of a backward: at most one message per action.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def outgoing(action: Action, num_stages: int) -> Message | None:
 
 
 def incoming(action: Action, num_stages: int) -> Action | None:
-    """The receive that brings what `action` needs of another stage; None when it needs nothing of another."""
+    """The receive that brings what `action` needs of another stage; None when it needs nothing of
+    another.
+    """
     stage, kind, m = action
     if kind is F and stage > 0:
         return Action(stage, RECV_F, m)

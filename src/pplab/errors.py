@@ -1,4 +1,6 @@
-"""Errors that say what was given, what was expected and what to do, and the gates that raise them."""
+"""Errors that say what was given, what was expected and what to do, and the gates that raise
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ MOST = 1e100  # of a duration or size: sums of millions of them, and their ratio
 class ScheduleError(ValueError):
     """A schedule that can't run.
 
-    `rank` and `action` locate the fault (None: it has no one place), `cause` says what is wrong, `remedy` what to do.
+    `rank` and `action` locate the fault (None: it has no one place), `cause` says what is wrong,
+    `remedy` what to do.
     """
 
     def __init__(self, cause: str, remedy: str, rank: int | None = None, action: object = None):
@@ -25,7 +28,9 @@ class ScheduleError(ValueError):
 
 
 def positive_int(name: str, value: object, least: int = 1) -> int:
-    """Return `value` as an int when it is an integer of at least `least`; raise ValueError that names it otherwise."""
+    """Return `value` as an int when it is an integer of at least `least`; raise ValueError that
+    names it otherwise.
+    """
     try:
         found = index(value)
     except TypeError:
@@ -36,9 +41,11 @@ def positive_int(name: str, value: object, least: int = 1) -> int:
 
 
 def number(name: str, value: object, most: float = MOST) -> float:
-    """Return `value` as Python's number when it is one from 0 to `most`; raise ValueError that names it otherwise.
+    """Return `value` as Python's number when it is one from 0 to `most`; raise ValueError that
+    names it otherwise.
 
-    numpy's and torch's become Python's: theirs wrap around, lose digits, and can't be written as JSON.
+    numpy's and torch's become Python's: theirs wrap around, lose digits, and can't be written as
+    JSON.
     """
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, bool) or not isinstance(plain, Real) or not 0 <= plain <= most:
@@ -66,6 +73,8 @@ def unknown(what: str, given: object, known: Iterable[str]) -> ValueError:
     """A ValueError for a name that isn't among `known`, with the nearest ones."""
     known = list(known)
     lowered = {name.lower(): name for name in known}
-    near = [lowered[n] for n in difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)]
+    near = [
+        lowered[n] for n in difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)
+    ]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return ValueError(f"unknown {what} {given!r}: {hint}known: {', '.join(known)}")

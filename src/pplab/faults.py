@@ -1,4 +1,5 @@
-"""What is wrong with a schedule that can't run: the first fault, with the rank, the action, the cause and the remedy.
+"""What is wrong with a schedule that can't run: the first fault, with the rank, the action, the
+cause and the remedy.
 
 `pplab.validate` comes here once it knows that there is a fault, and not before.
 """
@@ -25,7 +26,9 @@ def explain(schedule: Schedule) -> NoReturn:
     for rank, item, action in _everything(schedule):
         if action.kind not in COMPUTE:
             cause = f"rank {rank}: {item} is communication, and a schedule holds computation only"
-            raise ScheduleError(cause, "leave it out: pplab.lower derives sends and receives", rank, item)
+            raise ScheduleError(
+                cause, "leave it out: pplab.lower derives sends and receives", rank, item
+            )
     _check_actions(schedule)
     _check_order(schedule)
     raise _deadlock(schedule)
@@ -33,7 +36,12 @@ def explain(schedule: Schedule) -> NoReturn:
 
 def _everything(schedule: Schedule) -> Iterator[tuple[int, Action | Overlap, Action]]:
     """Every action with its rank and its item of the row."""
-    return ((rank, item, action) for rank, row in enumerate(schedule.rows) for item in row for action in parts(item))
+    return (
+        (rank, item, action)
+        for rank, row in enumerate(schedule.rows)
+        for item in row
+        for action in parts(item)
+    )
 
 
 def check_placement(schedule: Schedule) -> None:
@@ -41,13 +49,19 @@ def check_placement(schedule: Schedule) -> None:
     for stage, place in enumerate(schedule.placement):
         if place == ():
             cause = f"no rank runs stage {stage}, though the schedule has stages up to {schedule.num_stages - 1}"
-            raise ScheduleError(cause, f"add stage {stage}'s actions, or number the stages without a gap")
+            raise ScheduleError(
+                cause, f"add stage {stage}'s actions, or number the stages without a gap"
+            )
     for rank, row in enumerate(schedule.rows):
         if not row:
-            raise ScheduleError(f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank)
+            raise ScheduleError(
+                f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank
+            )
     if schedule.copies == 1 or all(_is_replica(schedule, ranks) for ranks in schedule.replicas):
         return
-    stage, ranks = next((s, place) for s, place in enumerate(schedule.placement) if type(place) is tuple)
+    stage, ranks = next(
+        (s, place) for s, place in enumerate(schedule.placement) if type(place) is tuple
+    )
     runs = [(rank, action) for rank, _, action in _everything(schedule) if action.stage == stage]
     rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
     action = next(action for r, action in runs if r == rank)
@@ -66,12 +80,20 @@ def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:
 
 
 def _check_actions(schedule: Schedule) -> None:
-    """Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank."""
-    found: dict[tuple[int, int], dict] = defaultdict(dict)  # the kinds of a stage and microbatch, and their ranks
+    """Each stage has each microbatch's F once, and either its B or its I and W once, all on one
+    rank.
+    """
+    found: dict[tuple[int, int], dict] = defaultdict(
+        dict
+    )  # the kinds of a stage and microbatch, and their ranks
     for rank, _, action in _everything(schedule):
         kinds = found[action.stage, action.microbatch]
         if (other := kinds.get(action.kind)) is not None:
-            twice = f"rank {rank} runs {action} twice" if other == rank else f"{action} is on ranks {other} and {rank}"
+            twice = (
+                f"rank {rank} runs {action} twice"
+                if other == rank
+                else f"{action} is on ranks {other} and {rank}"
+            )
             raise ScheduleError(twice, "remove one of the two", rank, action)
         kinds[action.kind] = rank
     homes = {stage: place for stage, place in enumerate(schedule.placement) if type(place) is int}
@@ -109,8 +131,17 @@ def _check_order(schedule: Schedule) -> None:
         done: set[Action] = set()
         for item in row:
             for action in parts(item):
-                own = next((need for need in needs(action, schedule.num_stages) if need.stage == action.stage), None)
-                if own and done.isdisjoint(Action(own.stage, kind, own.microbatch) for kind in own.kinds):
+                own = next(
+                    (
+                        need
+                        for need in needs(action, schedule.num_stages)
+                        if need.stage == action.stage
+                    ),
+                    None,
+                )
+                if own and done.isdisjoint(
+                    Action(own.stage, kind, own.microbatch) for kind in own.kinds
+                ):
                     cause = f"rank {rank} runs {action} before {own}, which it needs"
                     raise ScheduleError(cause, f"move {own} in front of {action}", rank, action)
             done.update(parts(item))
@@ -119,14 +150,22 @@ def _check_order(schedule: Schedule) -> None:
 def _deadlock(schedule: Schedule) -> ScheduleError:
     """The circle of ranks that wait for each other.
 
-    It blames a rank that could break the circle: one whose row has something that is waited for behind what it is
-    stuck at. There is always one, since actions themselves don't wait in circles.
+    It blames a rank that could break the circle: one whose row has something that is waited for
+    behind what it is stuck at. There is always one, since actions themselves don't wait in circles.
     """
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
-    waits: dict[int, tuple[int, int]] = {}  # of a stuck rank: what stands there, and what makes what that waits for
+    waits: dict[
+        int, tuple[int, int]
+    ] = {}  # of a stuck rank: what stands there, and what makes what that waits for
     for rank, i in stuck.items():
-        late = [each for each in graph.awaited(i) if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf)]
-        assert late, f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}, and nothing is missing there"
+        late = [
+            each
+            for each in graph.awaited(i)
+            if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf)
+        ]
+        assert late, (
+            f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}, and nothing is missing there"
+        )
         waits[rank] = late[0]
     rank = min(waits)
     seen: list[int] = []
@@ -134,7 +173,10 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
         seen.append(rank)
         rank = ranks[waits[rank][1]]
     circle = seen[seen.index(rank) :]
-    said = [f"rank {r} waits at {graph.action(waits[r][0])} for {graph.action(waits[r][1])}" for r in circle]
+    said = [
+        f"rank {r} waits at {graph.action(waits[r][0])} for {graph.action(waits[r][1])}"
+        for r in circle
+    ]
     awaited = next(maker for _, maker in map(waits.get, circle) if waits[ranks[maker]][0] != maker)
     blamed = ranks[awaited]
     at = graph.action(waits[blamed][0])
@@ -143,9 +185,14 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
 
 
 def check_limits(
-    schedule: Schedule, max_in_flight: int | None, memory: Memory | None, limit: float | Sequence[float] | None
+    schedule: Schedule,
+    max_in_flight: int | None,
+    memory: Memory | None,
+    limit: float | Sequence[float] | None,
 ) -> None:
-    """Raise ScheduleError where a schedule that can run takes a rank above one of the limits of `pplab.validate`."""
+    """Raise ScheduleError where a schedule that can run takes a rank above one of the limits of
+    `pplab.validate`.
+    """
     forwards = Memory(unit="forwards' activations")
     if max_in_flight is not None:
         _check_memory(schedule, forwards, positive_int("max_in_flight", max_in_flight))

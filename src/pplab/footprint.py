@@ -1,4 +1,6 @@
-"""What ranks hold in memory: how much an action adds and frees, and how much that makes over time."""
+"""What ranks hold in memory: how much an action adds and frees, and how much that makes over
+time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from .errors import expect
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one value per stage.
+    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one
+    value per stage.
 
     - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
     - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
@@ -40,14 +43,23 @@ class Memory:
             check_length(name, getattr(self, name), num_stages)
 
     def changes(self, stage: int) -> dict[Kind, tuple[float, float]]:
-        """By how much a stage's holding changes when an action of that kind starts, and when it ends."""
+        """By how much a stage's holding changes when an action of that kind starts, and when it
+        ends.
+        """
         whole, again = of_stage(self.activation, stage), of_stage(self.recomputed, stage)
         kept = whole if self.weight_input is None else of_stage(self.weight_input, stage)
         during = again + of_stage(self.while_input_gradient, stage)
-        return {F: (whole, 0), B: (again, -again - whole), I: (during, -during - whole + kept), W: (0, -kept)}
+        return {
+            F: (whole, 0),
+            B: (again, -again - whole),
+            I: (during, -during - whole + kept),
+            W: (0, -kept),
+        }
 
     def levels(self, row: Sequence[Action | Overlap]) -> Iterator[tuple[float, float]]:
-        """What a rank holds while each item of its row runs, and after it: (during, after). Order alone decides."""
+        """What a rank holds while each item of its row runs, and after it: (during, after). Order
+        alone decides.
+        """
         stages = sorted({action.stage for item in row for action in parts(item)})
         changes = {stage: self.changes(stage) for stage in stages}
         after = self.constant(stages)

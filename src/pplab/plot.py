@@ -1,7 +1,8 @@
 """Gantt charts with matplotlib, and what its other drawings share.
 
-Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without `ax` it makes a
-figure that fits. Colour is the kind of action, number the microbatch, a lighter shade a later stage of the rank.
+Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without
+`ax` it makes a figure that fits. Colour is the kind of action, number the microbatch, a lighter
+shade a later stage of the rank.
 """
 
 from __future__ import annotations
@@ -23,18 +24,31 @@ if TYPE_CHECKING:
 ROW = 0.36  # inches per rank
 WIDTH = 7.4  # inches
 BAR = 0.84  # of a row
-_HATCH = {"fill": ("\\\\", "idle: filling"), "inner": ("---", "idle: inside"), "drain": ("//", "idle: draining")}
+_HATCH = {
+    "fill": ("\\\\", "idle: filling"),
+    "inner": ("---", "idle: inside"),
+    "drain": ("//", "idle: draining"),
+}
 IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
 _LABEL = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE, "clip_on": True}
-_LEGEND = {"frameon": False, "fontsize": LABEL_SIZE, "borderaxespad": 0, "handlelength": 1.2, "columnspacing": 1.2}
+_LEGEND = {
+    "frameon": False,
+    "fontsize": LABEL_SIZE,
+    "borderaxespad": 0,
+    "handlelength": 1.2,
+    "columnspacing": 1.2,
+}
 
 
-def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False) -> Axes:
-    """Draw when each rank does what. Hatched: idle while filling (lines fall), inside (level), while draining (rise).
+def gantt(
+    timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False
+) -> Axes:
+    """Draw when each rank does what. Hatched: idle while filling (lines fall), inside (level),
+    while draining (rise).
 
-    `until` sets where the time axis ends (where the last rank does, by default); `path` outlines one critical path.
-    Labels drop out where they don't fit.
+    `until` sets where the time axis ends (where the last rank does, by default); `path` outlines
+    one critical path. Labels drop out where they don't fit.
     """
     until = until or end_of(timeline)
     ax = ax or new_axes(timeline.schedule.num_ranks)
@@ -44,9 +58,13 @@ def gantt(timeline: Timeline, ax: Axes | None = None, *, until: float | None = N
 
 
 def end_of(timeline: Timeline) -> float:
-    """Where its last rank ends. ValueError for what can't be drawn since it has no times, such as a schedule."""
+    """Where its last rank ends. ValueError for what can't be drawn since it has no times, such as a
+    schedule.
+    """
     if not isinstance(timeline, Timeline):
-        raise ValueError(f"a chart shows a pplab.Timeline, got {shown(timeline)}: pplab.simulate(schedule) makes one")
+        raise ValueError(
+            f"a chart shows a pplab.Timeline, got {shown(timeline)}: pplab.simulate(schedule) makes one"
+        )
     return max([timeline.makespan, *(span.end for span in timeline.others)])
 
 
@@ -58,7 +76,11 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
-    shape = {"figsize": (WIDTH, sum(heights) + 0.4), "height_ratios": heights, "layout": "constrained"}
+    shape = {
+        "figsize": (WIDTH, sum(heights) + 0.4),
+        "height_ratios": heights,
+        "layout": "constrained",
+    }
     _, axes = bring("matplotlib.pyplot").subplots(len(timelines), 1, squeeze=False, **shape)
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
@@ -85,7 +107,9 @@ def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
     for rank, _, start, end in critical_path(timeline) if path else ():
-        _bars(ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
+        _bars(
+            ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3
+        )
     ax.set_label(describe(timeline))
 
 
@@ -114,16 +138,22 @@ def describe(timeline: Timeline) -> str:
 
 
 def new_axes(num_rows: int) -> Axes:
-    return bring("matplotlib.pyplot").subplots(figsize=(WIDTH, num_rows * ROW + 0.9), layout="constrained")[1]
+    return bring("matplotlib.pyplot").subplots(
+        figsize=(WIDTH, num_rows * ROW + 0.9), layout="constrained"
+    )[1]
 
 
 def fill_of(timeline: Timeline, span: Span) -> list[str]:
     stages = timeline.schedule.stages_of(span.rank)
-    return [shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action)]
+    return [
+        shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action)
+    ]
 
 
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
-    """One collection of bars per colour; of an overlap, the first is in the upper half, the second in the lower."""
+    """One collection of bars per colour; of an overlap, the first is in the upper half, the second
+    in the lower.
+    """
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
     bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
@@ -134,12 +164,16 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
             bars[fill, bottom, height].append((span.start, drawn))
             label = str(action.microbatch)
             if drawn * pixels > len(label) * LABEL_SIZE * 0.62 and height * ROW * 72 > LABEL_SIZE:
-                ax.text(span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL)
+                ax.text(
+                    span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL
+                )
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
     for span in timeline.others:
         if isinstance(span.action, str):
-            _bars(ax, span.rank, [(span.start, span.end - span.start)], facecolor=palette.OTHER, lw=0)
+            _bars(
+                ax, span.rank, [(span.start, span.end - span.start)], facecolor=palette.OTHER, lw=0
+            )
 
 
 def _draw_idle(ax: Axes, timeline: Timeline) -> None:
@@ -152,9 +186,14 @@ def _draw_idle(ax: Axes, timeline: Timeline) -> None:
 
 
 def idle_styles(phase: str) -> list[dict]:
-    """A ground and the lines on it, apart: SVG has one opacity for both. Black becomes the page's colour of text."""
+    """A ground and the lines on it, apart: SVG has one opacity for both. Black becomes the page's
+    colour of text.
+    """
     ground, lines = (("black", opacity) for opacity in IDLE_OPACITY)
-    return [{"fc": ground, "lw": 0}, {"fc": "none", "ec": lines, "hatch": _HATCH[phase][0], "lw": 0}]
+    return [
+        {"fc": ground, "lw": 0},
+        {"fc": "none", "ec": lines, "hatch": _HATCH[phase][0], "lw": 0},
+    ]
 
 
 def _bars(ax: Axes, rank: int, places: Sequence[tuple[float, float]], **style: object) -> None:
@@ -166,19 +205,31 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
-    handles = {palette.NAME[kind]: Patch(facecolor=fill) for kind, fill in palette.FILL.items() if kind in found}
+    handles = {
+        palette.NAME[kind]: Patch(facecolor=fill)
+        for kind, fill in palette.FILL.items()
+        if kind in found
+    }
     spans = (span for timeline in timelines for span in timeline.others)
     if labels := dict.fromkeys(span.action for span in spans if isinstance(span.action, str)):
         handles[", ".join(labels)] = Patch(facecolor=palette.OTHER)
     phases = {idle.phase for timeline in timelines for idle in idle_intervals(timeline)}
-    handles |= {name: tuple(Patch(**s) for s in idle_styles(p)) for p, (_, name) in _HATCH.items() if p in phases}
-    below = ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)  # under the axis' label, whatever the height
+    handles |= {
+        name: tuple(Patch(**s) for s in idle_styles(p))
+        for p, (_, name) in _HATCH.items()
+        if p in phases
+    }
+    below = ScaledTranslation(
+        0, -34 / 72, ax.figure.dpi_scale_trans
+    )  # under the axis' label, whatever the height
     place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + below}
     ax.legend(handles.values(), handles, ncols=min(len(handles), 5), **place, **_LEGEND)
 
 
 def shade(colour: str, step: int, steps: int) -> str:
-    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the full colour."""
+    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the
+    full colour.
+    """
     share = 0.33 * step / max(steps - 1, 1)
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)

@@ -1,9 +1,13 @@
-"""What a fork server imports, once for all ranks of all pools. Nobody looks for garbage among it."""
+"""What a fork server imports, once for all ranks of all pools. Nobody looks for garbage among
+it.
+"""
 
 import gc
 
 gc.disable()  # a quarter of the time would go there
-__import__("torch._dynamo")  # which a rank imports with its first optimizer or backward at the latest
+__import__(
+    "torch._dynamo"
+)  # which a rank imports with its first optimizer or backward at the latest
 __import__("pplab.runtime.training")
 gc.freeze()  # on a GPU, ranks look for garbage after every job
 gc.enable()

@@ -1,6 +1,7 @@
 """When everything happens: run a schedule's rows against the clock.
 
-One loop, `run`, tells when every action starts and ends, whether a schedule can run at all, and where it gets stuck.
+One loop, `run`, tells when every action starts and ends, whether a schedule can run at all, and
+where it gets stuck.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from .timeline import Timeline
 Send = Callable[[int, float], float]
 
 
-def run(graph: Graph, durations: Sequence[float], lags: Sequence[float], send: Send | None = None) -> tuple[list, list]:
+def run(
+    graph: Graph, durations: Sequence[float], lags: Sequence[float], send: Send | None = None
+) -> tuple[list, list]:
     """When every item starts, and when it ends: None if it never does.
 
-    Items are numbered along rank 0's row, then rank 1's, and so on. A rank runs its row until an item waits for a
-    message that hasn't been sent, and goes on once it has. An item takes `durations[i]`, its message `lags[i]`; where
-    links are narrow, `send` says when it arrives. A message has its maker's slot, and is read M slots further on.
+    Items are numbered along rank 0's row, then rank 1's, and so on. A rank runs its row until an
+    item waits for a message that hasn't been sent, and goes on once it has. An item takes
+    `durations[i]`, its message `lags[i]`; where links are narrow, `send` says when it arrives. A
+    message has its maker's slot, and is read M slots further on.
     """
-    bounds, slots, second, M = graph.columns.bounds, graph.slots, graph.second, graph.columns.num_microbatches
+    bounds, slots, second, M = (
+        graph.columns.bounds,
+        graph.slots,
+        graph.second,
+        graph.columns.num_microbatches,
+    )
     starts, ends = [None] * bounds[-1], [None] * bounds[-1]
     hops = 2 * graph.columns.num_stages * M  # of all slots, those whose messages somebody waits for
     arrived = [0] * M + [None] * hops + [0] * (hops + 2 * M)  # of every slot: when its message has
@@ -67,8 +76,9 @@ def run(graph: Graph, durations: Sequence[float], lags: Sequence[float], send: S
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Predict the timeline of `schedule` under `costs` (all ones when left out).
 
-    An action starts when its rank is free and what it waits for has arrived; sending costs the sender nothing. Linear
-    in the number of actions. Raises ScheduleError for a schedule that can't run, ValueError for costs that don't fit.
+    An action starts when its rank is free and what it waits for has arrived; sending costs the
+    sender nothing. Linear in the number of actions. Raises ScheduleError for a schedule that can't
+    run, ValueError for costs that don't fit.
 
     >>> from pplab import build
     >>> simulate(build("1F1B", num_ranks=4, num_microbatches=8)).makespan
@@ -99,12 +109,14 @@ def validate(
     memory: Memory | None = None,
     limit: float | Sequence[float] | None = None,
 ) -> None:
-    """Raise ScheduleError unless every rank can run its row to the end: every action is there once, in an order that
-    never waits in a circle, within a memory limit. Linear in the number of actions.
+    """Raise ScheduleError unless every rank can run its row to the end: every action is there once,
+    in an order that never waits in a circle, within a memory limit. Linear in the number of
+    actions.
 
-    The error is of the first fault, with the rank, the action, the cause and what to change. `max_in_flight`: the most
-    forwards whose activations one rank may hold at once (see `Schedule.peak_in_flight`). `limit`: the most that one
-    rank may hold, or one value per rank, in the unit of `memory`.
+    The error is of the first fault, with the rank, the action, the cause and what to change.
+    `max_in_flight`: the most forwards whose activations one rank may hold at once (see
+    `Schedule.peak_in_flight`). `limit`: the most that one rank may hold, or one value per rank, in
+    the unit of `memory`.
     """
     check_form(schedule)
     if not schedule.graph.whole or stuck_at(schedule):
@@ -118,7 +130,9 @@ def validate(
 
 
 def check_form(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every rank runs something, and every stage is where a stage may be."""
+    """Raise ScheduleError unless every rank runs something, and every stage is where a stage may
+    be.
+    """
     expect(Schedule, schedule=schedule)
     if schedule.copies > 1 or not all(schedule.rows):
         from .faults import check_placement
@@ -127,17 +141,23 @@ def check_form(schedule: Schedule) -> None:
 
 
 def stuck_at(schedule: Schedule) -> dict[int, int]:
-    """Of every rank that can't finish its row: the id of the item at which it is stuck. For a `whole` graph."""
+    """Of every rank that can't finish its row: the id of the item at which it is stuck. For a
+    `whole` graph.
+    """
     bounds = schedule.columns.bounds
     starts, _ = run(schedule.graph, [0] * bounds[-1], [0] * len(schedule.graph.slots))
     rows = enumerate(pairwise(bounds))
-    return {rank: starts.index(None, *row) for rank, row in rows if None in starts[slice(*row)][-1:]}
+    return {
+        rank: starts.index(None, *row) for rank, row in rows if None in starts[slice(*row)][-1:]
+    }
 
 
 def durations_of(columns: Columns, costs: Costs) -> list[float]:
     """How long every id takes."""
     kinds, stages, of_overlap = columns.kinds, columns.stages, cache(costs.of_overlap)
-    table = {kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE}
+    table = {
+        kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
+    }
     durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
     for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
         durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])

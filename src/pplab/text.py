@@ -36,7 +36,9 @@ def parse(text: str) -> Action | Overlap:
 
 
 def overlap(first: Action | Overlap, second: Action | Overlap) -> Overlap:
-    """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of it."""
+    """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of
+    it.
+    """
     both = first, second
     computes = all(type(a) is Action and type(a.kind) is Kind and a.kind in COMPUTE for a in both)
     if computes and (first.stage, first.microbatch) != (second.stage, second.microbatch):
@@ -46,18 +48,24 @@ def overlap(first: Action | Overlap, second: Action | Overlap) -> Overlap:
 
 
 def checked(rows: object) -> tuple[tuple[Action | Overlap, ...], ...]:
-    """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for anything else."""
+    """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
+    anything else.
+    """
     ranks = [*rows] if _is_several(rows) else [None]
     if not all(map(_is_several, ranks)):
         raise ValueError(f"rows must be one sequence of actions per rank, got {shown(rows)}")
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
 
 
-def _checked_row(rank: int, row: tuple[Action | Overlap | str, ...]) -> tuple[Action | Overlap, ...]:
+def _checked_row(
+    rank: int, row: tuple[Action | Overlap | str, ...]
+) -> tuple[Action | Overlap, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:
-            raise ValueError(f"rank {rank}: {strange[0]} is not an action: expected pplab.Action or text such as 0F3")
+            raise ValueError(
+                f"rank {rank}: {strange[0]} is not an action: expected pplab.Action or text such as 0F3"
+            )
     for item in row if Overlap in kinds else ():  # made as objects: parsed ones have been checked
         if type(item) is Overlap:
             overlap(*item)
@@ -65,12 +73,19 @@ def _checked_row(rank: int, row: tuple[Action | Overlap | str, ...]) -> tuple[Ac
 
 
 def _is_several(given: object) -> bool:
-    return isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
+    return (
+        isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
+    )
 
 
 def grid(rows: Sequence[Sequence[Action | Overlap]]) -> list[str]:
     """A line per rank for people to read, with actions aligned by their place in the row."""
     cells = [[str(item) for item in row] for row in rows]
-    widths = [max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))]
-    lines = (" ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in cells)
+    widths = [
+        max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))
+    ]
+    lines = (
+        " ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip()
+        for row in cells
+    )
     return [f"rank {rank:>{len(str(len(cells) - 1))}}  {line}" for rank, line in enumerate(lines)]

@@ -14,7 +14,9 @@ from .schedule import Schedule
 
 
 class Span(NamedTuple):
-    """Something that a rank was busy with. `action` is an item of the schedule, a communication action, or a label."""
+    """Something that a rank was busy with. `action` is an item of the schedule, a communication
+    action, or a label.
+    """
 
     rank: int
     action: Action | Overlap | str
@@ -26,9 +28,9 @@ class Span(NamedTuple):
 class Timeline:
     """The start and end of every action of a schedule, and what else the ranks did.
 
-    `starts` and `ends` have one value for each item of rank 0's row, in order, then of rank 1's, and so on (in `unit`,
-    from 0): an overlap has one of each, like any action. `others` are spans beside the schedule: waiting for a message
-    (its receive action), the optimizer's step.
+    `starts` and `ends` have one value for each item of rank 0's row, in order, then of rank 1's,
+    and so on (in `unit`, from 0): an overlap has one of each, like any action. `others` are spans
+    beside the schedule: waiting for a message (its receive action), the optimizer's step.
     """
 
     schedule: Schedule
@@ -47,7 +49,9 @@ class Timeline:
     def busy(self) -> tuple[float, ...]:
         """Per rank, the time spent in actions."""
         lasted = list(map(sub, self.ends, self.starts))
-        return tuple(total(lasted[first:end]) for first, end in pairwise(self.schedule.columns.bounds))
+        return tuple(
+            total(lasted[first:end]) for first, end in pairwise(self.schedule.columns.bounds)
+        )
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -72,24 +76,33 @@ class Timeline:
 
     @property
     def span_bubble_fraction(self) -> float:
-        """The zero-bubble papers' bubble rate: 1 - work / span for the rank whose span is the longest."""
+        """The zero-bubble papers' bubble rate: 1 - work / span for the rank whose span is the
+        longest.
+        """
         rank = max(range(self.schedule.num_ranks), key=self.spans_per_rank.__getitem__)
         return 1 - self.busy[rank] / self.spans_per_rank[rank]
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """Per rank, the most forwards whose activations are held at once: F until B, or until W when split."""
+        """Per rank, the most forwards whose activations are held at once: F until B, or until W
+        when split.
+        """
         return self.schedule.peak_in_flight
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """Every action of the schedule with its rank, start and end, rank by rank in order."""
-        return tuple(span for rank in range(self.schedule.num_ranks) for span in self.spans_of(rank))
+        return tuple(
+            span for rank in range(self.schedule.num_ranks) for span in self.spans_of(rank)
+        )
 
     def spans_of(self, rank: int) -> list[Span]:
         """A rank's actions with start and end, in order."""
         row, (first, end) = self.schedule.rows[rank], self.schedule.columns.bounds[rank : rank + 2]
-        return [Span(rank, *each) for each in zip(row, self.starts[first:end], self.ends[first:end], strict=True)]
+        return [
+            Span(rank, *each)
+            for each in zip(row, self.starts[first:end], self.ends[first:end], strict=True)
+        ]
 
     def __repr__(self) -> str:
         return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
@@ -132,9 +145,13 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
         now, phase = 0, "fill"
         for i in range(first, end):
             if timeline.starts[i] > now:
-                made = {m: ends[graph.id_of(m)] for _, m in graph.awaited(i) if columns.ranks[m] != rank}
+                made = {
+                    m: ends[graph.id_of(m)] for _, m in graph.awaited(i) if columns.ranks[m] != rank
+                }
                 last = max(made, key=made.__getitem__, default=None)
-                awaited = () if last is None else (graph.action(last), columns.ranks[last], made[last])
+                awaited = (
+                    () if last is None else (graph.action(last), columns.ranks[last], made[last])
+                )
                 found.append(Idle(rank, now, timeline.starts[i], phase, *awaited))
             now, phase = ends[i], "inner"
         if now < timeline.makespan:
@@ -143,19 +160,25 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
-    """One longest chain of actions, each of which starts late because of the one before it. First to last."""
+    """One longest chain of actions, each of which starts late because of the one before it. First
+    to last.
+    """
     graph, spans, ends = timeline.schedule.graph, timeline.spans, timeline.ends
     firsts = set(graph.columns.bounds)
     i = max(range(len(ends)), key=ends.__getitem__)
     path = []
     while i >= 0:
         path.append(spans[i])
-        last = max((graph.id_of(maker) for _, maker in graph.awaited(i)), key=ends.__getitem__, default=-1)
+        last = max(
+            (graph.id_of(maker) for _, maker in graph.awaited(i)), key=ends.__getitem__, default=-1
+        )
         before = -1 if i in firsts else i - 1
         i = last if last >= 0 and (before < 0 or path[-1].start > ends[before]) else before
     return tuple(reversed(path))
 
 
 def total(values: Iterable[float]) -> float:
-    """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy doesn't."""
+    """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy
+    doesn't.
+    """
     return reduce(add, values, 0)

@@ -1,4 +1,6 @@
-"""The schedules, in the order in which they are listed: a new one is a file and a line. Variants come with `lab`."""
+"""The schedules, in the order in which they are listed: a new one is a file and a line. Variants
+come with `lab`.
+"""
 
 from ._naive import naive
 from ._gpipe import gpipe

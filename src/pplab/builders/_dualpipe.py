@@ -16,14 +16,17 @@ from .registry import Rows, register
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
 def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
-    """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at rank 0, the rest
-    at rank P-1, and a forward of one direction overlaps a backward of the other. ValueError for other P and M.
+    """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at
+    rank 0, the rest at rank P-1, and a forward of one direction overlaps a backward of the other.
+    ValueError for other P and M.
 
     torch has no such placement: its CSV reader takes a stage on one rank only.
     """
     P, M = num_ranks, num_microbatches
     if P % 2:
-        raise ValueError(f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image")
+        raise ValueError(
+            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image"
+        )
     if M % 2 or M < 2 * P:
         needs = f"an even number of microbatches of at least 2P = {2 * P}"
         raise ValueError(f"DualPipe on {P} ranks needs {needs}, got {M}")
@@ -32,7 +35,11 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
         mirror = P - 1 - rank
         streams = Local(rank), Local(mirror, first_microbatch=M // 2)
         near, far = streams if rank < mirror else streams[::-1]
-        rows.append(dualpipe_row(near, far, min(rank, mirror), P // 2, M // 2, turns=abs(rank - mirror) == 1))
+        rows.append(
+            dualpipe_row(
+                near, far, min(rank, mirror), P // 2, M // 2, turns=abs(rank - mirror) == 1
+            )
+        )
     return rows
 
 
@@ -43,11 +50,18 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     source="Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
 )
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """DualPipe folded in the middle: stages r and 2P-1-r on rank r, one copy of the parameters, the same overlap."""
+    """DualPipe folded in the middle: stages r and 2P-1-r on rank r, one copy of the parameters, the
+    same overlap.
+    """
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
-        raise ValueError(f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}")
-    return [dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M, turns=rank == P - 1) for rank in range(P)]
+        raise ValueError(
+            f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}"
+        )
+    return [
+        dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M, turns=rank == P - 1)
+        for rank in range(P)
+    ]
 
 
 # DualPipeV on three ranks (DualPipe's first three of six; the others mirror them), six microbatches in each stream.
@@ -65,11 +79,14 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
 #     4  pairs of opposite streams, while both have both: one's communication hides behind the other's compute
 #     5  the near stream has no forwards left, 6 nor has the far one; from the middle on I alone, others wait for it
 #     7  the far stream is done: a W that was put off fills the wait for each I; 8 the W's left
-def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int, turns: bool) -> list[Action | Overlap]:
-    """The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters.
+def dualpipe_row(
+    near: Local, far: Local, depth: int, reach: int, M: int, turns: bool
+) -> list[Action | Overlap]:
+    """The eight steps of the published schedule, of a rank `depth` ranks from where its `near`
+    stream enters.
 
-    `reach` ranks lie between there and where the streams meet, this one included; `turns`: it is the last of them. `M`
-    microbatches are in each stream.
+    `reach` ranks lie between there and where the streams meet, this one included; `turns`: it is
+    the last of them. `M` microbatches are in each stream.
     """
     rest = reach - depth - 1
     row: list[Action | Overlap] = [near(F) for _ in range(2 * rest)]  # 1

@@ -21,12 +21,18 @@ from .registry import Rows, register
     aliases=("interleaved",),
 )
 def interleaved(
-    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    stages_per_rank: int = 2,
+    group_size: int | None = None,
 ) -> Rows:
-    """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage, then its second.
+    """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage,
+    then its second.
 
-    By default there are as many groups as P fits into M, as even as possible, larger ones first; when they are all
-    equal, they are torch's (which refuses other M). `group_size` sets a size; the last group then has the rest.
+    By default there are as many groups as P fits into M, as even as possible, larger ones first;
+    when they are all equal, they are torch's (which refuses other M). `group_size` sets a size; the
+    last group then has the rest.
 
     >>> print(interleaved(2, 2))
     Interleaved1F1B: 2 ranks, 4 stages, 2 microbatches, 16 actions
@@ -50,13 +56,19 @@ def interleaved(
 def looped_rows(
     P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
 ) -> list[list[Action]]:
-    """A row per rank: the warm-up, a forward and a backward in turn, the backwards left over; all in groups."""
+    """A row per rank: the warm-up, a forward and a backward in turn, the backwards left over; all
+    in groups.
+    """
     groups = _groups(P, M, group_size)
     rows = []
     for rank in range(P):
         stages = stages_of_loop(rank, P, stages_per_rank)
-        warmup = min((len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M)
-        rows.append(phases(in_groups(stages, F, groups), in_groups(stages[::-1], B, groups), warmup))
+        warmup = min(
+            (len(stages) - 1) * len(groups[0]) + warmup_per_rank * (P - 1 - rank), len(stages) * M
+        )
+        rows.append(
+            phases(in_groups(stages, F, groups), in_groups(stages[::-1], B, groups), warmup)
+        )
     if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
         raise ValueError(
             f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, and rank 0 would wait "
@@ -71,7 +83,9 @@ def stages_of_loop(rank: int, num_ranks: int, stages_per_rank: int) -> range:
 
 
 def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> list[range]:
-    """The microbatches in groups that go through a rank's stages together. The first is the largest: warm-ups fit."""
+    """The microbatches in groups that go through a rank's stages together. The first is the
+    largest: warm-ups fit.
+    """
     everything = range(num_microbatches)
     if group_size is None:
         count = max(1, num_microbatches // num_ranks)

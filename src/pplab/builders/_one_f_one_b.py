@@ -15,15 +15,20 @@ from .registry import Rows, register
     rules="any number of ranks and microbatches",
     source="PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
 )
-def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None) -> Rows:
-    """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the backwards left over.
+def one_f_one_b(
+    num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None
+) -> Rows:
+    """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the
+    backwards left over.
 
-    `in_flight[s]` are the forwards that rank s runs before its first backward, P-s by default: not at most so many, but
-    exactly, or M where that is less. All M on every rank is GPipe's order.
+    `in_flight[s]` are the forwards that rank s runs before its first backward, P-s by default: not
+    at most so many, but exactly, or M where that is less. All M on every rank is GPipe's order.
     """
     caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
     if len(caps) != num_ranks:
-        raise ValueError(f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank")
+        raise ValueError(
+            f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank"
+        )
     caps = [positive_int(f"in_flight[{rank}]", cap) for rank, cap in enumerate(caps)]
     return [capped_row(rank, cap, num_microbatches) for rank, cap in enumerate(caps)]
 
@@ -31,4 +36,6 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, *, in_flight: Sequence[in
 def capped_row(rank: int, cap: int, num_microbatches: int) -> list[Action]:
     """The row of a rank with one stage that runs at most `cap` forwards ahead of its backwards."""
     order = range(num_microbatches)
-    return phases(actions_of(rank, F, order), actions_of(rank, B, order), min(cap, num_microbatches) - 1)
+    return phases(
+        actions_of(rank, F, order), actions_of(rank, B, order), min(cap, num_microbatches) - 1
+    )

@@ -1,4 +1,6 @@
-"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a rank. ZB-V."""
+"""Two stages per rank in a V: stages r and 2P-1-r on rank r, so that the first and the last share a
+rank. ZB-V.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,15 @@ class Local:
     aliases=("ZB-V", "ZBV"),
 )
 def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no bubble in any span.
+    """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no
+    bubble in any span.
 
     Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
     """
     P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
+    return [
+        [a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)
+    ]
 
 
 # Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one on the way up.

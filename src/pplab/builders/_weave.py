@@ -10,12 +10,19 @@ from ..actions import Action, B, I, Kind, W
 
 
 def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
-    """One stage and kind on several microbatches (made without a Python call each: builders make millions).
+    """One stage and kind on several microbatches (made without a Python call each: builders make
+    millions).
 
     >>> actions_of(1, B, range(3))
     [1B0, 1B1, 1B2]
     """
-    return list(map(tuple.__new__, repeat(Action), zip(repeat(stage), repeat(kind), microbatches, strict=False)))
+    return list(
+        map(
+            tuple.__new__,
+            repeat(Action),
+            zip(repeat(stage), repeat(kind), microbatches, strict=False),
+        )
+    )
 
 
 def phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> list[Action]:
@@ -25,7 +32,9 @@ def phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int)
 
 
 def split_backwards(row: Sequence[Action], delay: int) -> list[Action]:
-    """Every B as its I, its W put off until `delay` further I's have run; the W's left over last, oldest first."""
+    """Every B as its I, its W put off until `delay` further I's have run; the W's left over last,
+    oldest first.
+    """
     made: list[Action] = []
     waiting: deque[Action] = deque()
     for action in row:

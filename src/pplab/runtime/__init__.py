@@ -1,4 +1,6 @@
-"""Run schedules with real processes: a pool of ranks, one executor for every schedule, one clock."""
+"""Run schedules with real processes: a pool of ranks, one executor for every schedule, one
+clock.
+"""
 
 from ..optional import bring as _bring
 

@@ -1,15 +1,19 @@
-"""Tensors between ranks: what every transport agrees on, and the one between ranks of one host, through shared memory.
+"""Tensors between ranks: what every transport agrees on, and the one between ranks of one host,
+through shared memory.
 
-Shapes and dtypes are agreed once per stage and kind of microbatch, whose own shapes all ranks know, through the pool's
-store, and checked at every send: gloo would accept a message that is too short without a word.
+Shapes and dtypes are agreed once per stage and kind of microbatch, whose own shapes all ranks know,
+through the pool's store, and checked at every send: gloo would accept a message that is too short
+without a word.
 
-Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free slot, then its
-number goes down the channel's pipe; the receiver copies it out and marks the slot free. A channel starts without slots
-and makes one whenever none is free: as many as messages were ever under way at once, so that no schedule can run out of
-them. A rank that waits sleeps in the pipe, and a rank whose peer has died reads its end.
+Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free
+slot, then its number goes down the channel's pipe; the receiver copies it out and marks the slot
+free. A channel starts without slots and makes one whenever none is free: as many as messages were
+ever under way at once, so that no schedule can run out of them. A rank that waits sleeps in the
+pipe, and a rank whose peer has died reads its end.
 
-Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU into the slot, which
-is pinned, up from it to the receiver's. Both copies wait for the GPU: they are part of what a shared GPU shows.
+Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU
+into the slot, which is pinned, up from it to the receiver's. Both copies wait for the GPU: they are
+part of what a shared GPU shows.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ if TYPE_CHECKING:
 
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
-_HEADER = struct.Struct("<iiiqiq")  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
+_HEADER = struct.Struct(
+    "<iiiqiq"
+)  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
 
@@ -51,35 +57,55 @@ class Comm:
     """
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
-        self.rank, self.device, self.store, self.home, self.key = context.rank, context.device, context.store, home, key
+        self.rank, self.device, self.store, self.home, self.key = (
+            context.rank,
+            context.device,
+            context.store,
+            home,
+            key,
+        )
         self.kinds: Sequence[str] = ()  # of the step's microbatches
-        self.specs: dict[tuple[int, str], Spec] = {}  # what a stage gives the next one, by the microbatch's kind
+        self.specs: dict[
+            tuple[int, str], Spec
+        ] = {}  # what a stage gives the next one, by the microbatch's kind
 
     def expect(self, microbatches: Sequence[Batch]) -> None:
         """These come next. Messages of microbatches with equal shapes have equal shapes."""
         self.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
 
     def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
-        """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't what was agreed."""
+        """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't
+        what was agreed.
+        """
         spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
         if send.kind is SEND_F and made not in self.specs:
             self.specs[made] = spec
             listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
             self.store.set(self.key + str(made), json.dumps(listed))
         if spec != (expected := self.expected(send)):
-            raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}")
+            raise ValueError(
+                f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}"
+            )
         return spec
 
     def expected(self, action: Action) -> Spec:
-        """The tensors of a message: all that the producing stage returns, or the gradients of its real-valued ones."""
+        """The tensors of a message: all that the producing stage returns, or the gradients of its
+        real-valued ones.
+        """
         if (made := self.made(action)) not in self.specs:
             listed = json.loads(self.store.get(self.key + str(made)))
             self.specs[made] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
         spec = self.specs[made]
-        return spec if action.kind in (SEND_F, RECV_F) else [each for each in spec if each[1].is_floating_point]
+        return (
+            spec
+            if action.kind in (SEND_F, RECV_F)
+            else [each for each in spec if each[1].is_floating_point]
+        )
 
     def made(self, action: Action) -> tuple[int, str]:
-        """What a message's shapes follow from: the stage that made it or awaits its gradient, and its microbatch's."""
+        """What a message's shapes follow from: the stage that made it or awaits its gradient, and
+        its microbatch's.
+        """
         return producer(action), self.kinds[action.microbatch]
 
     def peer(self, action: Action) -> int:
@@ -105,7 +131,9 @@ class _Slot:
 
 
 class SharedComm(Comm):
-    """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to it."""
+    """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to
+    it.
+    """
 
     def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
         super().__init__(context, home, key)
@@ -114,7 +142,9 @@ class SharedComm(Comm):
         self.left_ns = 0  # when what was received last had gone
         self.outgoing: dict[int, list[_Slot]] = {}  # per target
         self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
-        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}  # what was announced: bytes, slot, when it left
+        self.arrived: dict[
+            tuple[int, ...], tuple[int, int, int]
+        ] = {}  # what was announced: bytes, slot, when it left
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
@@ -138,19 +168,25 @@ class SharedComm(Comm):
         nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
         if (slot := self.incoming.get((source, number))) is None:
             slot = self.incoming[source, number] = self._slot(source, self.rank, number, nbytes)
-        tensors = tuple(view.to(self.device, copy=True) for view in slot.views(self.expected(receive)))
+        tensors = tuple(
+            view.to(self.device, copy=True) for view in slot.views(self.expected(receive))
+        )
         slot.memory[0] = 0
         return tensors
 
     def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
-        """Copy a message into shared memory and announce it; returns when the tensors are free to change."""
+        """Copy a message into shared memory and announce it; returns when the tensors are free to
+        change.
+        """
         spec = self.check(send, tensors)
         target, content = self.peer(send), (producer(send), int(send.kind is SEND_F))
         nbytes = _ALIGNMENT + sum(x.nbytes + _ALIGNMENT for x in tensors)
         slots = self.outgoing.setdefault(target, [])
         slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
         if slot is None:
-            nbytes = max([nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])])  # lengths may grow on
+            nbytes = max(
+                [nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])]
+            )  # lengths may grow on
             slot = self._slot(self.rank, target, len(slots), nbytes)
             slots.append(slot)
         for view, tensor in zip(slot.views(spec), tensors, strict=True):
@@ -165,11 +201,18 @@ class SharedComm(Comm):
         """Nothing is under way once it is announced."""
 
     def _slot(self, source: int, target: int, number: int, nbytes: int) -> _Slot:
-        """A slot, in memory that its source makes, and that has no name once its target has mapped it, too."""
-        path, new = self.pipes.folder / f"{self.key}-{source}-{target}-{number}", source == self.rank
+        """A slot, in memory that its source makes, and that has no name once its target has mapped
+        it, too.
+        """
+        path, new = (
+            self.pipes.folder / f"{self.key}-{source}-{target}-{number}",
+            source == self.rank,
+        )
         with open(path, "x+b" if new else "r+b") as file:
             if new:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # no room is an error now, and no crash later
+                os.posix_fallocate(
+                    file.fileno(), 0, nbytes
+                )  # no room is an error now, and no crash later
             else:
                 os.unlink(path)
             memory = mmap.mmap(file.fileno(), nbytes)
@@ -196,4 +239,7 @@ def producer(action: Action) -> int:
 
 
 def _show(spec: Spec) -> str:
-    return " and ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in spec) or "no tensor"
+    return (
+        " and ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in spec)
+        or "no tensor"
+    )

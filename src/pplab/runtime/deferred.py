@@ -1,11 +1,13 @@
-"""Weight gradients put off: Linears whose backward gives the input's gradient now and leaves the weight's for later.
+"""Weight gradients put off: Linears whose backward gives the input's gradient now and leaves the
+weight's for later.
 
-A Linear needs its input and its output's gradient for the weight's gradient, and nothing else: both are kept until
-then. What is no Linear (norms, embeddings, weights used in another way) can't be put off: it gets its gradients with
-the input's. In a transformer that takes next to no time.
+A Linear needs its input and its output's gradient for the weight's gradient, and nothing else: both
+are kept until then. What is no Linear (norms, embeddings, weights used in another way) can't be put
+off: it gets its gradients with the input's. In a transformer that takes next to no time.
 
-In mixed precision autograd's own Linear keeps a copy of its weight in the lower precision with every forward. These
-Linears keep the weight itself and cast it again in the backward: what a microbatch holds is the same in both.
+In mixed precision autograd's own Linear keeps a copy of its weight in the lower precision with
+every forward. These Linears keep the weight itself and cast it again in the backward: what a
+microbatch holds is the same in both.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 
 class Deferred:
-    """The Linears of a module, whose backward leaves in `pending` what their weights' gradients need.
+    """The Linears of a module, whose backward leaves in `pending` what their weights' gradients
+    need.
 
     Where `pending` is None, the backward computes the weights' gradients at once.
     """
@@ -34,14 +37,18 @@ class Deferred:
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
-                layer.forward = partial(self._forward, weakref.ref(layer))  # no cycle: weights go when the stage does
+                layer.forward = partial(
+                    self._forward, weakref.ref(layer)
+                )  # no cycle: weights go when the stage does
             elif any(p.requires_grad for p in layer.parameters(recurse=False)):
                 self.unsplit.add(type(layer).__name__)
 
     def _forward(self, of: weakref.ref[nn.Linear], x: Tensor) -> Tensor:
         layer = of()
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # keep what the product needs, as autograd does
+            x = x.to(
+                torch.get_autocast_dtype(x.device.type)
+            )  # keep what the product needs, as autograd does
         return SplitLinear.apply(x, layer.weight, layer.bias, layer, self)
 
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
@@ -54,10 +61,14 @@ class Deferred:
 
 
 class SplitLinear(torch.autograd.Function):
-    """A Linear, (..., C_in) to (..., C_out), whose backward computes the input's gradient and hands the rest over."""
+    """A Linear, (..., C_in) to (..., C_out), whose backward computes the input's gradient and hands
+    the rest over.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred) -> Tensor:
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.deferred = layer, deferred
         return functional.linear(x, weight, bias)

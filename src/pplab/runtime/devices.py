@@ -1,4 +1,6 @@
-"""Where ranks run: on which devices, how tensors cross, how a rank joins the others, and what that can't show."""
+"""Where ranks run: on which devices, how tensors cross, how a rank joins the others, and what that
+can't show.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +22,63 @@ _PIPE_BYTES = 2**20
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
-def choose_transport(num_ranks: int, device: str, transport: str, one_host: bool = True) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or NCCL."""
+def choose_transport(
+    num_ranks: int, device: str, transport: str, one_host: bool = True
+) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or
+    NCCL.
+    """
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
     by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
     if transport == "shared" and by_host != "shared":
-        raise ValueError('transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"')
+        raise ValueError(
+            'transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"'
+        )
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
         raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
         how = 'use "auto", by which ranks share what there is'
-        raise ValueError(f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}')
+        raise ValueError(
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}'
+        )
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
-    if transport == "nccl" and (blocking := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("", "0"):
+    if transport == "nccl" and (blocking := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) not in (
+        "",
+        "0",
+    ):
         why = "makes every host wait for its GPU at every call, and over NCCL hosts that wait hang most schedules"
-        raise ValueError(f'CUDA_LAUNCH_BLOCKING={blocking} {why}: unset it, or use transport="{by_host}"')
+        raise ValueError(
+            f'CUDA_LAUNCH_BLOCKING={blocking} {why}: unset it, or use transport="{by_host}"'
+        )
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
 def usable_gpus(device: str) -> tuple[int, str]:
-    """How many GPUs ranks can compute on, and why it is none where there are some. It may start CUDA."""
+    """How many GPUs ranks can compute on, and why it is none where there are some. It may start
+    CUDA.
+    """
     if device != "cpu" and torch.accelerator.is_available():
         from .gpu import cuda
 
         return cuda.device_count(), ""
-    if device == "cpu" or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if (
+        device == "cpu"
+        or not _DRIVER.exists()
+        or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    ):
         return 0, ""
     built = torch.version.cuda and f"CUDA {torch.version.cuda}"
     why = f"torch {torch.__version__}, built for {built or 'the CPU alone'}, can't use the GPU that is there"
-    return 0, f"{why} with driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs"
+    return (
+        0,
+        f"{why} with driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs",
+    )
 
 
 def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
@@ -63,26 +87,40 @@ def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
     shared = f"{cores} cores, so they wait for a core as well as for each other"
     if devices[0] != "cpu":
         cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
-    valid = "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
+    valid = (
+        "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
+    )
     found = [f"{num_ranks} ranks share {shared}: {valid}"] if num_ranks > cores else []
-    return found if not (trouble := usable_gpus(device)[1]) else [*found, f"ranks are on the CPU: {trouble}"]
+    return (
+        found
+        if not (trouble := usable_gpus(device)[1])
+        else [*found, f"ranks are on the CPU: {trouble}"]
+    )
 
 
 class Pipes:
-    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both ends are open."""
+    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both
+    ends are open.
+    """
 
     def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
         self.rank, self.folder, self.barrier = rank, folder, barrier
         self.ends: dict[tuple[int, int], int] = {}
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Open the pipes of these (source, target) pairs. All ranks must call, with the same pairs."""
+        """Open the pipes of these (source, target) pairs. All ranks must call, with the same
+        pairs.
+        """
         new = [pair for pair in pairs if pair not in self.ends]
-        self.ends.update(dict.fromkeys(new, -1))  # also those of others, so that every rank finds the same ones new
+        self.ends.update(
+            dict.fromkeys(new, -1)
+        )  # also those of others, so that every rank finds the same ones new
         for source, target in new:
             if target == self.rank:
                 os.mkfifo(path := self._path(source, target))
-                self.ends[source, target] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # before there is a writer
+                self.ends[source, target] = os.open(
+                    path, os.O_RDONLY | os.O_NONBLOCK
+                )  # before there is a writer
                 os.set_blocking(self.ends[source, target], True)
         self.barrier()
         for source, target in new:
@@ -99,25 +137,40 @@ class Pipes:
 
 
 def join(
-    context: RankContext, threads: int, port: int, folder: str, environment: Mapping[str, str], place: Place
+    context: RankContext,
+    threads: int,
+    port: int,
+    folder: str,
+    environment: Mapping[str, str],
+    place: Place,
 ) -> RankContext:
-    """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and lends a `folder` for
-    what its ranks share. `environment` is set before CUDA starts."""
+    """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and
+    lends a `folder` for what its ranks share. `environment` is set before CUDA starts.
+    """
     os.environ.update(environment)
     torch.set_num_threads(threads)
     if sys.platform == "linux":  # a pool's ranks are all on this host
         named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         known = [name for _, name in socket.if_nameindex()]
         if not set(named.split(",")) <= set(known):
-            raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it")
+            raise ValueError(
+                f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it"
+            )
     if context.device.type == "cuda":
         from .gpu import ENVIRONMENT, take
 
         os.environ.update(ENVIRONMENT if context.transport == "nccl" else {})
         take(context.device)
-    context.store, context.place = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout), place
+    context.store, context.place = (
+        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout),
+        place,
+    )
     context.watch("joining the others", True)
-    ends = {"store": dist.PrefixStore("pplab", context.store), "rank": context.rank, "world_size": context.num_ranks}
+    ends = {
+        "store": dist.PrefixStore("pplab", context.store),
+        "rank": context.rank,
+        "world_size": context.num_ranks,
+    }
     dist.init_process_group("gloo", timeout=context.timeout, **ends)
     if context.transport == "shared":
         context.pipes = Pipes(context.rank, Path(folder), dist.barrier)

@@ -1,4 +1,6 @@
-"""The one executor: it runs whatever a lowered row says. No schedule has a training loop of its own."""
+"""The one executor: it runs whatever a lowered row says. No schedule has a training loop of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from .comm import Comm
 from .stage import Stage
 from .workload import Batch
 
-Tensors = tuple[Tensor, ...]  # what crosses a boundary between stages; each (samples of a microbatch, ...)
+Tensors = tuple[
+    Tensor, ...
+]  # what crosses a boundary between stages; each (samples of a microbatch, ...)
 
 
 @dataclass

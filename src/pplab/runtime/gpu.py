@@ -1,4 +1,6 @@
-"""The door to CUDA and NCCL, opened only where a rank computes on a GPU: tests play one behind `cuda` and `dist`."""
+"""The door to CUDA and NCCL, opened only where a rank computes on a GPU: tests play one behind
+`cuda` and `dist`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from .rank import RankContext
 
 # Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for a receive that
 # spins; with few hardware queues a stream may block another's; and rows don't keep one order over all their channels.
-ENVIRONMENT = dict(CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32", NCCL_LAUNCH_ORDER_IMPLICIT="0")
+ENVIRONMENT = dict(
+    CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32", NCCL_LAUNCH_ORDER_IMPLICIT="0"
+)
 TIES = 5  # pairs of readings that tie one clock to another
 _MOST_CTAS = 4  # of a transfer, which holds them while it waits; NCCL_MAX_CTAS overrides it
 
@@ -35,29 +39,36 @@ def release() -> None:
 
 
 def pin(owner: object, memory: torch.Tensor) -> None:
-    """Let the GPU read and write this memory itself while `owner` lives: the host would copy each message once more."""
+    """Let the GPU read and write this memory itself while `owner` lives: the host would copy each
+    message once more.
+    """
     cuda.check_error(cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     weakref.finalize(owner, cuda.cudart().cudaHostUnregister, memory.data_ptr())
 
 
 def nccl(patience: timedelta) -> dict[str, object]:
-    """How `dist.new_group` makes a group on NCCL. Its watchdog counts from when the host asked, so it gets twice the
-    time: before it ends a rank, the pool has said who holds the others up."""
+    """How `dist.new_group` makes a group on NCCL. Its watchdog counts from when the host asked, so
+    it gets twice the time: before it ends a rank, the pool has said who holds the others up.
+    """
     options = dist.ProcessGroupNCCL.Options()
     options.config.max_ctas = _MOST_CTAS
     return {"backend": "nccl", "timeout": 2 * patience, "pg_options": options}
 
 
 class CudaClock(Clock):
-    """Marks are events on the compute stream: when the device got there, not when it was asked to. They are placed on
-    the host's clock by the closest of some pairs of readings per step. The host stays at most two items ahead."""
+    """Marks are events on the compute stream: when the device got there, not when it was asked to.
+    They are placed on the host's clock by the closest of some pairs of readings per step. The host
+    stays at most two items ahead.
+    """
 
     def __init__(self, context: RankContext):
         super().__init__(context.ahead)
         self._watch = context.watch
 
     def tie(self) -> None:
-        """Tie the stream's time to the host's, too: the event happened between two readings, at best close ones."""
+        """Tie the stream's time to the host's, too: the event happened between two readings, at
+        best close ones.
+        """
         super().tie()
         cuda.synchronize()
         readings = []
@@ -69,7 +80,9 @@ class CudaClock(Clock):
         self._zero_ns, self.error_ns = (before + after) // 2, (after - before + 1) // 2
 
     def begin(self, event: str, what: object) -> None:
-        """Mark the start: of an item once the GPU has done the one two before, so that a hang is seen where it is."""
+        """Mark the start: of an item once the GPU has done the one two before, so that a hang is
+        seen where it is.
+        """
         if event == "item":
             self._reach(self._found["item"][-2:-1])
             self._watch(f"at {what}")
@@ -88,7 +101,9 @@ class CudaClock(Clock):
         return [self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6) for mark in marks]
 
     def _reach(self, items: list) -> None:
-        """Wait until the GPU has done these, and say at which it is, and whether it waits for what that needs."""
+        """Wait until the GPU has done these, and say at which it is, and whether it waits for what
+        that needs.
+        """
         for what, start, end in items:
             if not end.query():
                 self._watch(f"waits at {what}", True)

@@ -1,7 +1,9 @@
-"""A process beside every pool: it ends the ranks and removes what they share once the pool says so, or is itself gone.
+"""A process beside every pool: it ends the ranks and removes what they share once the pool says so,
+or is itself gone.
 
-Signals to the pool's group and a closed terminal don't reach it, and it ends ranks that hear nothing: stopped, or in C
-code. It starts without torch, in milliseconds: `python -I -S guard.py OWNER FOLDER TEMPORARY`.
+Signals to the pool's group and a closed terminal don't reach it, and it ends ranks that hear
+nothing: stopped, or in C code. It starts without torch, in milliseconds: `python -I -S guard.py
+OWNER FOLDER TEMPORARY`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import struct
 import sys
 from contextlib import suppress
 
-PID = struct.Struct("i")  # on the line: a rank's process number; 0: end; negative: end this one if the owner was killed
+PID = struct.Struct(
+    "i"
+)  # on the line: a rank's process number; 0: end; negative: end this one if the owner was killed
 END_S = 5.0  # a killed process takes no longer, but for one that the kernel holds
 
 
 def main(owner: int, folder: str, temporary: str) -> None:
-    """Listen on stdin, the line from the pool, until told to end or until the owner, the pool's process, has ended.
+    """Listen on stdin, the line from the pool, until told to end or until the owner, the pool's
+    process, has ended.
 
     `temporary` is a folder that the owner's multiprocessing leaves if it is killed, "" for none.
     """
@@ -30,7 +35,9 @@ def main(owner: int, folder: str, temporary: str) -> None:
     with suppress(ProcessLookupError):
         owner_handle = _handle(owner)
     while 0 not in handles and numbers != b"" and not ended:
-        ended = os.getppid() != owner  # then what is read now is all that it wrote: a fork may hold the line open
+        ended = (
+            os.getppid() != owner
+        )  # then what is read now is all that it wrote: a fork may hold the line open
         if not ended:
             select.select([0, *owner_handle], [], [], None if owner_handle else 1.0)
         numbers = None
@@ -40,12 +47,16 @@ def main(owner: int, folder: str, temporary: str) -> None:
             with suppress(ProcessLookupError):
                 handles[pid] = _handle(abs(pid)) if pid else []
     if handles.pop(0, None) is None:
-        select.select(owner_handle, [], [], 1.0)  # a process that is killed closes its files before it has ended
+        select.select(
+            owner_handle, [], [], 1.0
+        )  # a process that is killed closes its files before it has ended
     ended = os.getppid() != owner
     handles = {pid: handle for pid, handle in handles.items() if pid > 0 or ended}
     for pid, handle in handles.items():
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(*handle, signal.SIGKILL) if handle else os.kill(abs(pid), signal.SIGKILL)
+            signal.pidfd_send_signal(*handle, signal.SIGKILL) if handle else os.kill(
+                abs(pid), signal.SIGKILL
+            )
     for handle in handles.values():
         select.select(handle, [], [], END_S if handle else 0)  # nobody writes into the folder then
     shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +65,9 @@ def main(owner: int, folder: str, temporary: str) -> None:
 
 
 def _handle(pid: int) -> list[int]:
-    """What stands for a process even when its number is given to another; nothing where there is no such thing."""
+    """What stands for a process even when its number is given to another; nothing where there is no
+    such thing.
+    """
     try:
         return [os.pidfd_open(pid)]
     except ProcessLookupError:

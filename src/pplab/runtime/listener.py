@@ -1,4 +1,5 @@
-"""The one seam of a run: whoever wants to look on, or to do more than training, is told what begins and what ends.
+"""The one seam of a run: whoever wants to look on, or to do more than training, is told what begins
+and what ends.
 
 event        what                     around
 "steps"      None                     all measured steps
@@ -51,16 +52,22 @@ class Listener:
 
 
 class Extra:
-    """What a run is to do beside training: a frozen dataclass of what was asked for, in a file of its own."""
+    """What a run is to do beside training: a frozen dataclass of what was asked for, in a file of
+    its own.
+    """
 
     name: ClassVar[str]  # under which what it found stands in `Run.extras`
 
     def check(self, job: Job) -> Job:
-        """Before anything starts, in the caller's process: the job as it shall be. Raises ValueError if it can't."""
+        """Before anything starts, in the caller's process: the job as it shall be. Raises
+        ValueError if it can't.
+        """
         return job
 
     def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> AbstractContextManager:
-        """In the caller's process, until the Run is made: with the `places` of its ranks, once there are some."""
+        """In the caller's process, until the Run is made: with the `places` of its ranks, once
+        there are some.
+        """
         return nullcontext()
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
@@ -70,7 +77,9 @@ class Extra:
         """On every rank, once its stages are there."""
 
     def finish(self, job: Job, reports: Sequence[object]) -> object:
-        """Afterwards, in the caller's process: what all ranks' listeners reported becomes what the Run says."""
+        """Afterwards, in the caller's process: what all ranks' listeners reported becomes what the
+        Run says.
+        """
         return reports[0]
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
@@ -83,7 +92,9 @@ class Extra:
 
 
 class Listeners:
-    """All listeners of a rank, as the function by which the executor says what it is about to do."""
+    """All listeners of a rank, as the function by which the executor says what it is about to
+    do.
+    """
 
     nobody = nullcontext()
 
@@ -94,7 +105,9 @@ class Listeners:
                 self._of[event].append(listener)
 
     def __call__(self, event: str, what: object = None) -> AbstractContextManager:
-        """A context: who listens is told when it is entered, and in the opposite order when it is left."""
+        """A context: who listens is told when it is entered, and in the opposite order when it is
+        left.
+        """
         listeners = self._of.get(event)
         return _Around(listeners, event, what) if listeners else self.nobody
 
@@ -126,21 +139,27 @@ class _Around:
 
 @dataclass
 class StepTrace:
-    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are several."""
+    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are
+    several.
+    """
 
     actions: list[tuple[Action | Overlap, int, int]]
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
-    again: list[tuple[int, int, int]] = field(default_factory=list)  # stage, start, end of a forward run again
+    again: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # stage, start, end of a forward run again
     error_ns: int = 0  # how far off that clock these times can be
 
 
 class Clock(Listener):
-    """Records, of every step, when its items ran, when the rank waited for messages, and what else took time.
+    """Records, of every step, when its items ran, when the rank waited for messages, and what else
+    took time.
 
-    Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock, which all processes
-    of the host share. `ahead()` says by how many it is ahead of rank 0's host's, and how far off that can be.
+    Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock,
+    which all processes of the host share. `ahead()` says by how many it is ahead of rank 0's
+    host's, and how far off that can be.
     """
 
     events = frozenset(("step", "item", "receive", "again"))
@@ -153,7 +172,9 @@ class Clock(Listener):
         self._offset = (0, 0)
 
     def tie(self) -> None:
-        """Tie the clocks: before the barrier at which a step starts, because it takes ranks different times."""
+        """Tie the clocks: before the barrier at which a step starts, because it takes ranks
+        different times.
+        """
         if self.ahead is not None:
             self._offset = self.ahead()
 
@@ -182,7 +203,9 @@ class Clock(Listener):
         yield
         self.add(label, start, self.mark())
 
-    def add(self, what: Action | Overlap | str, start: object, end: object, event: str = "receive") -> None:
+    def add(
+        self, what: Action | Overlap | str, start: object, end: object, event: str = "receive"
+    ) -> None:
         """Record something from mark to mark: beside the rank's row, or an "item" of it."""
         self._found[event].append((what, start, end))
 
@@ -192,5 +215,12 @@ class Clock(Listener):
         ahead, error = self._offset
         first, last, *rest = (each - ahead for each in times)
         spans = iter(zip(rest[::2], rest[1::2], strict=True))
-        read = {event: [(what, *next(spans)) for what, _, _ in each] for event, each in self._found.items()}
-        self.traces.append(StepTrace(read["item"], read["receive"], first, last, read["again"], self.error_ns + error))
+        read = {
+            event: [(what, *next(spans)) for what, _, _ in each]
+            for event, each in self._found.items()
+        }
+        self.traces.append(
+            StepTrace(
+                read["item"], read["receive"], first, last, read["again"], self.error_ns + error
+            )
+        )

@@ -1,4 +1,6 @@
-"""What a run may be asked for, and the job that becomes of it: everything that can be checked before ranks start is."""
+"""What a run may be asked for, and the job that becomes of it: everything that can be checked
+before ranks start is.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,38 @@ def option(default: object, says: str) -> object:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a file of its own."""
+    """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a
+    file of its own.
+    """
 
     steps: int = option(3, "measured steps")
     warmup: int = option(1, "steps before them, which change no weight")
-    check_gradients: bool = option(False, "compare the first step's gradients with those of one process")
-    optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer] | None = option(
-        None,
-        "makes an optimizer of (name, weight) pairs (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
+    check_gradients: bool = option(
+        False, "compare the first step's gradients with those of one process"
     )
-    autocast: torch.dtype | None = option(None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it")
+    optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer] | None = (
+        option(
+            None,
+            "makes an optimizer of (name, weight) pairs (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
+        )
+    )
+    autocast: torch.dtype | None = option(
+        None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it"
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
             if type(value := getattr(self, name)) is not int or value < least:
                 vars(self)[name] = positive_int(name, value, least)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}")
+            raise ValueError(
+                f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"
+            )
         if self.optimizer is not None and not callable(self.optimizer):
             how = f"must be a function that makes one on each rank, got a {type(self.optimizer).__name__}"
-            raise ValueError(f"optimizer {how}: give functools.partial(torch.optim.SGD, lr=0.1), say")
+            raise ValueError(
+                f"optimizer {how}: give functools.partial(torch.optim.SGD, lr=0.1), say"
+            )
 
     @classmethod
     def of(cls, **options: object) -> Options:
@@ -73,7 +87,11 @@ class Job:
 
 
 def make_job(
-    schedule: Schedule, workload: Workload, num_ranks: int, extras: Sequence[Extra] = (), **options: object
+    schedule: Schedule,
+    workload: Workload,
+    num_ranks: int,
+    extras: Sequence[Extra] = (),
+    **options: object,
 ) -> Job:
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
     from .training import train
@@ -86,7 +104,9 @@ def make_job(
     validate(schedule)
     if schedule.num_ranks != num_ranks:
         remedy = f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
-        raise ValueError(f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: {remedy}")
+        raise ValueError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: {remedy}"
+        )
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))

@@ -37,14 +37,16 @@ STILL_S = 1.0  # when nothing has moved for so long, we look why
 class Pool:
     """`num_ranks` processes that run schedules on the models you give them.
 
-    `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the GPUs there are.
-    `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl" (one GPU per rank). `threads` per
-    rank default to a fair share of the cores. A rank that makes no progress for `timeout_s` seconds ends the run with
-    an error. `beside` runs for as long as the ranks are up, such as `pplab.lab.Mps()` for ranks that share a GPU, whose
-    public methods say what it is asked to do.
+    `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the
+    GPUs there are. `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl"
+    (one GPU per rank). `threads` per rank default to a fair share of the cores. A rank that makes
+    no progress for `timeout_s` seconds ends the run with an error. `beside` runs for as long as the
+    ranks are up, such as `pplab.lab.Mps()` for ranks that share a GPU, whose public methods say
+    what it is asked to do.
 
-    The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a `with` block, or the
-    end of the program. Whatever goes wrong in one of them ends them all and raises RankError. Threads take turns.
+    The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a
+    `with` block, or the end of the program. Whatever goes wrong in one of them ends them all and
+    raises RankError. Threads take turns.
     """
 
     def __init__(
@@ -60,8 +62,14 @@ class Pool:
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = positive_int("threads", max(1, cores // self.num_ranks) if threads is None else threads)
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        self.threads = positive_int(
+            "threads", max(1, cores // self.num_ranks) if threads is None else threads
+        )
         self.notes = tuple(notes(self.devices, cores, device))
         if beside is not None:
             beside.check(self.devices)
@@ -73,13 +81,17 @@ class Pool:
         self._ranks: Ranks | None = None
         self._turn = threading.RLock()  # of the threads that use this pool
 
-    def train(self, schedule: Schedule, workload: Workload, *extras: Extra, **options: object) -> Run:
+    def train(
+        self, schedule: Schedule, workload: Workload, *extras: Extra, **options: object
+    ) -> Run:
         """Run measured steps of `workload` under `schedule`, after some that change no weight.
 
-        `options` are the fields of `pplab.runtime.Options`, such as `steps=5`, `check_gradients=True` or
-        `optimizer=...`. `extras` are what else the run does: `lab.Meter()`, `lab.Pace(costs)`, `lab.Recompute([0])`,
-        `lab.Clip(1.0)`, `lab.Profile("folder")`, `lab.Save("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
-        Each call starts from the workload's own weights; `lab.Resume(run)` goes on from a run that saved.
+        `options` are the fields of `pplab.runtime.Options`, such as `steps=5`,
+        `check_gradients=True` or `optimizer=...`. `extras` are what else the run does:
+        `lab.Meter()`, `lab.Pace(costs)`, `lab.Recompute([0])`, `lab.Clip(1.0)`,
+        `lab.Profile("folder")`, `lab.Save("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
+        Each call starts from the workload's own weights; `lab.Resume(run)` goes on from a run that
+        saved.
 
         Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
         """
@@ -96,15 +108,20 @@ class Pool:
             return make_run(job, reports, gradients, self.devices, self.transport, self.notes)
 
     def run(self, function: Callable, *arguments: object) -> list:
-        """Call `function(context, *arguments)` on every rank; returns their results in the order of ranks.
+        """Call `function(context, *arguments)` on every rank; returns their results in the order of
+        ranks.
 
         The function must be importable in another process.
         """
         job = pack((function, arguments))
         with self._turn:
             try:
-                if (ranks := self._ranks) is not None and (ranks.closed or ranks.owner != os.getpid()):
-                    self.close(grace_s=0)  # what closed it was interrupted; or they are those of a process that forked
+                if (ranks := self._ranks) is not None and (
+                    ranks.closed or ranks.owner != os.getpid()
+                ):
+                    self.close(
+                        grace_s=0
+                    )  # what closed it was interrupted; or they are those of a process that forked
                 return collect(self._ranks or self._start(), self.timeout_s, job)
             except BaseException:
                 self.close(grace_s=0)
@@ -121,7 +138,9 @@ class Pool:
         return self._ranks
 
     def close(self, *, grace_s: float = 2.0) -> None:
-        """End the ranks, and a run in another thread: ask them, and after `grace_s` seconds kill those still there."""
+        """End the ranks, and a run in another thread: ask them, and after `grace_s` seconds kill
+        those still there.
+        """
         if (ranks := self._ranks) is not None:
             ranks.closed = True
             with self._turn:
@@ -151,7 +170,9 @@ class Pool:
 
 
 def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
-    """Every rank's answer, to `job` if there is one; RankError once one fails, dies, is stopped, or none moves."""
+    """Every rank's answer, to `job` if there is one; RankError once one fails, dies, is stopped, or
+    none moves.
+    """
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
     for mail in ranks.mails if job is not None else ():
@@ -167,8 +188,13 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
                 ended.add(rank)
             if answer is not None or rank in ended:  # what it sent before it ended still counts
                 answers[rank] = GONE if answer is None else unpack(answer)
-        wrong = ranks.closed or any(answer is GONE or isinstance(answer, Failure) for answer in answers.values())
-        now, counts = time.monotonic(), [*ranks.board.counts(), *(mail.moved for mail in ranks.mails)]
+        wrong = ranks.closed or any(
+            answer is GONE or isinstance(answer, Failure) for answer in answers.values()
+        )
+        now, counts = (
+            time.monotonic(),
+            [*ranks.board.counts(), *(mail.moved for mail in ranks.mails)],
+        )
         if counts != moved:
             moved, moved_at, stillness = counts, now, stillness if wrong else None
         if wrong or now - moved_at > STILL_S:
@@ -178,10 +204,15 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
 
 
 def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
-    """Sleep until there is something to do for one of these ranks; returns those that have ended."""
+    """Sleep until there is something to do for one of these ranks; returns those that have
+    ended.
+    """
     poll = select.poll()
     for rank in pending:
-        poll.register(ranks.mails[rank].pipe, select.POLLIN | (select.POLLOUT if ranks.mails[rank].unsent else 0))
+        poll.register(
+            ranks.mails[rank].pipe,
+            select.POLLIN | (select.POLLOUT if ranks.mails[rank].unsent else 0),
+        )
         poll.register(ranks.processes[rank].sentinel, select.POLLIN)
     ready = dict(poll.poll(POLL_S * 1000))
     return {rank for rank in pending if ranks.processes[rank].sentinel in ready}
@@ -195,7 +226,9 @@ def make_run(
     transport: str,
     notes: Sequence[str],
 ) -> Run:
-    """Put the ranks' reports together. `devices` and `transport` are theirs; `notes` say what no run can show there."""
+    """Put the ranks' reports together. `devices` and `transport` are theirs; `notes` say what no
+    run can show there.
+    """
     if job.engine_name == "torch" and transport == "shared":
         transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
@@ -203,17 +236,32 @@ def make_run(
         notes = extra.notes(devices, notes)
     notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
     if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
-        notes.append(f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off")
+        notes.append(
+            f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off"
+        )
     if again := {stage for trace in traces for stage, _, _ in trace.again}:
-        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}")
-    if (clock_error_ms := max(trace.error_ns for trace in traces) / 1e6) > 0.1:  # which is worth a note
+        notes.append(
+            f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}"
+        )
+    if (
+        clock_error_ms := max(trace.error_ns for trace in traces) / 1e6
+    ) > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions(), clock_error_ms)
-    first_loss, *losses = map(sum, zip(*((each.first_loss, *each.losses) for each in reports), strict=True))
-    if wrong := [step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)]:
+    first_loss, *losses = map(
+        sum, zip(*((each.first_loss, *each.losses) for each in reports), strict=True)
+    )
+    if wrong := [
+        step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)
+    ]:
         where = f"in {len(wrong)} of {len(losses)} steps, first in step {wrong[0]}"
-        notes.append(f"the loss is NaN or infinite {where}: lower the learning rate, or look at data and weights")
-    found = [(e.name, e.finish(job, [report.extras[i] for report in reports])) for i, e in enumerate(job.extras)]
+        notes.append(
+            f"the loss is NaN or infinite {where}: lower the learning rate, or look at data and weights"
+        )
+    found = [
+        (e.name, e.finish(job, [report.extras[i] for report in reports]))
+        for i, e in enumerate(job.extras)
+    ]
     extras = {name: each for name, each in found if each is not None}
     return Run(job, machine, tuple(notes), tuple(losses), first_loss, steps, gradients, extras)
 

@@ -37,7 +37,13 @@ from .rank import Board, Mail, RankContext, rank_main
 if TYPE_CHECKING:
     from .pool import Pool
 
-_SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")  # what ranks take from the environment of now
+_SAID = (
+    "CUDA_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH",
+    "PYTORCH_",
+)  # what ranks take from the environment of now
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
 _PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
 
@@ -46,7 +52,9 @@ os.register_at_fork(after_in_child=multiprocess._children.clear)
 
 
 class Ranks:
-    """Running processes and all that the system lends them. `end` gives everything back, the last thing first."""
+    """Running processes and all that the system lends them. `end` gives everything back, the last
+    thing first.
+    """
 
     def __init__(self) -> None:
         self.closed = False
@@ -56,21 +64,29 @@ class Ranks:
         self._lent = ExitStack()
         self.owner = os.getpid()
         roomy = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free >= 2**28
-        shared = "/dev/shm" if roomy else tempfile.gettempdir()  # docker's has 64 MiB: a message of a GPU may not fit
+        shared = (
+            "/dev/shm" if roomy else tempfile.gettempdir()
+        )  # docker's has 64 MiB: a message of a GPU may not fit
         self.folder = Path(shared, f"pplab-{self.owner}-{secrets.token_hex(8)}")
         self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner, self.folder)
 
     def start(self, pool: Pool, start_method: str) -> None:
-        """Start the processes. RankError when that takes too long, or when the system lacks what they need."""
+        """Start the processes. RankError when that takes too long, or when the system lacks what
+        they need.
+        """
         here = multiprocess.current_process()
         if getattr(here, "_inheriting", False) and here.name.startswith("pplab rank"):
-            os._exit(UNGUARDED)  # a rank that imports the script: the pool's process says what is wrong with it
+            os._exit(
+                UNGUARDED
+            )  # a rank that imports the script: the pool's process says what is wrong with it
         if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
             del sys.modules["__main__"].__file__  # ranks would look for a file of that name
         try:
             self._start(pool, start_method)
         except (OSError, dist.DistError) as error:
-            raise RankError(None, None, f"the ranks could not start: {error}{remedy(str(error))}") from error
+            raise RankError(
+                None, None, f"the ranks could not start: {error}{remedy(str(error))}"
+            ) from error
 
     def _start(self, pool: Pool, start_method: str) -> None:
         context, lent, folder = mp.get_context(start_method), self._lent, self.folder
@@ -95,15 +111,29 @@ class Ranks:
             self.mails.append(Mail(lent.enter_context(near), at_once=True))
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
-            place = RankContext(rank, pool.num_ranks, torch.device(device), pool.transport, patience)
+            place = RankContext(
+                rank, pool.num_ranks, torch.device(device), pool.transport, patience
+            )
             joining = partial(join, place, pool.threads, stores[0].port, str(folder), environment)
-            about = {"target": rank_main, "args": (rank, joining, far, self.board, log), "daemon": True}
+            about = {
+                "target": rank_main,
+                "args": (rank, joining, far, self.board, log),
+                "daemon": True,
+            }
             made.append(context.Process(name=f"pplab rank {rank}", **about))
         self._launch(made, theirs, line, pool.timeout_s)
 
-    def _launch(self, made: list[mp.Process], theirs: list[Connection], line: socket.socket, timeout_s: float) -> None:
-        """Start the processes in a thread, which no interrupt stops between a rank's start and the guard's knowing of
-        it. A fork server that stands still is killed: the next pool has a new one."""
+    def _launch(
+        self,
+        made: list[mp.Process],
+        theirs: list[Connection],
+        line: socket.socket,
+        timeout_s: float,
+    ) -> None:
+        """Start the processes in a thread, which no interrupt stops between a rank's start and the
+        guard's knowing of it. A fork server that stands still is killed: the next pool has a new
+        one.
+        """
         failed: list[Exception] = []
 
         def start() -> None:
@@ -125,13 +155,23 @@ class Ranks:
         while thread.is_alive():
             thread.join(0.1)
             server, took = forkserver._forkserver._forkserver_pid, time.monotonic() - began
-            if took > max(timeout_s, _IMPORT_S) or (took > STOPPED_S and server and state(server) == "T"):
+            if took > max(timeout_s, _IMPORT_S) or (
+                took > STOPPED_S and server and state(server) == "T"
+            ):
                 with suppress(OSError, TypeError):
                     os.kill(server, signal.SIGKILL)
-                    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # then the next pool sees that it needs one
-                raise OSError(f"the fork server did nothing for {took:.0f} s and was killed: try again")
+                    os.waitid(
+                        os.P_PID, server, os.WEXITED | os.WNOWAIT
+                    )  # then the next pool sees that it needs one
+                raise OSError(
+                    f"the fork server did nothing for {took:.0f} s and was killed: try again"
+                )
         for error in failed:
-            raise OSError("the fork server has ended: try again") if type(error) is EOFError else error
+            raise (
+                OSError("the fork server has ended: try again")
+                if type(error) is EOFError
+                else error
+            )
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
@@ -151,11 +191,15 @@ class Ranks:
 def _give_back(lent: ExitStack, owner: int, folder: Path) -> None:
     if os.getpid() == owner:  # a fork of the owner's has only borrowed it
         lent.close()
-        shutil.rmtree(folder, ignore_errors=True)  # again, if it is called again: an interrupt undoes nothing
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # again, if it is called again: an interrupt undoes nothing
 
 
 def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
-    """Start a guard; returns the line to it. The folder is locked for as long as the pool or the guard lives."""
+    """Start a guard; returns the line to it. The folder is locked for as long as the pool or the
+    guard lives.
+    """
     lock = os.open(folder, os.O_RDONLY)
     lent.callback(os.close, lock)
     with suppress(OSError):  # where a file system knows no locks, nothing is swept
@@ -169,14 +213,22 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
         try:
             with far:
                 process = subprocess.Popen(
-                    command, stdin=far, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True, pass_fds=[lock]
+                    command,
+                    stdin=far,
+                    stdout=nothing,
+                    stderr=nothing,
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=[lock],
                 )
             made.set_result(process)
             process.wait()  # no zombie, whatever interrupts the end
         except Exception as error:
             made.set_exception(error)
 
-    threading.Thread(target=keep, daemon=True).start()  # which no interrupt stops between the start and the wait
+    threading.Thread(
+        target=keep, daemon=True
+    ).start()  # which no interrupt stops between the start and the wait
     made.result()
     lent.callback(_dismiss, line, made)
     return line
@@ -204,25 +256,38 @@ def _kill(processes: Sequence[mp.Process]) -> None:
 
 
 def _sweep(shared: Path) -> None:
-    """Remove what pools have left whose process and guard were killed: it is ours, unlocked, and its owner is gone."""
+    """Remove what pools have left whose process and guard were killed: it is ours, unlocked, and
+    its owner is gone.
+    """
     for folder in shared.glob("pplab-*-*"):
         with suppress(OSError, ValueError):
             end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(end).st_uid == os.geteuid() and state(int(folder.name.split("-")[1])) == "Z":
+                if (
+                    os.fstat(end).st_uid == os.geteuid()
+                    and state(int(folder.name.split("-")[1])) == "Z"
+                ):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(end)
 
 
 def local_store(patience: timedelta) -> dist.TCPStore:
-    """Where ranks find each other: a port that only this host reaches (torch by itself would listen to all)."""
+    """Where ranks find each other: a port that only this host reaches (torch by itself would listen
+    to all).
+    """
     listener = socket.create_server(("127.0.0.1", 0))
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:  # sends nothing, and knows whether there is a way
+    with socket.socket(
+        type=socket.SOCK_DGRAM
+    ) as probe:  # sends nothing, and knows whether there is a way
         try:
             probe.connect(listener.getsockname())
         except OSError as error:
-            raise OSError(f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)") from None
+            raise OSError(
+                f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)"
+            ) from None
     options = {"is_master": True, "wait_for_workers": False, "use_libuv": True}
-    return dist.TCPStore(*listener.getsockname(), timeout=patience, master_listen_fd=listener.detach(), **options)
+    return dist.TCPStore(
+        *listener.getsockname(), timeout=patience, master_listen_fd=listener.detach(), **options
+    )

@@ -1,4 +1,6 @@
-"""One rank: what it has of the world, its process, and the board and the messages that it shares with the pool."""
+"""One rank: what it has of the world, its process, and the board and the messages that it shares
+with the pool.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,16 @@ _PIECE_BYTES = 2**18  # of a message, at most at once
 
 
 class Place(ctypes.Structure):
-    """What a rank is doing, and what it and the caller's process tell each other about its measured steps."""
+    """What a rank is doing, and what it and the caller's process tell each other about its measured
+    steps.
+    """
 
     _fields_ = (
-        *(("phase", ctypes.c_char * _PHASE_BYTES), ("waits", ctypes.c_bool), ("changes", ctypes.c_int64)),
+        *(
+            ("phase", ctypes.c_char * _PHASE_BYTES),
+            ("waits", ctypes.c_bool),
+            ("changes", ctypes.c_int64),
+        ),
         *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("seconds", ctypes.c_double)),
         *(("units", ctypes.c_int64), ("stop", ctypes.c_bool)),
     )
@@ -59,10 +67,13 @@ class RankContext:
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
-    ahead: Callable[[], tuple[int, int]] | None = None  # of rank 0's clock, where ranks may be on several hosts
+    ahead: Callable[[], tuple[int, int]] | None = (
+        None  # of rank 0's clock, where ranks may be on several hosts
+    )
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The process group of some ranks for one purpose. Kept for later runs: it has threads, sockets, GPU memory.
+        """The process group of some ranks for one purpose. Kept for later runs: it has threads,
+        sockets, GPU memory.
 
         All ranks must call, also those that aren't in it, and in one order.
         """
@@ -96,7 +107,9 @@ class Board:
     def __init__(self, path: Path, num_ranks: int):
         self.path, kind = path, Place * num_ranks
         with open(path, "a+b") as file:
-            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(kind))  # no room is an error now, and no crash later
+            os.posix_fallocate(
+                file.fileno(), 0, ctypes.sizeof(kind)
+            )  # no room is an error now, and no crash later
             self.places = kind.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(kind)))
 
     def __reduce__(self) -> tuple:
@@ -113,8 +126,9 @@ class Board:
 
 
 class Mail:
-    """An end of the pipe between the pool and a rank. The rank's waits; the pool's, `at_once`, sends and takes what
-    goes without waiting, so that a rank that stands still can't hold it up."""
+    """An end of the pipe between the pool and a rank. The rank's waits; the pool's, `at_once`,
+    sends and takes what goes without waiting, so that a rank that stands still can't hold it up.
+    """
 
     def __init__(self, pipe: Connection, at_once: bool = False):
         os.set_blocking(pipe.fileno(), not at_once)
@@ -122,12 +136,16 @@ class Mail:
         self._come, self._due, self._in_size = io.BytesIO(), _SIZE.size, True
 
     def post(self, message: bytes = b"") -> None:
-        """Send, or begin to. An empty message, if none is given, says that there will be no other."""
+        """Send, or begin to. An empty message, if none is given, says that there will be no
+        other.
+        """
         self.unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
         self.push()
 
     def push(self) -> None:
-        """Send what goes of what is unsent; nothing when the other side is gone, which `receive` finds."""
+        """Send what goes of what is unsent; nothing when the other side is gone, which `receive`
+        finds.
+        """
         try:
             while self.unsent:
                 sent = os.write(self.pipe.fileno(), self.unsent[0])
@@ -141,7 +159,9 @@ class Mail:
             self.unsent.clear()
 
     def receive(self) -> bytes | None:
-        """A message, or None while a part of it hasn't come. EOFError or OSError when the other side is gone."""
+        """A message, or None while a part of it hasn't come. EOFError or OSError when the other
+        side is gone.
+        """
         with suppress(BlockingIOError):
             while True:
                 while self._due:
@@ -150,16 +170,26 @@ class Mail:
                         raise EOFError
                     self._come.write(piece)
                     self.moved, self._due = self.moved + len(piece), self._due - len(piece)
-                whole, self._come, self._in_size = self._come.getvalue(), io.BytesIO(), not self._in_size
+                whole, self._come, self._in_size = (
+                    self._come.getvalue(),
+                    io.BytesIO(),
+                    not self._in_size,
+                )
                 self._due = _SIZE.size if self._in_size else _SIZE.unpack(whole)[0]
                 if self._in_size:
                     return whole
         return None
 
 
-def rank_main(rank: int, join: Callable[[Place], RankContext], jobs: Connection, board: Board, log: Connection) -> None:
-    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank prints."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to handle: it ends its ranks
+def rank_main(
+    rank: int, join: Callable[[Place], RankContext], jobs: Connection, board: Board, log: Connection
+) -> None:
+    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank
+    prints.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # an interrupt is the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
     place, mail, watch = board.places[rank], Mail(jobs), board.places[rank].put
@@ -193,7 +223,9 @@ def rank_main(rank: int, join: Callable[[Place], RankContext], jobs: Connection,
 
 
 def pack(value: object) -> bytes:
-    """Pickle by value: nothing is shared that would have to be cleaned up. ValueError for what can't be pickled."""
+    """Pickle by value: nothing is shared that would have to be cleaned up. ValueError for what
+    can't be pickled.
+    """
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -204,7 +236,9 @@ def pack(value: object) -> bytes:
 
 
 def unpack(payload: bytes) -> object:
-    """The value that `pack` packed. Raises TypeError for something that only the pool's process can import."""
+    """The value that `pack` packed. Raises TypeError for something that only the pool's process can
+    import.
+    """
     try:
         return torch.load(io.BytesIO(payload), "cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:

@@ -1,7 +1,8 @@
 """Weights that are kept in several places: every place needs the sum of their gradients.
 
-A stage is kept on a rank of every replica, and on two ranks of a bidirectional schedule. A tied weight is kept in
-several stages. Both are buckets: parameters of this rank, and the ranks that have them, too.
+A stage is kept on a rank of every replica, and on two ranks of a bidirectional schedule. A tied
+weight is kept in several stages. Both are buckets: parameters of this rank, and the ranks that have
+them, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Bucket:
-    """Parameters whose gradients are added up together. Each parameter is a list: its places on this rank."""
+    """Parameters whose gradients are added up together. Each parameter is a list: its places on
+    this rank.
+    """
 
     parameters: list[list[nn.Parameter]]
     group: dist.ProcessGroup | None  # None where this rank alone has them
@@ -34,37 +37,54 @@ class _Bucket:
 
 
 class Reducer(Listener):
-    """This rank's buckets, added up once the rank has run its row. None are there where a weight has one place.
+    """This rank's buckets, added up once the rank has run its row. None are there where a weight
+    has one place.
 
-    All ranks must make theirs, and all add up buckets in the same order: otherwise two could wait for each other.
+    All ranks must make theirs, and all add up buckets in the same order: otherwise two could wait
+    for each other.
     """
 
     events = frozenset(("row",))
 
     def __init__(self, rank: Rank, tied: Mapping[str, Places]):
         self.rank, self.schedule, self.wire = rank, rank.job.schedule, rank.context.wire
-        own = {s: {n: p for n, p in m.named_parameters() if p not in rank.apart} for s, m in rank.modules.items()}
+        own = {
+            s: {n: p for n, p in m.named_parameters() if p not in rank.apart}
+            for s, m in rank.modules.items()
+        }
         shared = {place for places in tied.values() for place in places}
         held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
         held |= {f"stage {stage}": (stage,) for stage in range(self.schedule.num_stages)}
         self.buckets: list[_Bucket] = []
         for name in self.order(held):
             stages_of = self.schedule.stages_of
-            ranks = [r for r in range(self.schedule.num_ranks) if not set(held[name]).isdisjoint(stages_of(r))]
-            group = rank.context.group("copies", ranks) if len(ranks) > 1 else None  # all ranks ask, in one order
+            ranks = [
+                r
+                for r in range(self.schedule.num_ranks)
+                if not set(held[name]).isdisjoint(stages_of(r))
+            ]
+            group = (
+                rank.context.group("copies", ranks) if len(ranks) > 1 else None
+            )  # all ranks ask, in one order
             if rank.context.rank not in ranks:
                 continue
             if name in tied:
                 found = [[own[stage][local] for stage, local in tied[name] if stage in own]]
             else:
                 (stage,) = held[name]
-                found = [[p] for local, p in own[stage].items() if p.requires_grad and (stage, local) not in shared]
+                found = [
+                    [p]
+                    for local, p in own[stage].items()
+                    if p.requires_grad and (stage, local) not in shared
+                ]
             if found and (len(ranks) > 1 or len(found[0]) > 1):
                 self.buckets.append(_Bucket(found, group, own.keys() & held[name]))
         for bucket in self.buckets:  # NCCL connects at first use, which would be in the first step
             if bucket.group is not None and self.wire.type == "cuda":
                 dist.all_reduce(torch.zeros(1, device=self.wire), group=bucket.group)
-        self.label = f"gradients of {'all' if tied or len(self.schedule.replicas) > 1 else 'both'} copies"
+        self.label = (
+            f"gradients of {'all' if tied or len(self.schedule.replicas) > 1 else 'both'} copies"
+        )
 
     def order(self, held: Mapping[str, Sequence[int]]) -> list[str]:
         """The buckets' names in one order for all ranks, from the stages of each."""

@@ -1,10 +1,12 @@
 """One stage of the model on its rank, and the handshake at its boundary.
 
-Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that wants a gradient; its
-backward starts from the gradient that the next stage sent, and leaves the gradient to send back in that leaf.
+Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that
+wants a gradient; its backward starts from the gradient that the next stage sent, and leaves the
+gradient to send back in that leaf.
 
-In mixed precision by bfloat16, float32 crosses in it, both ways, and is float32 again in the leaf, and where autograd
-takes up the gradient. By float16 it crosses as it is: small gradients, which nobody scales here, would be lost.
+In mixed precision by bfloat16, float32 crosses in it, both ways, and is float32 again in the leaf,
+and where autograd takes up the gradient. By float16 it crosses as it is: small gradients, which
+nobody scales here, would be lost.
 """
 
 from __future__ import annotations
@@ -23,20 +25,25 @@ from .workload import Batch, as_tuple
 
 @dataclass
 class _Held:
-    """What a forward leaves for its backward. The output itself isn't among it: only its place in the graph is."""
+    """What a forward leaves for its backward. The output itself isn't among it: only its place in
+    the graph is.
+    """
 
     leaves: tuple[Tensor, ...]
     roots: tuple[GradientEdge, ...]
-    differentiable: tuple[bool, ...]  # of the floating-point outputs, which ones a gradient flows into
+    differentiable: tuple[
+        bool, ...
+    ]  # of the floating-point outputs, which ones a gradient flows into
     counted: object = None  # what `hold` gave for the leaves
 
 
 class Stage:
-    """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts its gradient from
-    the microbatch's of `shares`: what its loss counts for in the batch's.
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts
+    its gradient from the microbatch's of `shares`: what its loss counts for in the batch's.
 
-    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute in. Who counts what is
-    kept sets `hold`: what it returns for a tensor lives as long as the tensor is kept.
+    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute
+    in. Who counts what is kept sets `hold`: what it returns for a tensor lives as long as the
+    tensor is kept.
     """
 
     def __init__(
@@ -49,41 +56,60 @@ class Stage:
         split: bool = False,
         autocast: torch.dtype | None = None,
     ):
-        self.module, self.index, self.loss, self.shares, self.autocast = module, index, loss, shares, autocast
+        self.module, self.index, self.loss, self.shares, self.autocast = (
+            module,
+            index,
+            loss,
+            shares,
+            autocast,
+        )
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.held: dict[int, _Held] = {}
         self.split, self.deferred = split, Deferred(module) if split or autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
         self.hold: Callable[[Tensor], object] | None = None
-        self.around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
+        self.around: Callable[[str, object], AbstractContextManager] = lambda event, what: (
+            nullcontext()
+        )
 
-    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+    def forward(
+        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
         """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
 
-        `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T, C); the first stage
-        takes the batch's inputs instead. The last stage computes the loss and returns nothing.
+        `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T,
+        C); the first stage takes the batch's inputs instead. The last stage computes the loss and
+        returns nothing.
         """
         received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
         leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
         outputs = self.run(leaves, batch)
         if self.is_last:
             self.losses[microbatch] = outputs[0].detach()
-        counted = self.hold and [self.hold(x) for x in leaves]  # received, and held as long as this is
+        counted = self.hold and [
+            self.hold(x) for x in leaves
+        ]  # received, and held as long as this is
         self.held[microbatch] = _Held(leaves, *roots_of(outputs), counted)
-        return () if self.is_last else self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
+        return (
+            ()
+            if self.is_last
+            else self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
+        )
 
     def run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """The module's outputs, or its loss."""
         with autocast(batch.target.device, self.autocast):
-            outputs = as_tuple(self.module(*(batch.inputs if self.is_first else leaves), **batch.context))
+            outputs = as_tuple(
+                self.module(*(batch.inputs if self.is_first else leaves), **batch.context)
+            )
             return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
 
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Accumulate the gradients of the weights; returns those of what was received.
 
-        One gradient for every floating-point tensor that crosses, of its shape. `gradients` are those of the stage's
-        outputs; the last stage starts from its loss instead.
+        One gradient for every floating-point tensor that crosses, of its shape. `gradients` are
+        those of the stage's outputs; the last stage starts from its loss instead.
         """
         held, share = self.held.pop(microbatch), self.shares[microbatch] if self.is_last else 1
         if held.roots and share:  # a loss that counts for nothing may be no number
@@ -91,15 +117,25 @@ class Stage:
                 gradients = (torch.full_like(self.losses[microbatch], share),)
             flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
             torch.autograd.backward(held.roots, flowing)
-        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in held.leaves if x.requires_grad]
+        found = [
+            torch.zeros_like(x) if x.grad is None else x.grad
+            for x in held.leaves
+            if x.requires_grad
+        ]
         return self.recast(found, torch.float32, torch.bfloat16)
 
-    def recast(self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype) -> tuple[Tensor, ...]:
+    def recast(
+        self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype
+    ) -> tuple[Tensor, ...]:
         """What crosses the boundary, in another dtype where that is one of these."""
-        return tuple(x.to(new) if x.dtype is old and self.autocast is torch.bfloat16 else x for x in tensors)
+        return tuple(
+            x.to(new) if x.dtype is old and self.autocast is torch.bfloat16 else x for x in tensors
+        )
 
     def backward_input(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """`backward` without the gradients of Linears' weights, which `backward_weight` adds later."""
+        """`backward` without the gradients of Linears' weights, which `backward_weight` adds
+        later.
+        """
         self.due[microbatch] = self.deferred.pending = []
         self.deferred.hold = self.hold
         try:

@@ -1,4 +1,6 @@
-"""What a pipeline trains: stages of a model, batches and a loss. The runtime asks for no more than this."""
+"""What a pipeline trains: stages of a model, batches and a loss. The runtime asks for no more than
+this.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name the
 class Batch:
     """What the ranks see of a batch. Every tensor's first dimension is the batch's.
 
-    `inputs` go to the first stage, `context` (an attention mask, say) to every stage as keywords, `target` to the loss.
+    `inputs` go to the first stage, `context` (an attention mask, say) to every stage as keywords,
+    `target` to the loss.
     """
 
     inputs: tuple[Tensor, ...]
@@ -28,7 +31,9 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
-        """Cut the batch into equal microbatches, as a subclass needn't do; ValueError when it doesn't divide."""
+        """Cut the batch into equal microbatches, as a subclass needn't do; ValueError when it
+        doesn't divide.
+        """
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
@@ -41,7 +46,12 @@ class Batch:
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with every tensor changed."""
         context = {name: change(x) for name, x in self.context.items()}
-        return replace(self, inputs=tuple(map(change, self.inputs)), target=change(self.target), context=context)
+        return replace(
+            self,
+            inputs=tuple(map(change, self.inputs)),
+            target=change(self.target),
+            context=context,
+        )
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -49,36 +59,52 @@ class Batch:
         return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
 
     def digest(self) -> int:
-        """A number that tells batches apart, by all bits of the elements: some thousand of a large tensor."""
+        """A number that tells batches apart, by all bits of the elements: some thousand of a large
+        tensor.
+        """
         found = 0
         for x in self.tensors:
             some = x.detach().reshape(-1)[:: x.numel() // 4096 | 1].cpu().contiguous()
-            found = crc32(some.view(torch.uint8).numpy(), crc32(f"{x.dtype} {x.shape}".encode(), found))
+            found = crc32(
+                some.view(torch.uint8).numpy(), crc32(f"{x.dtype} {x.shape}".encode(), found)
+            )
         return found
 
 
 class Workload(ABC):
-    """A model, its data and its loss, described so that every rank can make its own part: what you inherit from.
+    """A model, its data and its loss, described so that every rank can make its own part: what you
+    inherit from.
 
-    All ranks see the same batches, and a parameter has the same value and name whatever the number of stages. Must be
-    picklable. `build_stage`, `build_whole`, `batch` and `loss` are yours to write, with a `name` and a `batch_size`.
+    All ranks see the same batches, and a parameter has the same value and name whatever the number
+    of stages. Must be picklable. `build_stage`, `build_whole`, `batch` and `loss` are yours to
+    write, with a `name` and a `batch_size`.
     """
 
     name: str
     batch_size: int
-    notes: tuple[str, ...] = ()  # what a reader of the results should know: where the data and the weights came from
+    notes: tuple[
+        str, ...
+    ] = ()  # what a reader of the results should know: where the data and the weights came from
     num_layers: int | None = None  # None where the model isn't made of layers that can be counted
     reduction: str = "mean"  # what the loss does with its samples, or "sum"
-    overlap: Callable | None = None  # given an overlap's halves, functions without arguments: returns both results
+    overlap: Callable | None = (
+        None  # given an overlap's halves, functions without arguments: returns both results
+    )
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer layers."""
+        """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer
+        layers.
+        """
         if self.num_layers is not None and num_stages > self.num_layers:
-            raise ValueError(f"{self.num_layers} layers make at most {self.num_layers} stages, not {num_stages}")
+            raise ValueError(
+                f"{self.num_layers} layers make at most {self.num_layers} stages, not {num_stages}"
+            )
 
     @abstractmethod
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """The module of one stage: called with the first stage's inputs or the previous stage's outputs."""
+        """The module of one stage: called with the first stage's inputs or the previous stage's
+        outputs.
+        """
 
     @abstractmethod
     def build_whole(self) -> nn.Module:
@@ -93,54 +119,93 @@ class Workload(ABC):
         """The mean loss over the samples of `output`; their sum where `reduction` is "sum"."""
 
     def tied(self, num_stages: int) -> Mapping[str, Places]:
-        """Weights that several of `num_stages` stages keep: (stage, name there), by the name in the whole."""
+        """Weights that several of `num_stages` stages keep: (stage, name there), by the name in the
+        whole.
+        """
         return {}
 
     def weight(self, batch: Batch) -> float:
-        """What a microbatch's mean loss counts for among those of its batch: samples; where the loss is a mean over
-        tokens, return how many of `batch.target` it takes."""
+        """What a microbatch's mean loss counts for among those of its batch: samples; where the
+        loss is a mean over tokens, return how many of `batch.target` it takes.
+        """
         return len(batch.target)
 
 
 def check_workload(given: object) -> None:
-    """Raise ValueError unless it is a Workload, and nothing else has the name of something that a run calls."""
+    """Raise ValueError unless it is a Workload, and nothing else has the name of something that a
+    run calls.
+    """
     kind = type(given).__name__
     if not isinstance(given, Workload):
-        how = "pplab.lab.models.Modules makes one of it" if isinstance(given, nn.Module) else "inherit that class"
-        raise ValueError(f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}")
+        how = (
+            "pplab.lab.models.Modules makes one of it"
+            if isinstance(given, nn.Module)
+            else "inherit that class"
+        )
+        raise ValueError(
+            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}"
+        )
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):
-            raise ValueError(f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it")
+            raise ValueError(
+                f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it"
+            )
     if not isinstance(getattr(given, "name", None), str) or given.reduction not in ("mean", "sum"):
-        raise ValueError(f'{kind} needs a name in words, a batch_size, and a reduction that is "mean" or "sum"')
+        raise ValueError(
+            f'{kind} needs a name in words, a batch_size, and a reduction that is "mean" or "sum"'
+        )
 
 
-def names_in_whole(workload: Workload, modules: Mapping[int, nn.Module], num_stages: int) -> dict[nn.Parameter, str]:
-    """The name in the whole model of every parameter of these stages. ValueError for a tied weight that isn't there."""
-    own = {(stage, name): p for stage, module in modules.items() for name, p in module.named_parameters()}
-    also = {tuple(place): name for name, places in workload.tied(num_stages).items() for place in places}
+def names_in_whole(
+    workload: Workload, modules: Mapping[int, nn.Module], num_stages: int
+) -> dict[nn.Parameter, str]:
+    """The name in the whole model of every parameter of these stages. ValueError for a tied weight
+    that isn't there.
+    """
+    own = {
+        (stage, name): p
+        for stage, module in modules.items()
+        for name, p in module.named_parameters()
+    }
+    also = {
+        tuple(place): name for name, places in workload.tied(num_stages).items() for place in places
+    }
     for stage, name in also.keys() - own.keys():
         if stage in modules or stage not in range(num_stages):
             known = shown([each for at, each in own if at == stage])
-            raise ValueError(f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters {known}")
+            raise ValueError(
+                f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters {known}"
+            )
     return {p: also.get(place, place[1]) for place, p in own.items()}
 
 
 def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float]:
-    """What the microbatches' losses count for in that of the batch: their weights' shares of a mean, all of a sum."""
+    """What the microbatches' losses count for in that of the batch: their weights' shares of a
+    mean, all of a sum.
+    """
     if workload.reduction == "sum":
         return [1] * len(microbatches)
     weights = [float(workload.weight(each)) for each in microbatches]
     if not (min(weights) >= 0 and 0 < sum(weights) < inf):
-        raise ValueError(f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}")
+        raise ValueError(
+            f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}"
+        )
     return [weight / sum(weights) for weight in weights]
 
 
 def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A stage's output as a tuple of tensors; TypeError for anything else."""
-    items = (output,) if isinstance(output, Tensor) else tuple(output) if isinstance(output, (tuple, list)) else ()
+    items = (
+        (output,)
+        if isinstance(output, Tensor)
+        else tuple(output)
+        if isinstance(output, (tuple, list))
+        else ()
+    )
     if not items or not all(isinstance(x, Tensor) for x in items):
-        raise TypeError(f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}")
+        raise TypeError(
+            f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}"
+        )
     return items
 
 
@@ -151,4 +216,6 @@ def check_divides(batch_size: int, num_microbatches: int) -> None:
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
-        raise ValueError(f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: {remedy}")
+        raise ValueError(
+            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: {remedy}"
+        )
