@@ -200,7 +200,6 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --warmup -1", "warmup must be"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
-        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --share mbs", "did you mean mps"),
         (
             "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --replicas 0",
@@ -380,11 +379,11 @@ def test_it_runs_as_a_module_and_reads_standard_input():
 def test_all_flags_of_extras_reach_the_run(tmp_path, capsys):
     out, saved = tmp_path / "run.json", tmp_path / "run.safetensors"
     command = "train --schedule 1F1B --ranks 1 --microbatches 2 --steps 1 --batch-size 4 --source sample --device cpu"
-    first = f"{command} --clip-norm 0.5 --bf16 --recompute --reduction drain --save {saved} --json {out}"
+    first = f"{command} --clip-norm 0.5 --bf16 --recompute --save {saved} --json {out}"
     assert main(first.split()) == 0
     assert "gradient norm" in capsys.readouterr().out
     data = json.loads(out.read_text())
-    assert data["precision"] == "bfloat16" and data["reduction"] == "drain" and data["recomputed_of"] != [0]
+    assert data["precision"] == "bfloat16" and data["recomputed_of"] != [0]
     assert len(data["gradient_norms"]) == 1 and data["where"]["unit"] == "ms" and data["engine"] == "pplab"
     then = f"{command} --resume {saved} --engine torch --learning-rate 0.01 --share turns --json"
     assert main(then.split()) == 0

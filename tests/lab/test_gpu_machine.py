@@ -91,9 +91,8 @@ def test_sums_come_in_the_reducers_order(monkeypatch):
         reducer = Reducer(
             SimpleNamespace(job=SimpleNamespace(schedule=schedule), context=context, modules=modules, apart=()), {}
         )
-        reducer.begin("row", None)
-        while reducer.started < len(reducer.buckets):
-            reducer.start()
+        for bucket in reducer.buckets:
+            reducer.start(bucket)
         assert found == [of.ranks for what, of in calls if what == "start"] != []
         found.clear()
 

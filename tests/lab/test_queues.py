@@ -7,7 +7,6 @@ import pytest
 import pplab as pp
 from conftest import random_costs, random_schedule
 from pplab import lab
-from pplab.course import figures
 from pplab.lab.queues import QUEUES, compute_of, parse_lowered
 from pplab.lab.torch_rows import lower_by_torch
 
@@ -65,12 +64,3 @@ def test_rows_are_read_from_text():
     )
     with pytest.raises(ValueError, match="unknown queue 'stream'"):
         lab.simulate_lowered(parse_lowered("0F0,0B0"), queue="stream")
-
-
-def test_the_drawing_says_what_stands_longest():
-
-    s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-    column = lab.message_chart([pp.simulate(s), lab.simulate_lowered(lower_by_torch(s), name="queued")])
-    said = figures.alternative_text(column[0].figure)
-    assert "makespan 57" in said and said.endswith("112 messages, of which the longest stands for 4")
-    assert figures.figure_html(column[0].figure).count("<svg") == 1

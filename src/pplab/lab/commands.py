@@ -35,7 +35,6 @@ EXTRAS = [
     "pplab.lab.profiling:Profile",
     "pplab.lab.torch_engine:TorchEngine",
     "pplab.lab.recompute:Recompute",
-    "pplab.lab.reduction:Drain",
     "pplab.lab.mps:Mps",
 ]
 
