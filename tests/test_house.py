@@ -129,7 +129,7 @@ def test_nobody_reaches_into_a_room():
 
 
 MOST_SMALL, MOST = 38_000, 198_900
-TOO_LARGE = "{} tokens in {}, and the fence is at {}: move what single chapters need to a room of lab, or delete what nobody uses"
+TOO_LARGE = "{} tokens in {}, more than {}: move what single chapters need to a room of lab, or delete what nobody uses"
 
 
 def test_an_f_string_is_one_token(tmp_path):

@@ -33,12 +33,12 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
-from pplab.lab.forms import explorer
+from pplab.lab.forms import SCRIPTS, STATIC
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
-    "explorer": tuple(f"explorer/{name}" for name in explorer.SCRIPTS),
+    "explorer": tuple(f"explorer/{name}" for name in SCRIPTS),
     "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
     "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/stamp_view.js"),
 }
@@ -271,7 +271,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
 
 def take_files(app, config) -> None:
     """Take the explorer's files from the package: there is one copy of them, which `lab.explore` uses, too."""
-    config.html_static_path.append(str(explorer.STATIC.parent))
+    config.html_static_path.append(str(STATIC.parent))
 
 
 def setup(app) -> None:

@@ -1,5 +1,5 @@
-"""PyTorch's own pipelining beside pplab's: its engine under our ranks, its rows and queues read and run, a reference without a
-pipeline.
+"""PyTorch's own pipelining beside pplab's: its engine under our ranks, its rows and queues read and run, a reference
+without a pipeline.
 
 Chapter 2 and the pages on PyTorch and on GPUs use it. Here alone private names of torch are used.
 """
@@ -9,7 +9,7 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "versus": "HEADINGS Versus versus",
+        "comparing": "HEADINGS Versus versus",
         "torch_engine": "CLASSES TorchEngine",
         "torch_rows": "lower_by_torch refusals take_steps train_lowered",
         "whole_model": "InMicrobatches Reference reference",

@@ -1,5 +1,5 @@
-"""Schedules, timelines and results in other forms: tables, charts, JSON, torch's CSV, Perfetto's traces, the explorer in a
-file, recordings.
+"""Schedules, timelines and results in other forms: tables, charts, JSON, torch's CSV, Perfetto's traces, the explorer
+in a file, recordings.
 
 All chapters use the tables and charts. What is read is checked first, and text of strangers is made printable.
 """
@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = lazily(
         "balance_sheet": "Table num_messages table",
         "charts": "bars block_chart ranks stacked waterfall",
         "csv_form": "read_csv to_csv unknown_to_torch",
-        "explorer": "Exploration STATIC TOLD explore in_script",
+        "explorer": "Exploration SCRIPTS STATIC TOLD explore in_script",
         "gpu_results": "first_look",
         "json_form": "reading run_to_dict timeline_from_dict timeline_to_dict",
         "memory": "held_over_time memory_chart",

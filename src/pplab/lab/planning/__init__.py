@@ -12,7 +12,10 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "case": "Case Entry LLAMA_3_8B Ledger",
         "expert_layers": "ExpertLayers",
-        "formulas": "bubble_fraction bubble_ratio floor_makespan formulas free_tokens message_time one_f_one_b_peak_in_flight",
+        "formulas": (
+            "bubble_fraction bubble_ratio floor_makespan formulas free_bandwidth free_tokens message_time "
+            "one_f_one_b_peak_in_flight sharded_step"
+        ),
         "fsdp": "fsdp_row",
         "layout": "Layout Machine Plan best dp_degree layouts plan",
         "partitioning": "partition",
