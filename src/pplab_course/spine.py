@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from pplab import palette
+from pplab import lab, palette  # noqa: F401 (with lab, eager 1F1B is known)
 from pplab.actions import B, F
 from pplab.builders import build
 from pplab.costs import Costs
 from pplab.errors import unknown
-from pplab.lab.schedules import more_schedules  # noqa: F401 (eager 1F1B)
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
 

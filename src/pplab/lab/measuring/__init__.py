@@ -16,7 +16,7 @@ __all__, __getattr__, __dir__ = lazily(
         "one_gpu": "OneGpuPool SWITCH",
         "prediction": "Prediction check predict",
         "probe": "all_reduce_times fit_link measure_link message_times multiply_times",
-        "profiles": "profiles",
+        "profiles": "profile_table profiles",
         "profiling": "Profile",
     },
 )
