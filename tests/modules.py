@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from pplab.lab.csv_form import to_csv
 from torch import Tensor, nn
 
 from pplab import lab
-from pplab.lab.csv_form import to_csv
 from pplab.lab.models import Modules
 from pplab.lowering import LoweredRow
 from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
@@ -55,7 +55,7 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
 
 def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
     """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
-    from pplab.lab.meter import SavedBytes  # of which plain runs know nothing
+    from pplab.lab.extras.meter import SavedBytes  # of which plain runs know nothing
 
     meter, build = SavedBytes([]), workload.build_whole
 
