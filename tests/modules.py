@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from pplab.lab.csv_form import to_csv
 from torch import Tensor, nn
 
 from pplab import lab
@@ -170,7 +169,7 @@ class LoweredByUs(lab.TorchEngine):
 
 
 def _train_lowered(context: rank.RankContext, job: Job, rows: tuple[LoweredRow, ...]) -> RankReport:
-    from pplab.lab import torch_engine
+    from pplab.lab.against_torch import torch_engine
 
     torch_engine.load_rows = partial(_load_lowered, rows)  # of this rank's process
     return torch_engine.train_torch(context, job)
@@ -181,7 +180,7 @@ def _load_lowered(rows: tuple[LoweredRow, ...], runner: object, schedule: Schedu
     ends = [[f"{stage}REDUCE_GRAD" for stage in schedule.stages_of(r)] for r in range(schedule.num_ranks)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.csv")
-        path.write_text(to_csv([[*row, *end] for row, end in zip(rows, ends, strict=True)]))
+        path.write_text(lab.to_csv([[*row, *end] for row, end in zip(rows, ends, strict=True)]))
         runner._load_csv(str(path), format="compute_comms")
 
 
