@@ -15,7 +15,7 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.meter import SavedBytes
-from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, most_that_fits, on_card, parameters
+from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, on_card, parameters
 from pplab.runtime import Pool, RankError
 from pplab.runtime.stage import autocast
 
@@ -76,6 +76,7 @@ def test_the_peak_of_a_run_is_within_what_is_said(pools, name, dtype):
 @pytest.mark.parametrize("card", [24, 80, 141])
 def test_what_is_chosen_for_a_card_fits_and_twice_that_does_not(num_gpus, card):
     """Every part of every schedule that `make gpu` runs, by the sizes that it runs."""
+    from gpu_runs import most_that_fits
     from gpu_setting import SIZES, for_machine
 
     size = for_machine(SIZES["full"], num_gpus)
@@ -94,6 +95,8 @@ def test_what_is_chosen_for_a_card_fits_and_twice_that_does_not(num_gpus, card):
 
 
 def test_little_shared_memory_and_a_card_that_is_too_small_are_heeded():
+    from gpu_runs import most_that_fits
+
     config = models.GPTConfig(num_layers=12, width=768, num_heads=12, context=512)
     ask = {"batch_size": 32, "card_bytes": 80e9, "num_gpus": 1}
     n, needs = most_that_fits(schedules((2, 4)), config, **ask)
