@@ -31,7 +31,7 @@ _ROOMS = {
         "v_block v_half v_half_block v_min v_min_block with_all_to_all zb_v_block"
     ),
     "searches": (
-        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optima optimum "
+        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optimum "
         "search zb_1p zb_2p"
     ),
     "shell": "train_here",
