@@ -133,9 +133,7 @@ _LOOK = {
 }
 
 
-def frontier_chart(
-    frontier: Frontier, ax: Axes | None = None, *, most: float | None = None, slowest: float | None = None
-) -> Axes:
+def frontier_chart(frontier: Frontier, *, most: float | None = None, slowest: float | None = None) -> Axes:
     """Draw time against what the fullest rank holds.
 
     A line says, for a placement, how short the best order is that was found in so much memory. It is marked where that
@@ -144,8 +142,7 @@ def frontier_chart(
     `most`: how much memory the axis reaches; `slowest`: how much time. What lies beyond is left out.
     """
     plt = bring("matplotlib.pyplot")
-    if ax is None:
-        ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")[1]
+    ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")[1]
     best = min(point.time for point in frontier.points)
     slowest = slowest or 1.8 * best
     shown = [p for p in frontier.points if p.time <= slowest and (most is None or (p.limit or p.held) <= most)]
