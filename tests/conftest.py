@@ -34,6 +34,7 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 gc.disable()  # until all is collected
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # what tests import from there
 
 
 SHARED = pytest.StashKey[str]()  # the folder that the processes of this run share

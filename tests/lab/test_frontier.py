@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from frontier import optima, plainly
+from frontier_settings import SETTINGS
 
 from pplab import lab
 from pplab.lab import Frontier, Point
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-from frontier import optima, plainly  # noqa: E402
-from frontier_settings import SETTINGS  # noqa: E402
-
 FRONTIERS = lab.frontiers(ROOT / "results")
 
 

@@ -10,12 +10,12 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
 
+import gpu_tables
 import pytest
 import torch
 
 from conftest import on_fake_gpus
 from pplab.lab import Case, results
-from pplab.lab.forms.result_tables import SHAPES
 from pplab.runtime import gpu
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def numbers_aside(text: str) -> str:
 def test_without_a_recording_pages_say_so(pages, tmp_path):
     (tmp_path / "attacks.json").write_text((ROOT / "results" / "attacks.json").read_text())  # of no GPU
     assert results.said(tmp_path) == NONE and results.first_look(tmp_path) is None
-    assert not results.tables(tmp_path)
+    assert not gpu_tables.tables(tmp_path)
     said = pages.sentences(tmp_path, ROOT / "notebooks")
     assert said["measured_on_gpus"] == NONE
     assert said["healthy_run"].startswith(
@@ -90,8 +90,8 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
 @pytest.mark.slow
 def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     folder = recorded[0]
-    made = results.tables(folder)
-    lacks = {shape.name for shape in SHAPES if shape.of_gpus} - set(made)
+    made = gpu_tables.tables(folder)
+    lacks = {shape.name for shape in gpu_tables.SHAPES if shape.of_gpus} - set(made)
     assert lacks == {"assumptions", "tests"} and all(made.values())
     (machine,), (link,), (batch,) = made["machines"], made["links"], made["batch"]
     assert machine[2] == "580.65.06" and torch.__version__ in machine[3]
@@ -105,7 +105,7 @@ def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
         assert re.fullmatch(r"\d+\.\d \(\d+\.\d\)", row[5]) and re.fullmatch(r"0\.\d{3} \(0\.\d{3}\)", row[6])
         assert row[-2] == "-" and re.fullmatch(r"1\d\d0", row[-1])  # of one step none can say
     for row in made["where"]:
-        shares = re.findall(r"[\w ]+ (\d+\.\d)%", row[-1])
+        shares = re.findall(r"[\w ]+ (-?\d+\.\d)%", row[-1])
         assert len(shares) > 1 and sum(map(float, shares)) == pytest.approx(100, abs=1)
     assert {row[1] for row in made["clocks"]} == {"smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs"}
     assert all(re.fullmatch(r"1\d\d0( to 1\d\d0)?", row[3]) and row[4] in ("312", "313") for row in made["clocks"])
@@ -138,7 +138,7 @@ def test_tables_say_what_went_wrong(monkeypatch, tmp_path):
         "tests": [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "failed"}],
     }
     write(tmp_path, parts)
-    made = results.tables(tmp_path)
+    made = gpu_tables.tables(tmp_path)
     ((_, what, expected, found, agrees, measured, by),) = made["assumptions"]
     assert (what, expected, found, agrees, by) == ("cudaMalloc waits", "yes", "NO", "NO", "a guide")
     assert measured == "host_ms 102, errors_ms 0.2"
@@ -169,12 +169,12 @@ def write(folder: Path, parts: dict[str, list]) -> None:
 
 def test_a_long_table_is_folded_and_several_gpus_are_counted(tmp_path):
     row = {"num_ranks": 3, "sharing": "mps", "schedule": "1F1B", "ended": True, "said": "", "seconds": 1.0}
-    write(tmp_path, {"nccl": [row] * results.LONG})
+    write(tmp_path, {"nccl": [row] * gpu_tables.LONG})
     assert results.said(tmp_path) == "Measured on GPUs so far: 2 x NVIDIA H100, 2026-12-01."
-    assert "<details>" not in results.tables(tmp_path)["nccl"]._repr_html_()
-    write(tmp_path, {"nccl": [row] * (results.LONG + 1)})
+    assert "<details>" not in gpu_tables.tables(tmp_path)["nccl"]._repr_html_()
+    write(tmp_path, {"nccl": [row] * (gpu_tables.LONG + 1)})
     assert (
-        results.tables(tmp_path)["nccl"]
+        gpu_tables.tables(tmp_path)["nccl"]
         ._repr_html_()
         .startswith("<details><summary>Ranks on one GPU that send by NCCL")
     )

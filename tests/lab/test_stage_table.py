@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_tables
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -64,7 +65,7 @@ def test_make_bench_records_what_cores_do(bench, tmp_path, monkeypatch, capsys):
         assert row["makespan_ms"] >= row["predicted_makespan_ms"] > own["predicted_makespan_ms"] > 0
         assert own["makespan_ms"] > own["predicted_makespan_ms"] * 0.99 and 0 < own["bubble_fraction"] < 1
     assert {row["schedule"] for row in recording.rows("cores")} == set(names)
-    shown = results.tables(tmp_path)
+    shown = gpu_tables.tables(tmp_path)
     lengths = {"durations": 1, "stages": 2, "copies": 3, "offload": 1, "predicted": 3, "cores": 5, "not run": 3}
     assert {name: len(table) for name, table in shown.items()} == lengths
 
@@ -157,7 +158,7 @@ def test_what_launches_pace_counts_for_no_assumption(tmp_path):
     more = {name: dict.fromkeys("FBIW", 1.0) for name in ("ms", "flops", "tflops")} | {"layers": 2, "rounds": 3}
     part = {"name": "stages", "state": "done", "seconds": 0, "rows": [{**row, **more} for row in rows]}
     results.write(tmp_path / "a.json", [part], device="A", command="", versions={})
-    ((_, *cells),) = results.tables(tmp_path)["durations"]
+    ((_, *cells),) = gpu_tables.tables(tmp_path)["durations"]
     assert cells == ["768", "bf16", "1.90 to 2.10", *["1.00 to 1.00"] * 3, "1,024 tokens"]
     assert statistics.mean(row["ratios"]["B/F"][1] for row in rows[1:]) == 2.0
 

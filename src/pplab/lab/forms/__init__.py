@@ -17,7 +17,7 @@ __all__, __getattr__, __dir__ = lazily(
         "memory": "held_over_time memory_chart",
         "palette": "CATEGORIES LIMIT",
         "perfetto": "MICROSECONDS events_of to_perfetto write_events",
-        "results": "load results",
+        "results": "Recording load results",
         "safe_text": "printable",
     },
 )

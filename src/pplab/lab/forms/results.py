@@ -1,4 +1,4 @@
-"""Measurements that are kept in `results/`: what they must hold, and tables of them. Plain Python.
+"""Measurements that are kept in `results/`, and what they must hold. Plain Python.
 
 `make gpu` writes one file per kind of device. A file says what was measured, with which versions, when and by which
 command, and what was not run and why.
@@ -6,19 +6,15 @@ command, and what was not run and why.
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .balance_sheet import Table
 from .json_form import reading
 from .safe_text import printable_in
 
 FORM = 1  # changes when a reader of older files would misread newer ones
-LONG = 24  # rows: a longer table is folded on the page
-NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
 
 STATES = ("done", "failed", "not run")
 _FIELDS = {
@@ -88,42 +84,6 @@ class Recording:
         """The parts that failed, and how each one's first failure reads."""
         failed = [part for part in self.data["parts"] if part["state"] == "failed"]
         return [(f"{part['name']}: failed", part["error"].strip().splitlines()[0]) for part in failed]
-
-
-class Results(Table):
-    """A table of measurements, or where there are none, a sentence that says so."""
-
-    def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
-        super().__init__(tuple(row) for row in rows)
-        self.columns, self.caption = tuple(columns), caption
-
-    def __str__(self) -> str:
-        return f"{self.caption}\n{super().__str__()}".strip() if self else NONE
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        if not self:
-            return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
-        said = html.escape(self.caption)
-        if len(self) <= LONG:
-            return f"<p>{said}</p>{super()._repr_html_()}"
-        return f"<details><summary>{said} ({len(self)} rows)</summary>{super()._repr_html_()}</details>"
-
-
-class Tables(dict):
-    """Tables by name, which stand one below the other; a sentence where there is none."""
-
-    def __str__(self) -> str:
-        return "\n\n".join(map(str, self._shown()))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self._shown())
-
-    def _shown(self) -> Iterable[Results]:
-        return self.values() or (Results((), ()),)
 
 
 def find_folder() -> Path | None:
@@ -208,15 +168,6 @@ def problems(data: object) -> list[str]:
             what = "a run" if part["name"] == "runs" else f"a row of {part['name']}"
             found += _lacks(what, row, _ROW_FIELDS.get(part["name"], {}))
     return found
-
-
-def tables(folder: Path | str | None = None) -> Tables:
-    """All tables of the recordings in a folder that have something in them, by name."""
-    from .result_tables import SHAPES  # which are made of what stands here
-
-    recordings = load(folder)
-    found = {shape.name: shape.table(recordings) for shape in SHAPES}
-    return Tables({name: table for name, table in found.items() if table})
 
 
 def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:

@@ -1,19 +1,63 @@
-"""The tables of what `make gpu` and `make bench` record: all of one shape, a heading and a format for each column."""
+"""The tables of what `make gpu` and `make bench` record: all of one shape, a heading and a format for each column.
+
+python benchmarks/gpu_tables.py [FOLDER]      prints them: of the repository's results, if no folder is named
+"""
 
 from __future__ import annotations
 
+import html
 import re
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
-from .json_form import reading
-from .results import Recording, Results
+from pplab.lab.forms import Recording, Table, load, reading
+
+LONG = 24  # rows: a longer table is folded on the page
+NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
 
 Lines = Callable[[Recording], Iterable[Mapping]]
+
+
+class Results(Table):
+    """A table of measurements, or where there are none, a sentence that says so."""
+
+    def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
+        super().__init__(tuple(row) for row in rows)
+        self.columns, self.caption = tuple(columns), caption
+
+    def __str__(self) -> str:
+        return f"{self.caption}\n{super().__str__()}".strip() if self else NONE
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{NONE.replace('`', '<code>', 1).replace('`', '</code>', 1)}</p>"
+        said = html.escape(self.caption)
+        if len(self) <= LONG:
+            return f"<p>{said}</p>{super()._repr_html_()}"
+        return f"<details><summary>{said} ({len(self)} rows)</summary>{super()._repr_html_()}</details>"
+
+
+class Tables(dict):
+    """Tables by name, which stand one below the other; a sentence where there is none."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self._shown()))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self._shown())
+
+    def _shown(self) -> Iterable[Results]:
+        return self.values() or (Results((), ()),)
 
 
 class Shape(NamedTuple):
@@ -385,3 +429,14 @@ SHAPES = (
         _not_run,
     ),
 )
+
+
+def tables(folder: Path | str | None = None) -> Tables:
+    """All tables of the recordings in a folder that have something in them, by name."""
+    recordings = load(folder)
+    found = {shape.name: shape.table(recordings) for shape in SHAPES}
+    return Tables({name: table for name, table in found.items() if table})
+
+
+if __name__ == "__main__":
+    print(tables(*sys.argv[1:2]))
