@@ -1,4 +1,5 @@
-"""Chapter 7's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
+"""Checkers of the chapter on interleaved 1F1B refuse wrong answers and say what is wrong; what is right, its
+solutions show."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ WRONG = [
     (exercise.repair_slices, exercise.BROKEN, "0B0"),
     (exercise.repair_slices, builds("1F1B")(2, 4), "2 ranks, 2 stages and 3 slices"),
     (exercise.repair_slices, [row + " " for row in exercise.BROKEN[:1]], "2 ranks"),
-    (exercise.teams, CAUSES | {"B": "as hoped"}, "B: later slices take longer"),
+    (exercise.teams, CAUSES | {"B": "as hoped"}, "B: not 'as hoped'; later slices take longer"),
     (exercise.teams, CAUSES | {"A": "luck"}, "got 'luck'"),
     (exercise.teams, "overhead", "expected a dict with the keys A, B, C and D"),
     (exercise.long_sequences, {"cut": [8] * 4}, "how many slices?"),

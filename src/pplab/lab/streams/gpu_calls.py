@@ -89,12 +89,12 @@ def host_calls(schedule: Schedule, *, ahead: int = 1, experts: bool = False) -> 
     """What each rank's host asks of its GPU in one step, in order, if receives are posted `ahead` actions early.
 
     Row r is rank r's: ("compute", an item of the schedule), ("post", a receive), ("wait", the receive), ("send", a
-    send); at the end ("start", the sum of copies' gradients) and ("join", that sum). `experts`: every stage's are shared by the ranks that
-    have the stage, and an action starts and joins two all-to-alls.
+    send); at the end ("start", the sum of copies' gradients) and ("join", that sum).
+    `experts`: every stage's are shared by the ranks that have the stage, and an action starts and joins two all-to-alls.
     """
     held = [schedule.stages_of(rank) for rank in range(schedule.num_ranks)]
     holders = {s: tuple(r for r, stages in enumerate(held) if s in stages) for s in range(schedule.num_stages)}
-    sums = [Together("sum", holders[s]) for s in sorted(holders, key=lambda s: f"stage {s}")]  # `Reducer.order`
+    sums = [Together("sum", holders[s]) for s in sorted(holders, key=lambda s: f"stage {s}")]  # as `Reducer` has them
     rows = []
     for rank, row in enumerate(lower(schedule, ahead=ahead)):
         calls: list[Call] = []
