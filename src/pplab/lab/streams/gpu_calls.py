@@ -90,7 +90,7 @@ def host_calls(schedule: Schedule, *, ahead: int = 1, experts: bool = False) -> 
 
     Row r is rank r's: ("compute", an item of the schedule), ("post", a receive), ("wait", the receive), ("send", a
     send); at the end ("start", the sum of copies' gradients) and ("join", that sum).
-    `experts`: every stage's are shared by the ranks that have the stage, and an action starts and joins two all-to-alls.
+    `experts`: every stage's are shared by the ranks that have it, and an action starts and joins two all-to-alls.
     """
     held = [schedule.stages_of(rank) for rank in range(schedule.num_ranks)]
     holders = {s: tuple(r for r, stages in enumerate(held) if s in stages) for s in range(schedule.num_stages)}
