@@ -22,21 +22,13 @@ def lags_of(graph: Graph, costs: Costs) -> list[float]:
     return [0 if a == b else lag_of(a, b) if lag_of else costs.latency for a, b in ways]
 
 
-def queueing(
-    graph: Graph, costs: Costs, lags: Sequence[float], widths: Sequence[float] = (1,)
-) -> Send:
+def queueing(graph: Graph, costs: Costs, lags: Sequence[float]) -> Send:
     """What tells the simulator's loop when an entry's message arrives that leaves now.
 
     Those of one link pass one after the other, in the order of its source's row, so that no other
-    clock decides. Where microbatches are slices in turn, each of one of `widths`, their messages
-    are as large a part.
+    clock decides.
     """
-    columns, ranks, targets, link_of = (
-        graph.columns,
-        graph.columns.ranks,
-        graph.targets,
-        cache(costs.link),
-    )
+    ranks, targets, link_of = graph.columns.ranks, graph.targets, cache(costs.link)
     free: dict[tuple[int, int], float] = defaultdict(
         int
     )  # when a link has let everything pass so far
@@ -44,12 +36,9 @@ def queueing(
     def send(entry: int, now: float) -> float:
         way = ranks[entry], targets[entry]
         if way[0] != way[1]:
-            takes = costs.occupancy(
-                columns.kinds[entry], columns.stages[entry], link_of(*way).bandwidth
-            )
-            free[way] = now = (
-                max(now, free[way]) + takes * widths[columns.microbatches[entry] % len(widths)]
-            )
+            made = graph.action(entry)
+            takes = costs.occupancy(made.kind, made.stage, link_of(*way).bandwidth, made.microbatch)
+            free[way] = now = max(now, free[way]) + takes
         return now + lags[entry]
 
     return send

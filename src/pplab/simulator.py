@@ -87,7 +87,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     check_form(schedule)
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)
-    costs.check(schedule.num_stages, schedule.num_ranks)
+    costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     if not schedule.graph.whole:
         validate(schedule)
     lags, send = [0] * len(schedule.graph.slots), None
@@ -154,11 +154,15 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
 
 def durations_of(columns: Columns, costs: Costs) -> list[float]:
     """How long every id takes."""
-    kinds, stages, of_overlap = columns.kinds, columns.stages, cache(costs.of_overlap)
-    table = {
-        kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
-    }
-    durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
+    kinds, stages, whose = columns.kinds, columns.stages, columns.microbatches
+    if costs.by_microbatch:
+        durations = [*map(costs.of, kinds, stages, whose)]
+    else:
+        S, whose = range(columns.num_stages), [None] * len(kinds)
+        table = {kind: [costs.of(kind, stage) for stage in S] for kind in COMPUTE}
+        durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
+    of_overlap = cache(costs.of_overlap)
     for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
-        durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])
+        halves = stages[i], stages[second], kinds[i], kinds[second], whose[i], whose[second]
+        durations[i] = of_overlap(*halves)
     return durations[: columns.bounds[-1]]
