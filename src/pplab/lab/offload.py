@@ -59,7 +59,7 @@ class Offload:
         expect(Schedule, schedule=schedule)
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
-        costs.check(schedule.num_stages, schedule.num_ranks)
+        costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
         for name in ("out", "back", "share"):
             check_length(name, getattr(self, name), schedule.num_stages)
         validate(schedule)

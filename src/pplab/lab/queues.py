@@ -61,7 +61,7 @@ def simulate_lowered(
         raise unknown("queue", queue, QUEUES)
     costs = costs or Costs()
     schedule = compute_of(rows, name)
-    costs.check(schedule.num_stages, schedule.num_ranks)
+    costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     flow = _Flow(rows, schedule, costs, queue)
     flow.run()
     starts, ends = zip(*(flow.times[item] for row in schedule.rows for item in row), strict=True)
@@ -153,7 +153,7 @@ class _Flow:
         if link.bandwidth == inf:
             return link.latency
         made_by = F if send.kind is SEND_F else B
-        return link.latency + self.costs.occupancy(made_by, send.stage, link.bandwidth)
+        return link.latency + self.costs.occupancy(made_by, send.stage, link.bandwidth, send.microbatch)
 
     def _stuck(self) -> ScheduleError:
         said = []
