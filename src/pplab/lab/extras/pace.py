@@ -1,0 +1,146 @@
+"""Actions and messages last at least as long as they are told to: so a few cores show a schedule in real time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...actions import Action, Kind
+from ...costs import Costs
+from ...runtime import Extra, Listener
+from ...runtime.comm import producer
+from ...runtime.gpu import cuda
+from ...runtime.options import Job
+from ...runtime.training import Rank
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+@dataclass(frozen=True)
+class Pace(Extra):
+    """Stretches every action to the durations of `costs`, which need a unit of time, and delays messages as its links
+    would. On a GPU an action computes, and then lasts as long as it was told to.
+
+    Where sequences are cut, `lab.Slices` say what each slice costs: `lab.Pace(slices.costs(schedule, costs))`.
+    """
+
+    costs: Costs
+    name = "pace"
+
+    def check(self, job: Job) -> Job:
+        """ValueError for costs without a unit of time, or that don't fit the schedule."""
+        schedule = job.schedule
+        self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
+        if self.costs.unit not in _SECONDS:
+            raise ValueError(
+                f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {self.costs!r}'
+            )
+        return replace(job, how="paced")
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """Messages can be delayed only where they say when they have left; torch's runtime paces by kind and stage."""
+        if self.costs.by_microbatch and job.engine_name != "pplab":
+            raise ValueError("pace by microbatch needs pplab's engine: torch's actions last as long for all of them")
+        if self.delays and job.engine_name != "pplab":
+            raise ValueError("pace with latency or bandwidth needs pplab's engine: torch's messages can't be delayed")
+        if self.delays and transport != "shared":
+            raise ValueError(
+                f'pace with latency or bandwidth needs transport="shared", and these ranks have {transport}'
+            )
+
+    def listen(self, rank: Rank) -> Listener:
+        """Stretch this rank's actions and messages."""
+        return _Pacing(self, rank)
+
+    def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+        """What of a paced run is valid where ranks share the machine or compute on GPUs."""
+        on_cpu = devices[0] == "cpu"
+        if on_cpu and not notes:
+            return notes
+        if on_cpu:
+            return [
+                f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+                "action kept to its time; the durations say nothing about the machine"
+            ]
+        return [
+            *notes,
+            "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the "
+            "waits are the schedule's where every action kept to its time; the durations say nothing about the GPU",
+        ]
+
+    @property
+    def unit_s(self) -> float:
+        """The unit of the costs."""
+        return _SECONDS[self.costs.unit]
+
+    def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
+        """How long each kind lasts at least, per stage."""
+        return {kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)] for kind in map(Kind, "FBIW")}
+
+    @property
+    def delays(self) -> bool:
+        """Whether messages take time."""
+        latencies = (self.costs.latency, *(link.latency for link in self.costs.links.values()))
+        return any(latencies) or self.costs.has_queues
+
+
+class _Pacing(Listener):
+    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them."""
+
+    def __init__(self, pace: Pace, rank: Rank):
+        self.costs, self.unit_s, self.delays = pace.costs, pace.unit_s, pace.delays
+        self.events = frozenset(("action", "receive", "send") if self.delays else ("action", "receive"))
+        self.rank, self.device, self.comm = rank.context.rank, rank.context.device, rank.comm
+        self._begun: dict[Action, float] = {}  # the halves of an overlap may run at once
+        self._free_ns: dict[int, int] = {}  # per target: when what was sent has left the link
+
+    def begin(self, event: str, what: Action) -> None:
+        """Note when an action starts; say of a message when it will have left."""
+        if event == "action":
+            settle(self.device)
+            self._begun[what] = time.perf_counter()
+        elif event == "send":
+            target = self.comm.peer(what)
+            start = max(time.perf_counter_ns(), self._free_ns.get(target, 0))
+            bandwidth = self.costs.link(self.rank, target).bandwidth
+            passing = self.costs.occupancy(Kind.F, producer(what), bandwidth, what.microbatch)
+            self._free_ns[target] = start + round(1e9 * self.unit_s * passing)
+            self.comm.leaves_ns = self._free_ns[target]
+
+    def end(self, event: str, what: Action) -> None:
+        """Wait until an action's time is up, or a message would be there."""
+        if event == "action":
+            settle(self.device)
+            _sleep_until(self._begun.pop(what) + self.unit_s * self.costs.of_item(what))
+        elif event == "receive":
+            settle(self.device)
+            if self.delays:
+                link = self.costs.link(self.comm.peer(what), self.rank)
+                _sleep_until(self.comm.left_ns / 1e9 + self.unit_s * link.latency)
+
+
+@contextmanager
+def paced(device: torch.device, seconds: float) -> Iterator[None]:
+    """Make what runs inside last at least that long, until a GPU has done it."""
+    settle(device)
+    begun = time.perf_counter()
+    yield
+    settle(device)
+    _sleep_until(begun + seconds)
+
+
+def settle(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given to compute.
+
+    Not for all its streams: one may hold a receive that was posted early.
+    """
+    if device.type == "cuda":
+        cuda.current_stream(device).synchronize()
+
+
+def _sleep_until(moment_s: float) -> None:
+    time.sleep(max(0.0, moment_s - time.perf_counter()))
