@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral
 
-from .actions import Action, B, F, I, Kind, Overlap, W
+from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .errors import MOST, expect, number, shown
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
@@ -87,9 +87,8 @@ class Costs:
             )
         pairs = {}
         if isinstance(self.overlap, Mapping):
-            pairs = vars(self)["overlap"] = {
-                pair: number("overlap", each) for pair, each in self.overlap.items()
-            }
+            pairs = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+            vars(self)["overlap"] = pairs
         elif not isinstance(self.overlap, str):
             pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
         elif self.overlap not in ("sum", "max"):
@@ -102,10 +101,8 @@ class Costs:
         for pair, link in self.links.items():
             ranks = pair if isinstance(pair, tuple) and len(pair) == 2 else ("no pair",)
             if not (isinstance(link, Link) and all(isinstance(rank, Integral) for rank in ranks)):
-                given = shown({pair: link})
-                raise ValueError(
-                    f"links must map (source rank, target rank) to a pplab.Link: {given}"
-                )
+                expected = "links must map (source rank, target rank) to a pplab.Link"
+                raise ValueError(f"{expected}: {shown({pair: link})}")
 
     @property
     def by_microbatch(self) -> bool:
@@ -115,42 +112,33 @@ class Costs:
 
     def of(self, kind: Kind, stage: int, microbatch: int | None = None) -> float:
         """How long `kind` takes on `stage`. ValueError without a microbatch, where they differ."""
-        return self._work(kind, stage, microbatch) + of_stage(self.overhead, stage)
-
-    def _work(self, kind: Kind, *where: int | None) -> float:
-        """How long an action takes, its overhead aside."""
-        if kind == F or kind == W:
-            return of_stage(self.forward if kind == F else self.backward_weight, *where)
-        again = of_stage(self.recompute, *where)
-        if kind == B and self.backward is not None:
-            return of_stage(self.backward, *where) + again
-        inputs = of_stage(self.backward_input, *where)
-        return (inputs if kind == I else inputs + of_stage(self.backward_weight, *where)) + again
+        return self.of_item(Action(stage, kind, microbatch))
 
     def of_overlap(
-        self,
-        first_stage: int,
-        second_stage: int,
-        first: Kind = F,
-        second: Kind = B,
-        *microbatches: int | None,
+        self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
     ) -> float:
         """How long two actions take at once: unless their kinds are said, a forward and a full
         backward.
         """
-        stages = first_stage, second_stage
-        alone = [*map(self._work, (first, second), stages, microbatches or (None, None))]
-        on_stages = frozenset((f"{first_stage}{first}", f"{second_stage}{second}"))
-        plain = max(alone) if self.overlap == "max" else sum(alone)
-        both = self._pairs.get(on_stages, self._pairs.get(frozenset((first, second)), plain))
-        return both + max(of_stage(self.overhead, stage) for stage in stages)
+        halves = Action(first_stage, first, None), Action(second_stage, second, None)
+        return self.of_item(Overlap(*halves))
 
     def of_item(self, item: Action | Overlap) -> float:
         """How long an item of a row takes."""
-        if type(item) is not Overlap:
-            return self.of(item.kind, item.stage, item.microbatch)
-        stages, kinds, microbatches = zip(*item, strict=True)
-        return self.of_overlap(*stages, *kinds, *microbatches)
+        halves = parts(item)
+        alone = [self._work(*half) for half in halves]
+        takes = max(alone) if self.overlap == "max" else sum(alone)
+        if len(halves) > 1:
+            kinds = self._pairs.get(frozenset(half.kind for half in halves), takes)
+            takes = self._pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
+        return takes + max(of_stage(self.overhead, half.stage) for half in halves)
+
+    def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
+        """How long an action takes alone, its overhead aside."""
+        names = _WORK[kind]
+        if kind == B and self.backward is not None:
+            names = ("backward", "recompute")
+        return sum(of_stage(getattr(self, name), stage, microbatch) for name in names)
 
     def link(self, source: int, target: int) -> Link:
         """The link from rank `source` to rank `target`."""
@@ -226,6 +214,12 @@ def _any(value: object) -> bool:
 
 
 _ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage"
+_WORK = {
+    F: ("forward",),
+    B: ("backward_input", "backward_weight", "recompute"),
+    I: ("backward_input", "recompute"),
+    W: ("backward_weight",),
+}
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
 _PER_STAGE = (*_DURATIONS, "message")
 
