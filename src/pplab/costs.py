@@ -48,9 +48,8 @@ class Costs:
     - `backward`: of a full backward; the sum of its halves when left out.
     - `recompute`: added to a full backward or an input gradient, for activations that are computed
       again.
-    - `overhead`: what every action takes besides, whatever its size, or one value per stage. Two
-      actions at once have it once (the larger of two), since a rank takes them up as one item of
-      its row.
+    - `overhead`: what every action takes besides, whatever its size. Two actions at once have it
+      once (the larger of two), since a rank takes them up as one item of its row.
     - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of
       pairs by their kinds {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B,
       in any order; others take the sum.
@@ -66,7 +65,7 @@ class Costs:
     latency: float = 0
     backward: PerMicrobatch | None = None
     recompute: PerMicrobatch = 0
-    overhead: PerStage = 0
+    overhead: PerMicrobatch = 0
     overlap: str | float | Mapping[tuple[int, int], float] = "sum"
     bandwidth: float = inf
     message: PerMicrobatch = 1
@@ -77,10 +76,8 @@ class Costs:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None or name != "backward":
                 vars(self)[name] = per_stage(name, value, each=per_stage)
-        vars(self)["overhead"] = per_stage("overhead", self.overhead)
         expect(str, unit=self.unit)
-        works = self.forward, self.backward_input, self.backward_weight, self.backward or 0
-        if not _any(works):
+        if not _any((self.forward, self.backward_input, self.backward_weight, self.backward or 0)):
             raise ValueError(
                 "forward, backward_input and backward_weight are all 0, and without work there is "
                 "nothing to compare idle time with: give one of them a duration above 0"
@@ -98,11 +95,12 @@ class Costs:
         vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
         vars(self).update(vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
-        for pair, link in self.links.items():
-            ranks = pair if isinstance(pair, tuple) and len(pair) == 2 else ("no pair",)
-            if not (isinstance(link, Link) and all(isinstance(rank, Integral) for rank in ranks)):
-                expected = "links must map (source rank, target rank) to a pplab.Link"
-                raise ValueError(f"{expected}: {shown({pair: link})}")
+        for item in self.links.items():
+            match item:
+                case (Integral(), Integral()), Link():
+                    continue
+            expected = "links must map (source rank, target rank) to a pplab.Link"
+            raise ValueError(f"{expected}: {shown(dict([item]))}")
 
     @property
     def by_microbatch(self) -> bool:
@@ -110,9 +108,9 @@ class Costs:
         given = (getattr(self, name) for name in _PER_STAGE)
         return any(isinstance(x, tuple) and tuple in map(type, x) for x in given)
 
-    def of(self, kind: Kind, stage: int, microbatch: int | None = None) -> float:
-        """How long `kind` takes on `stage`. ValueError without a microbatch, where they differ."""
-        return self.of_item(Action(stage, kind, microbatch))
+    def of(self, kind: Kind, stage: int) -> float:
+        """How long `kind` takes on `stage`. ValueError where microbatches differ."""
+        return self.of_item(Action(stage, kind, None))
 
     def of_overlap(
         self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
@@ -124,14 +122,14 @@ class Costs:
         return self.of_item(Overlap(*halves))
 
     def of_item(self, item: Action | Overlap) -> float:
-        """How long an item of a row takes."""
+        """How long an item of a row takes, an overlap or one action of one microbatch."""
         halves = parts(item)
         alone = [self._work(*half) for half in halves]
         takes = max(alone) if self.overlap == "max" else sum(alone)
         if len(halves) > 1:
             kinds = self._pairs.get(frozenset(half.kind for half in halves), takes)
             takes = self._pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
-        return takes + max(of_stage(self.overhead, half.stage) for half in halves)
+        return takes + max(of_stage(self.overhead, x.stage, x.microbatch) for x in halves)
 
     def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
         """How long an action takes alone, its overhead aside."""
@@ -150,8 +148,7 @@ class Costs:
         """How long the message that `kind` on `stage` produces keeps a link of that bandwidth
         busy.
         """
-        maker = stage if kind == F else stage - 1
-        return of_stage(self.message, maker, microbatch) / bandwidth
+        return of_stage(self.message, stage - (kind != F), microbatch) / bandwidth
 
     @property
     def has_queues(self) -> bool:
@@ -183,24 +180,24 @@ class Costs:
         """
         if num_microbatches is None and self.by_microbatch:
             raise ValueError(_ALIKE)
-        for name in (*_PER_STAGE, "overhead"):
+        for name in _PER_STAGE:
             check_length(name, value := getattr(self, name), num_stages)
             for stage, own in enumerate(value if isinstance(value, tuple) else ()):
                 check_length(f"{name} of stage {stage}", own, num_microbatches, "microbatch")
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
-                ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
                 raise ValueError(
-                    f"links names ({source}, {target}), and {ranks}: name two different ones"
+                    f"links names ({source}, {target}), and the schedule has ranks 0 to "
+                    f"{num_ranks - 1}: name two different ones"
                 )
 
 
 def _halves(pair: object) -> frozenset[str]:
     """What a key of `overlap` pairs: {"F", "I"}, or with stages {"0F", "1I"}."""
-    if isinstance(pair, tuple) and len(pair) == 2:
-        if all(isinstance(stage, Integral) for stage in pair):
-            return frozenset((f"{pair[0]}F", f"{pair[1]}B"))
-        if all(isinstance(half, str) and re.fullmatch(r"\d*[FBIW]", half) for half in pair):
+    match pair:
+        case (Integral() as forward, Integral() as backward):
+            return frozenset((f"{forward}F", f"{backward}B"))
+        case (str(), str()) if all(re.fullmatch(r"\d*[FBIW]", half) for half in pair):
             return frozenset(pair)
     raise ValueError(
         'overlap must name pairs by two kinds, such as ("F", "I"), with stages ("0F", "1I"), or '
@@ -221,7 +218,7 @@ _WORK = {
     W: ("backward_weight",),
 }
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
-_PER_STAGE = (*_DURATIONS, "message")
+_PER_STAGE = (*_DURATIONS, "overhead", "message")
 
 
 def per_stage(
