@@ -113,7 +113,7 @@ class Model:
         entries = zip(schedule.columns.microbatches, schedule.columns.kinds, schedule.columns.stages, strict=True)
         chains = [(stream_of[m], kind, stage) for m, kind, stage in entries]
         durations, lags = [self.ticks[chain[1:]] for chain in chains], [self.lags[chain] for chain in chains]
-        starts, _ = run(schedule.graph, durations, lags)
+        starts, _ = run(*schedule.graph.turns, durations, lags)
         found: dict[Chain, list[int]] = {}
         for start, chain in sorted(zip(starts, chains, strict=True), key=itemgetter(0)):
             found.setdefault(chain, []).append(start)

@@ -12,7 +12,7 @@ from ..actions import COMPUTE, INPUT_GRADIENT, Action, I, Kind, Overlap, W, part
 from ..costs import Costs, PerStage, check_length, of_stage, per_stage
 from ..errors import ScheduleError, expect, number, positive_int
 from ..footprint import Memory
-from ..links import lags_of, queueing
+from ..links import with_links
 from ..schedule import Columns, Schedule
 from ..simulator import run
 from ..timeline import Timeline, total
@@ -148,10 +148,9 @@ class Slices:
         expect(Costs, costs=costs)
         self.check(schedule)
         costs.check(schedule.num_stages, schedule.num_ranks)
-        graph, lags = schedule.graph, lags_of(schedule.graph, costs)
-        send = queueing(graph, costs, lags, self.widths) if costs.has_queues else None
-        starts, ends = run(graph, self._durations(schedule.columns, costs), lags, send)
-        return Timeline(schedule, starts, ends, unit=costs.unit)
+        durations, count = self._durations(schedule.columns, costs), schedule.columns.bounds[-1]
+        starts, ends = run(*with_links(schedule.graph, costs, durations, self.widths))
+        return Timeline(schedule, starts[:count], ends[:count], unit=costs.unit)
 
     def _durations(self, columns: Columns, costs: Costs) -> list[float]:
         kinds, stages = COMPUTE & set(columns.kinds), range(columns.num_stages)
