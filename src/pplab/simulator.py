@@ -13,19 +13,23 @@ from .actions import COMPUTE
 from .costs import Costs
 from .errors import expect
 from .footprint import Memory
-from .schedule import Columns, Needs, Rows, Schedule
+from .schedule import Columns, Schedule
 from .timeline import Timeline
 
 
 def run(
-    rows: Rows, needs: Needs, durations: Sequence[float], lags: Sequence[float]
+    rows: Sequence[Sequence[int]],
+    needs: Sequence[int | None],
+    durations: Sequence[float],
+    lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts, and when it ends: None if it never does.
+    """When every item starts, and when it ends: None if it never does, as in a circle of waits.
 
     Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
     and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs
     one. It takes `durations[i]`. A rank is a row of actions. So is whatever else does one thing
-    after the other: a link is a row of messages. To wait for something more is an item, too, which
+    after the other: a narrow link is a row of messages, each of which needs the action that sends
+    it, and is needed by the one that receives it. To wait for something more is an item, too, which
     takes no time.
     """
     starts, ends = [None] * len(needs), [None] * len(needs)
@@ -38,7 +42,7 @@ def run(
             need = needs[i]
             if need is not None:
                 if ends[need] is None:
-                    yield need  # stand still here
+                    yield need  # stand still here until it has run
                 arrival = ends[need] + lags[i]
                 if arrival > now:  # the row is free and has to wait
                     now = arrival
