@@ -115,7 +115,7 @@ def test_noise_makes_no_narrow_link(rng):
         s = pp.build(name, num_ranks=4, num_microbatches=8)
         durations, lags = durations_of(s, pp.Costs()), lags_of(s.graph, pp.Costs(latency=0.3))
         vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
-        starts, ends = run(s.graph, list(map(vary, durations)), list(map(vary, lags)))
+        starts, ends = run(*s.graph.turns, list(map(vary, durations)), list(map(vary, lags)))
         noisy = pp.Timeline(s, starts, ends)
         assert all(link.bandwidth == float("inf") for link in lab.calibrate(noisy).links.values())
 

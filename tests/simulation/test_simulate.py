@@ -11,7 +11,7 @@ import pytest
 import pplab as pp
 import pplab.costs as costs_module
 from conftest import random_costs, random_schedule, registry, slow_simulate
-from pplab import lab
+from pplab import lab, simulator
 from pplab.lab import formulas
 from pplab.lab.shell.cli import summary
 from pplab_course import dualpipe as exercise
@@ -107,6 +107,20 @@ def test_the_search_keeps_its_limit_and_never_loses_to_the_fixed_orders(P, M, ti
         assert t.span_bubble_fraction <= run(fixed, P, M, costs).span_bubble_fraction + 1e-12
     for limit in (1, P + 1):
         pp.validate(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, max_in_flight=limit)
+
+
+def test_the_loop_alone():
+    """Two ranks, three microbatches, GPipe's order, and half a unit of latency: items 0 to 5 are rank 0's."""
+    rows, needs = [range(6), range(6, 12)], [None, None, None, 9, 10, 11, 0, 1, 2, None, None, None]
+    lags = [0.5 * (need is not None) for need in needs]
+    starts, ends = simulator.run(rows, needs, [1, 1, 1, 2, 2, 2] * 2, lags)
+    assert starts == [0, 1, 2, 7, 9, 11, 1.5, 2.5, 3.5, 4.5, 6.5, 8.5] and ends[5] == 13
+    link = range(12, 15)  # the forwards' messages take turns, two units each
+    linked = [None if need is None else 12 + need if need < 3 else need for need in needs] + [0, 1, 2]
+    starts, _ = simulator.run([*rows, link], linked, [1, 1, 1, 2, 2, 2] * 2 + [2] * 3, lags + [0] * 3)
+    assert starts[6:9] == [3.5, 5.5, 7.5] and starts[12:] == [1, 3, 5]
+    needs[0] = 6  # a circle: what never runs has no times, and so has all that comes after it
+    assert simulator.run(rows, needs, [1] * 12, [0] * 12) == ([None] * 12, [None] * 12)
 
 
 def test_latency_tells_the_schedules_apart():

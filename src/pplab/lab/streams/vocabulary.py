@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
-from itertools import chain, pairwise, permutations, product
+from itertools import chain, permutations, product
 from math import ceil
 
 from ...actions import B, F
 from ...costs import Costs, of_stage
 from ...errors import expect, number, positive_int
-from ...links import lags_of, queueing
 from ...schedule import Schedule
 from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry, message_time
+from .items import Items
 from .offload import peak_of
 
 Pass = tuple[str, int]  # "F", "S", "T" or "B", and a rank
@@ -106,27 +106,28 @@ class VocabularyParallel:
         """Every rank runs its row, each pass as soon as it can."""
         last, actions = len(rows) - 1, [[item for item in row if item[0] in "FB"] for row in rows]
         schedule = Schedule([[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread")
-        entries = {item: i for i, item in enumerate(chain(*actions))}
-        lags = lags_of(schedule.graph, costs)
-        send = queueing(schedule.graph, costs, lags) if costs.has_queues else lambda entry, now: now + lags[entry]
-        before = {item: earlier for row in rows for earlier, item in pairwise(row)}
-        awaited = {item: [(*one, item[2]) for one in self._needs(*item[:2], len(rows))] for item in chain(*rows)}
-        waits = {item: {*made, *({before[item]} if item in before else ())} for item, made in awaited.items()}
-        starts: dict[Item, float] = {}
-        ends: dict[Item, float] = {}
-        there: dict[Item, float] = {}  # when what a pass makes is where it is needed
-        for item in TopologicalSorter(waits).static_order():
-            kind, rank, _ = item
-            late = self.message if kind == "B" and rank == last else 0  # sums over all ranks
-            arrived = max((there[each] for each in awaited[item]), default=0) + late
-            starts[item] = max(ends[before[item]] if item in before else 0, arrived)
-            ends[item] = there[item] = starts[item] + lasts[kind, rank]
-            if (kind, rank) == ("F", last):
-                there[item] += self.message
-            elif item in entries:
-                there[item] = send(entries[item], ends[item])
-        spread = tuple(Span(x[1], x[0], starts[x], ends[x]) for x in chain(*rows) if x not in entries)
-        return Timeline(schedule, [starts[x] for x in entries], [ends[x] for x in entries], costs.unit, others=spread)
+        items, links = Items(), defaultdict(list)
+        ids = {item: items.new(lasts[item[:2]]) for item in chain(*rows)}
+        brings = dict(ids)  # the item after which a pass's message goes on: itself, or what takes it over a narrow link
+        for (kind, rank, m), i in ids.items() if costs.has_queues else ():
+            to = {"F": rank + 1, "B": rank - 1}.get(kind, -1)
+            if 0 <= to <= last:
+                takes = costs.occupancy(F if kind == "F" else B, rank, costs.link(rank, to).bandwidth)
+                brings[kind, rank, m] = items.new(takes, i)
+                links[rank, to].append(brings[kind, rank, m])
+        turns: list[list[int]] = [[] for _ in rows]
+        for (kind, rank, m), i in ids.items():
+            late = self.message if kind == "S" or (kind == "B" and rank == last) else 0  # to or from all ranks
+            for made, source in self._needs(kind, rank, len(rows)):
+                if made == kind:
+                    turns[rank].append(items.new(0, brings[made, source, m], costs.link(source, rank).latency))
+                else:
+                    turns[rank].append(items.new(0, ids[made, source, m], late))
+            turns[rank].append(i)
+        starts, ends = items.run([*turns, *links.values()])
+        spread = tuple(Span(x[1], x[0], starts[i], ends[i]) for x, i in ids.items() if x[0] in "ST")
+        own = [ids[item] for item in chain(*actions)]
+        return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], costs.unit, others=spread)
 
 
 def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **options: object) -> Entry:
