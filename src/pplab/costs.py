@@ -118,8 +118,9 @@ class Costs:
         """How long two actions take at once: unless their kinds are said, a forward and a full
         backward.
         """
-        halves = Action(first_stage, first, None), Action(second_stage, second, None)
-        return self.of_item(Overlap(*halves))
+        return self.of_item(
+            Overlap(Action(first_stage, first, None), Action(second_stage, second, None))
+        )
 
     def of_item(self, item: Action | Overlap) -> float:
         """How long an item of a row takes, an overlap or one action of one microbatch."""
@@ -135,7 +136,7 @@ class Costs:
         """How long an action takes alone, its overhead aside."""
         names = _WORK[kind]
         if kind == B and self.backward is not None:
-            names = ("backward", "recompute")
+            names = ["backward", "recompute"]
         return sum(of_stage(getattr(self, name), stage, microbatch) for name in names)
 
     def link(self, source: int, target: int) -> Link:
@@ -153,7 +154,7 @@ class Costs:
     @property
     def has_queues(self) -> bool:
         """Whether a message can wait for another one: some link has a finite bandwidth."""
-        return self.bandwidth < inf or any(link.bandwidth < inf for link in self.links.values())
+        return any(link.bandwidth < inf for link in (self, *self.links.values()))
 
     def finer(self, stages_per_rank: int) -> Costs:
         """The costs of the same model cut into `stages_per_rank` times as many stages, each with
@@ -212,10 +213,10 @@ def _any(value: object) -> bool:
 
 _ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage"
 _WORK = {
-    F: ("forward",),
-    B: ("backward_input", "backward_weight", "recompute"),
-    I: ("backward_input", "recompute"),
-    W: ("backward_weight",),
+    F: ["forward"],
+    B: ["backward_input", "backward_weight", "recompute"],
+    I: ["backward_input", "recompute"],
+    W: ["backward_weight"],
 }
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
 _PER_STAGE = (*_DURATIONS, "overhead", "message")

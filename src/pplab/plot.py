@@ -31,7 +31,6 @@ _HATCH = {
 }
 IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
-_LABEL = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE, "clip_on": True}
 
 
 def gantt(
@@ -151,14 +150,21 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     bars: dict[tuple, list] = defaultdict(list)
     for span in timeline.spans:
         halves, fills, length = parts(span.action), fill_of(timeline, span), span.end - span.start
-        drawn, height = max(length - min(0.8 / pixels, length / 4), 0), BAR / len(halves)
+        drawn, height = length - min(0.8 / pixels, length / 4), BAR / len(halves)
         for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
             bottom = span.rank - BAR / 2 + k * height
             bars[fill, bottom, height].append((span.start, drawn))
             label = str(action.microbatch)
             if drawn * pixels > len(label) * LABEL_SIZE * 0.62 and height * ROW * 72 > LABEL_SIZE:
                 ax.text(
-                    span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL
+                    span.start + drawn / 2,
+                    bottom + height / 2,
+                    label,
+                    color=ink(fill),
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=LABEL_SIZE,
+                    clip_on=True,
                 )
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
@@ -194,9 +200,8 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 
-    found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
-    kinds = (kind for kind in palette.FILL if kind in found)
-    handles = {palette.NAME[kind]: Patch(facecolor=palette.FILL[kind]) for kind in kinds}
+    found = {kind for timeline in timelines for kind in timeline.schedule.columns.kinds}
+    handles = {palette.NAME[k]: Patch(fc=fill) for k, fill in palette.FILL.items() if k in found}
     spans = (span for timeline in timelines for span in timeline.others)
     if labels := dict.fromkeys(span.action for span in spans if isinstance(span.action, str)):
         handles[", ".join(labels)] = Patch(facecolor=palette.OTHER)
@@ -228,13 +233,13 @@ def shade(colour: str, step: int, steps: int) -> str:
     full colour.
     """
     share = 0.33 * step / max(steps - 1, 1)
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
+    channels = (round(c + (255 - c) * share) for c in bytes.fromhex(colour[1:]))
+    return "#" + bytes(channels).hex()
 
 
 def ink(fill: str) -> str:
     """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
-    channels = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    channels = (c / 255 for c in bytes.fromhex(fill[1:]))
     linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in channels]
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#ffffff" if luminance < 0.179 else "#111111"
