@@ -147,7 +147,7 @@ def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
     columns, of_overlap = schedule.columns, cache(costs.of_overlap)
     kinds, stages = columns.kinds, columns.stages
     if costs.by_microbatch:
-        return [*map(costs.of_item, chain(*schedule.rows)), *(0 for _ in columns.overlaps)]
+        return list(map(costs.of_item, chain(*schedule.rows))) + [0] * len(columns.overlaps)
     table = {
         kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
     }
