@@ -79,13 +79,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     if not schedule.graph.whole:
         validate(schedule)
     durations, count = durations_of(schedule, costs), schedule.columns.bounds[-1]
-    turns = *schedule.graph.turns, durations, [0] * len(durations)
+    rows, needs, lags = *schedule.graph.turns, [0] * len(durations)
     if costs.latency or costs.links or costs.has_queues:
         from .links import with_links
 
-        turns = with_links(schedule.graph, costs, durations)
-    starts, ends = run(*turns)
-    if None in ends:
+        rows, needs, durations, lags = with_links(schedule.graph, costs, durations)
+    starts, ends = run(rows, needs, durations, lags)
+    if any(ends[row[-1]] is None for row in rows):
         validate(schedule)
     return Timeline(schedule, starts[:count], ends[:count], unit=costs.unit)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from math import inf
+from itertools import chain, groupby
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
@@ -81,52 +79,49 @@ def simulate_lowered(
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     flow = _Flow(rows, schedule, costs, queue, waits)
     starts, ends = flow.run()
-    own = [flow.actions[item] for row in schedule.rows for item in row]
-    others = [
-        Span(end.rank, end.message, starts[end.head], max(starts[end.head], ends[end.arrives]))
-        for end in flow.ends.values()
-    ]
+    own = [flow.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
+    others = []
+    for end in chain(*flow.queues.values()):
+        head = starts[flow.number[end] + 1]
+        others.append(Span(*end, head, max(head, ends[flow.passed(end)])))
     return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
 
 
-@dataclass
-class _End:
-    """A send or a receive, and its items: each is over after the one before it, a message once it has passed."""
-
-    rank: int
-    message: Action
-    posted: int
-    head: int  # of its queue
-    met: int  # by the other end
-    passed: int
-    other: _End | None = None
-
-    @property
-    def is_send(self) -> bool:
-        return self.message.kind in (SEND_F, SEND_B)
-
-    @property
-    def arrives(self) -> int:
-        """The item that ends when the message is there: the sender's last."""
-        return self.other.passed if self.other and not self.is_send else self.passed
+End = tuple[int, Action]  # of a message: a rank, and what it posts
 
 
 class _Flow:
-    """Lowered rows as rows of the loop: one for each rank, and one for each queue."""
+    """Lowered rows as rows of the loop: one for each rank, and one for each queue.
+
+    An action is an item. An end of a message is three, with numbers in turn: it is posted, in its rank's row; it stands
+    at the head of its queue, and it has passed, in that queue's row.
+    """
 
     def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: str):
         self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
-        self.items, self.queues = Items(), defaultdict(list)
-        self.actions: dict[Action | Overlap, int] = {}
-        self.ends: dict[tuple[int, Action], _End] = {}
+        self.items, self.number = Items(), {}
+        self.queues: dict[tuple, list[End]] = defaultdict(list)
         for rank, row in enumerate(rows):
             for item in row:
-                if self._peer(item) is None:
-                    self.actions[item] = self.items.new(costs.of_item(item))
-                else:
-                    self._post(rank, item, queue)
-        for end in self.ends.values():
-            self._meet(end, costs, queue)
+                peer = self._peer(item)
+                if peer is None:
+                    self.number[rank, item] = self.items.new(costs.of_item(item))
+                    continue
+                if (rank, item) in self.number:
+                    raise ScheduleError(f"rank {rank} posts {item} twice", "remove one of the two", rank, item)
+                posted = self.number[rank, item] = self.items.new()
+                self.items.new(need=posted)
+                self.items.new(need=posted + 2)  # itself: for ever, unless there is another end
+                names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
+                self.queues[rank, *names[queue]].append((rank, item))
+        for end in chain(*self.queues.values()):
+            if (other := self._other(end)) in self.number:
+                send, receive = (end, other) if _is_send(end[1]) else (other, end)
+                link, (stage, kind, m) = costs.link(send[0], receive[0]), send[1]
+                takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
+                passed = self.number[end] + 2
+                self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
+                self.items.durations[passed] = link.latency + takes
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
     def _peer(self, item: Action | Overlap) -> int | None:
@@ -135,84 +130,75 @@ class _Flow:
             return None
         return self.home[other_end(item).stage, item.microbatch]
 
-    def _post(self, rank: int, message: Action, queue: str) -> None:
-        if (rank, message) in self.ends:
-            raise ScheduleError(f"rank {rank} posts {message} twice", "remove one of the two", rank, message)
-        new, peer = self.items.new, self._peer(message)
-        posted = new()
-        end = self.ends[rank, message] = _End(rank, message, posted, new(need=posted), new(), new())
-        names = {"rank": (), "pair": (peer,), "channel": (peer, end.is_send), "none": (message,)}
-        self.queues[rank, *names[queue]].append(end)
+    def _other(self, end: End) -> End:
+        return self._peer(end[1]), other_end(end[1])
 
-    def _meet(self, end: _End, costs: Costs, queue: str) -> None:
-        """Let one end wait for the other; for itself, and so for ever, if there is none."""
-        end.other = self.ends.get((self._peer(end.message), other_end(end.message)))
-        self.items.needs[end.met] = end.met
-        if end.other:
-            send, receive = (end, end.other) if end.is_send else (end.other, end)
-            self.items.needs[end.met] = send.head if queue == "none" else end.other.head
-            link, (stage, kind, m) = costs.link(send.rank, receive.rank), send.message
-            self.items.durations[end.passed] = link.latency
-            if link.bandwidth < inf:
-                self.items.durations[end.passed] += costs.occupancy(
-                    F if kind is SEND_F else B, stage, link.bandwidth, m
-                )
+    def passed(self, end: End) -> int:
+        """The item that ends when a message is there: its sender's last."""
+        other = self._other(end)
+        return self.number[end if _is_send(end[1]) or other not in self.number else other] + 2
+
+    def _is_through(self, end: End, ends: list) -> bool:
+        both = [each for each in (end, self._other(end)) if each in self.number]
+        return all(ends[self.number[each] + 2] is not None for each in both)
 
     def _turns(self, rank: int, waits: str) -> list[int]:
         """A rank's row."""
         row: list[int] = []
-        now: list[_End] = []  # for these it waits before whatever comes next
-        later: list[_End] = []  # and for these after the next action
+        now: list[End] = []  # for these it waits before whatever comes next
+        later: list[End] = []  # and for these after the next action
         for peer, items in groupby(self.rows[rank], self._peer):
+            ends = [(rank, item) for item in items]
             if peer is None:
-                for item in items:
-                    self._wait(row, [*now, *self._received(rank, item)])
-                    row.append(self.actions[item])
+                for end in ends:
+                    self._wait(row, now + self._received(*end))
+                    row.append(self.number[end])
                     now, later = later, []
-            else:
-                self._wait(row, now)
-                exchange = [self.ends[rank, message] for message in items]
-                row += [end.posted for end in exchange]
-                now = exchange if waits != "never" else []
-                if waits == "later" and all(end.is_send for end in exchange):
-                    now, later = [], later + exchange
+                continue
+            self._wait(row, now)
+            row += [self.number[end] for end in ends]
+            now = ends if waits != "never" else []
+            if waits == "later" and all(_is_send(message) for _, message in ends):
+                now, later = [], later + ends
         return row
 
-    def _received(self, rank: int, item: Action | Overlap) -> list[_End | None]:
-        """The ends of the messages that an item needs; None where nobody receives one."""
+    def _received(self, rank: int, item: Action | Overlap) -> list[End]:
+        """The ends of the messages that an item needs."""
         receives = [incoming(action, self.num_stages) for action in parts(item)]
-        return [self.ends.get((rank, each)) for each in receives if each and self._peer(each) != rank]
+        return [(rank, receive) for receive in receives if receive and self._peer(receive) != rank]
 
-    def _wait(self, row: list[int], ends: Iterable[_End | None]) -> None:
+    def _wait(self, row: list[int], ends: Iterable[End]) -> None:
         for end in ends:
-            never = len(self.items.needs)  # an item that needs itself
-            row += [self.items.new(need=need) for need in ((end.posted, end.arrives) if end else (never,))]
+            nobody = [len(self.items.needs)]  # where nobody receives it: an item that needs itself
+            needs = [self.number[end], self.passed(end)] if end in self.number else nobody
+            row += [self.items.new(need=need) for need in needs]
 
     def run(self) -> tuple[list, list]:
         """When every item starts, and when it ends. ScheduleError where one doesn't."""
-        queues = [[x for end in queue for x in (end.head, end.met, end.passed)] for queue in self.queues.values()]
+        queues = [[self.number[end] + k for end in queue for k in (1, 2)] for queue in self.queues.values()]
         starts, ends = self.items.run(self.turns + queues)
         if None in ends:
             raise self._stuck(ends)
         return starts, ends
 
     def _stuck(self, ends: list) -> ScheduleError:
-        heads: dict[int, list[str]] = defaultdict(list)  # of every rank: what it has posted, and waits for at a head
-        for queue in self.queues.values():
-            left = [end for end in queue if ends[end.passed] is None or ends[end.other.passed] is None]
-            if left and ends[left[0].posted] is not None:
-                heads[left[0].rank].append(str(left[0].message))
         said = []
         for rank, row in enumerate(self.rows):
-            its = (
-                (item, self.actions[item] if self._peer(item) is None else self.ends[rank, item].posted) for item in row
-            )
-            at = next((item for item, i in its if ends[i] is None), None)
-            if heads[rank] or at:
+            heads = []  # what the rank has posted, and waits for at the head of a queue
+            for queue in self.queues.values():
+                left = [end for end in queue if not self._is_through(end, ends)]
+                if left and left[0][0] == rank and ends[self.number[left[0]]] is not None:
+                    heads.append(str(left[0][1]))
+            at = next((item for item in row if ends[self.number[rank, item]] is None), None)
+            if heads or at:
                 standing = f"waits at {at}" if at else "has run its row"
-                having = f" with {', '.join(heads[rank])} at the head of its messages" if heads[rank] else ""
+                having = f" with {', '.join(heads)} at the head of its messages" if heads else ""
                 said.append(f"rank {rank} {standing}{having}")
         return ScheduleError(
             f"deadlock of messages: {'; '.join(said)}",
             "on both ranks, put the send and the receive of a message in one order with the messages around them",
         )
+
+
+def _is_send(message: Action) -> bool:
+    return message.kind in (SEND_F, SEND_B)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, permutations, product
@@ -11,7 +10,9 @@ from math import ceil
 from ...actions import B, F
 from ...costs import Costs, of_stage
 from ...errors import expect, number, positive_int
+from ...links import with_links
 from ...schedule import Schedule
+from ...simulator import durations_of
 from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry, message_time
 from .items import Items
@@ -104,30 +105,24 @@ class VocabularyParallel:
 
     def _run(self, rows: Sequence[Sequence[Item]], costs: Costs, lasts: dict[Pass, float]) -> Timeline:
         """Every rank runs its row, each pass as soon as it can."""
-        last, actions = len(rows) - 1, [[item for item in row if item[0] in "FB"] for row in rows]
+        actions = [[item for item in row if item[0] in "FB"] for row in rows]
         schedule = Schedule([[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread")
-        items, links = Items(), defaultdict(list)
-        ids = {item: items.new(lasts[item[:2]]) for item in chain(*rows)}
-        brings = dict(ids)  # the item after which a pass's message goes on: itself, or what takes it over a narrow link
-        for (kind, rank, m), i in ids.items() if costs.has_queues else ():
-            to = {"F": rank + 1, "B": rank - 1}.get(kind, -1)
-            if 0 <= to <= last:
-                takes = costs.occupancy(F if kind == "F" else B, rank, costs.link(rank, to).bandwidth)
-                brings[kind, rank, m] = items.new(takes, i)
-                links[rank, to].append(brings[kind, rank, m])
+        plain, *columns = with_links(schedule.graph, costs, durations_of(schedule.columns, costs))
+        items, ids = Items(*map(list, columns)), {item: i for i, item in enumerate(chain(*actions))}
+        spread = [item for item in chain(*rows) if item not in ids]
+        ids |= {item: items.new(lasts[item[:2]]) for item in spread}
         turns: list[list[int]] = [[] for _ in rows]
-        for (kind, rank, m), i in ids.items():
-            late = self.message if kind == "S" or (kind == "B" and rank == last) else 0  # to or from all ranks
-            for made, source in self._needs(kind, rank, len(rows)):
-                if made == kind:
-                    turns[rank].append(items.new(0, brings[made, source, m], costs.link(source, rank).latency))
-                else:
-                    turns[rank].append(items.new(0, ids[made, source, m], late))
-            turns[rank].append(i)
-        starts, ends = items.run([*turns, *links.values()])
-        spread = tuple(Span(x[1], x[0], starts[i], ends[i]) for x, i in ids.items() if x[0] in "ST")
-        own = [ids[item] for item in chain(*actions)]
-        return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], costs.unit, others=spread)
+        for kind, rank, m in chain(*rows):
+            if kind in "ST" or (kind == "B" and rank == len(rows) - 1):  # what all ranks are given, or have to give
+                late = 0 if kind == "T" else self.message
+                turns[rank] += [items.new(0, ids[*one, m], late) for one in self._needs(kind, rank, len(rows))]
+            turns[rank].append(ids[kind, rank, m])
+        starts, ends = items.run([*turns, *plain[len(rows) :]])
+        others, count = (
+            tuple(Span(x[1], x[0], starts[ids[x]], ends[ids[x]]) for x in spread),
+            schedule.columns.bounds[-1],
+        )
+        return Timeline(schedule, starts[:count], ends[:count], costs.unit, others=others)
 
 
 def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **options: object) -> Entry:
