@@ -99,8 +99,9 @@ class Costs:
             match item:
                 case (Integral(), Integral()), Link():
                     continue
-            expected = "links must map (source rank, target rank) to a pplab.Link"
-            raise ValueError(f"{expected}: {shown(dict([item]))}")
+            raise ValueError(
+                f"links must map (source rank, target rank) to a pplab.Link: {shown(dict([item]))}"
+            )
 
     @property
     def by_microbatch(self) -> bool:

@@ -54,8 +54,10 @@ def end_of(timeline: Timeline) -> float:
     schedule.
     """
     if not isinstance(timeline, Timeline):
-        given = f"a chart shows a pplab.Timeline, got {shown(timeline)}"
-        raise ValueError(f"{given}: pplab.simulate(schedule) makes one")
+        raise ValueError(
+            f"a chart shows a pplab.Timeline, got {shown(timeline)}: "
+            "pplab.simulate(schedule) makes one"
+        )
     return max([timeline.makespan, *(span.end for span in timeline.others)])
 
 
