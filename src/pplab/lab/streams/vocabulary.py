@@ -107,7 +107,7 @@ class VocabularyParallel:
         """Every rank runs its row, each pass as soon as it can."""
         actions = [[item for item in row if item[0] in "FB"] for row in rows]
         schedule = Schedule([[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread")
-        plain, *columns = with_links(schedule.graph, costs, durations_of(schedule.columns, costs))
+        plain, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
         items, ids = Items(*map(list, columns)), {item: i for i, item in enumerate(chain(*actions))}
         spread = [item for item in chain(*rows) if item not in ids]
         ids |= {item: items.new(lasts[item[:2]]) for item in spread}
