@@ -132,7 +132,7 @@ def test_paced_slices_last_as_long_as_they_are_told_to(gpt, pool):
     by_torch = lab.Pace(slices.costs(s, pp.Costs(12, unit="ms")))
     with pytest.raises(ValueError, match="pace by microbatch needs pplab's engine"):
         pool.train(s, models.sliced(gpt, slices.lengths), lab.TorchEngine(), by_torch)
-    with pytest.raises(ValueError, match="forward of stage 0 has 9 values for 4 microbatches"):
+    with pytest.raises(ValueError, match="forward of stage 0 has 12 values for 4 microbatches"):
         pool.train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, lab.Pace(slices.costs(s, costs)))
 
 
