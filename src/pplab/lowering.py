@@ -35,7 +35,7 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     ]
     users = {incoming(action, num_stages): (rank, i) for rank, i, action in places}  # of receives
     starts, ends = [None] * len(needs), [None] * len(needs)
-    if ahead:  # run the schedule, an item in a unit of time
+    if ahead:  # when do items start and end, if each takes a unit of time?
         lasts = [int(i < bounds[-1]) for i in range(len(needs))]
         starts, ends = run(rows, needs, lasts, [0] * len(needs))
         if None in ends:  # what can't run to its end is left as it is

@@ -234,12 +234,12 @@ class Graph:
     A microbatch makes 2S hops, down through S stages and back up, and each hop needs the one before
     it:
 
-    hop      0      1      2    ...    S         S+1     ...   2S
-          (empty)  F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B0
+        hop      0      1      2    ...    S         S+1     ...   2S
+              (empty)  F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B0
 
     An I is the hop that the B would be. A W needs nothing but its turn: its hops lie behind, each
-    after an empty one. So among all M microbatches an action has the place hop * M + microbatch,
-    and needs what has the place M before.
+    after an empty one. A hop has M places, one for each microbatch, and the places of all hops are
+    counted through: an action has the place hop * M + microbatch, and needs the action M before it.
     """
 
     columns: Columns
@@ -250,9 +250,8 @@ class Graph:
     def of(cls, columns: Columns) -> Graph:
         """Find who waits for whom. Linear; never raises: see `whole`."""
         S, M = columns.num_stages, columns.num_microbatches
-        first = dict.fromkeys(Kind, [(4 * S + 1) * M] * S)  # no hop: communication
-        for kinds, hops in zip(((F,), (B, I), (W,)), _hops(S), strict=True):
-            first |= dict.fromkeys(kinds, [hop * M for hop in hops])  # microbatch 0's, by stage
+        hops = dict.fromkeys(Kind, [4 * S + 1] * S) | _hops(S)  # at the end: communication
+        first = {kind: [hop * M for hop in by_stage] for kind, by_stage in hops.items()}
         each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
         places = [first[kind][stage] + m for kind, stage, m in each]
         entries: list[int | None] = [None] * ((4 * S + 2) * M)
@@ -269,11 +268,13 @@ class Graph:
         kinds, ranks, ids = columns.kinds, columns.ranks, columns.ids
         if not set(kinds) <= COMPUTE or len(entries) - entries.count(None) < len(kinds):
             return False  # communication, or two actions in one place
-        for hops in zip(*_hops(columns.num_stages), strict=True):  # of a stage's F, B or I, and W
-            for f, b, w in zip(*(entries[hop * M : (hop + 1) * M] for hop in hops), strict=True):
+        hops = _hops(columns.num_stages)
+        for of_stage in zip(hops[F], hops[B], hops[W], strict=True):
+            of_hops = (entries[hop * M : (hop + 1) * M] for hop in of_stage)
+            for f, b, w in zip(*of_hops, strict=True):
                 if f is None or b is None or ranks[f] != ranks[b]:
                     return False
-                if (kinds[b] is I) != (w is not None):
+                if (kinds[b] is I) != (w is not None):  # a W for every I, and none for a B
                     return False
                 if w is not None and (ranks[w] != ranks[b] or ids[w] < ids[b]):
                     return False
@@ -283,7 +284,8 @@ class Graph:
     def turns(self) -> tuple[Rows, Needs]:
         """What `simulator.run` takes: every rank's entries in turn, and what each of them needs.
 
-        An overlap waits for two messages. So its second half comes before it, which takes no time.
+        An overlap waits for two messages: its second half stands before its first, and takes no
+        time; the first takes the time of both.
         """
         rows: Rows = [range(*row) for row in pairwise(self.columns.bounds)]
         if not self.columns.overlaps:
@@ -343,9 +345,10 @@ class Graph:
         return Action(columns.stages[entry], columns.kinds[entry], columns.microbatches[entry])
 
 
-def _hops(S: int) -> tuple[range, range, range]:
-    """The hops of F, of B or I, and of W, by stage."""
-    return range(1, S + 1), range(2 * S, S, -1), range(2 * S + 2, 4 * S + 2, 2)
+def _hops(S: int) -> dict[Kind, range]:
+    """Of every kind: the hop of each stage."""
+    back = range(2 * S, S, -1)
+    return {F: range(1, S + 1), B: back, I: back, W: range(2 * S + 2, 4 * S + 2, 2)}
 
 
 def plural(count: int, noun: str) -> str:
