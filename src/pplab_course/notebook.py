@@ -137,6 +137,7 @@ def explored(
     forward: PerStage = 1,
     backward_input: PerStage = 1,
     backward_weight: PerStage = 1,
+    overhead: PerStage = 0,
     latency: float = 0,
     overlap: str = "sum",
     pair: float = 0,
@@ -153,7 +154,8 @@ def explored(
 
     def of_stage(stages: float) -> Costs:
         parts = microbatches if per == "batch" else 1
-        whole = Costs(forward, backward_input, backward_weight, latency, overlap=pair / parts if pair else overlap)
+        both = pair / parts if pair else overlap
+        whole = Costs(forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both)
         given = {name: getattr(whole, name) for name in ("forward", "backward_input", "backward_weight")}
         times = {n: tuple(x / parts for x in at) if isinstance(at, tuple) else at / parts for n, at in given.items()}
         costs, lists = replace(whole, **times), {n: at for n, at in times.items() if isinstance(at, tuple)}

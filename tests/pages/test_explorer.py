@@ -71,6 +71,7 @@ def random_costs(rng: random.Random) -> dict:
     """Durations as `Costs` takes them, the same on every stage, never all of nothing."""
     costs = {"forward": rng.choice([1, 0.7, rng.uniform(0.1, 3)]), "backward_input": number(rng)}
     costs |= {"backward_weight": number(rng), "latency": rng.choice([0, 0.5, number(rng)])}
+    costs["overhead"] = rng.choice([0, 0, 0.25, number(rng)])
     if rng.random() < 0.3:
         costs["backward"] = number(rng)
     return costs | {"overlap": rng.choice(["sum", "max", number(rng)])}
@@ -225,7 +226,7 @@ def test_sizes_that_no_schedule_takes(evaluate: Evaluate, name: str) -> None:
     assert all("error" in expected(**configuration(name, *size, None, {})) for size in sizes)
 
 
-@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight", "backward", "latency", "overlap"])
+@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight", "backward", "overhead", "latency", "overlap"])
 def test_costs_that_are_refused(evaluate: Evaluate, name: str) -> None:
     wrong = [
         {name: value} for value in (-1, float("nan"), float("inf"), *(["least", "it's"] if name == "overlap" else []))
@@ -260,7 +261,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "slices": rng.randint(0, 4),
                 "attention": rng.choice([0, 0.5, rng.random(), rng.random(), 2]),
             }
-            durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
+            durations = {key: number(rng) for key in ("backward-input", "backward-weight", "overhead", "latency")}
             if rng.random() < 0.3:  # of as many stages as some schedules have
                 durations["backward-input"] = [number(rng) for _ in range(sizes["ranks"] * 2)]
             pair = {"overlap": rng.choice(["sum", "max"]), "pair": rng.choice([0, number(rng)])}
@@ -292,7 +293,8 @@ def test_sliced_settings_mean_the_same(evaluate: Evaluate) -> None:
         name = rng.choice(["Seq1F1B", "TeraPipe"])
         state = {"ranks": rng.randint(1, 5), "microbatches": rng.randint(1, 9), "slices": rng.randint(1, 7)}
         state |= {"stages-per-rank": rng.randint(1, 3), "attention": rng.choice([0, 0.3, 1, rng.random()])}
-        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "per": rng.choice(["rank", "stage", "batch"])}
+        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "overhead": rng.choice([0, number(rng)])}
+        state["per"] = rng.choice(["rank", "stage", "batch"])
         made = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
         code = f"((state, name) => reportOf({made}))"
         said = evaluate(f"{code}({{ ...pplabSettings.DEFAULTS, ...{json.dumps(state)} }}, {json.dumps(name)})")
@@ -312,7 +314,7 @@ def random_rows(rng: random.Random) -> list[list[str]]:
 def costs_per_stage(rng: random.Random, num_stages: int) -> dict:
     """Random costs, of which some are a list: one value for each stage."""
     costs = random_costs(rng)
-    for name in ("forward", "backward_input", "backward_weight", "backward"):
+    for name in ("forward", "backward_input", "backward_weight", "backward", "overhead"):
         if name in costs and rng.random() < 0.5:
             costs[name] = [rng.choice([1, number(rng)]) for _ in range(num_stages)]
     return costs | {"forward": [each or 0.5 for each in costs["forward"]]} if type(costs["forward"]) is list else costs

@@ -94,10 +94,12 @@ def _fields(costs: Costs, num_stages: int) -> str:
     """What the page's fields have to say for these costs; "" where they can't."""
     if costs.by_microbatch:
         return ""
-    times = {"forward": costs.forward, "backward-input": costs.backward_input, "backward-weight": costs.backward_weight}
-    plain = Costs(*times.values(), costs.latency, overlap=costs.overlap, message=costs.message, unit=costs.unit)
+    names = "forward", "backward_input", "backward_weight", "overhead", "latency"
+    times = {name: getattr(costs, name) for name in names}
+    plain = Costs(**times, overlap=costs.overlap, message=costs.message, unit=costs.unit)
     same = all(plain.of(B, stage) == costs.of(B, stage) for stage in range(num_stages))
     if not same or replace(costs, backward=None) != plain or not isinstance(costs.overlap, str | int | float):
         return ""
-    times |= {"latency": costs.latency, "overlap" if isinstance(costs.overlap, str) else "pair": costs.overlap}
-    return "&per=stage" + "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
+    times["overlap" if isinstance(costs.overlap, str) else "pair"] = costs.overlap
+    said = "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
+    return "&per=stage" + said.replace("_", "-")
