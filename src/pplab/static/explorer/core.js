@@ -249,7 +249,7 @@ var pplab = (function make(schedules) {
     }
     if (typeof overlap !== "string") checkNumber("overlap", overlap);
     checkNumber("latency", latency);
-    const work = ({ kind, stage, microbatch }) => {
+    const work = (kind, stage, microbatch) => {
       const value = (of) => at(of, stage, microbatch);
       if (kind === F) return value(forward);
       if (kind === W) return value(backwardWeight);
@@ -264,9 +264,10 @@ var pplab = (function make(schedules) {
       backward,
       overhead,
       overlap,
-      of: (kind, stage, microbatch) => work({ kind, stage, microbatch }) + at(overhead, stage),
+      of: (kind, stage, microbatch) => work(kind, stage, microbatch) + at(overhead, stage),
       ofOverlap(first, second) {
-        const [a, b] = [first, second].map(work), isGiven = typeof overlap === "number" && [first.kind, second.kind].sort().join("") === "BF";
+        const [a, b] = [first, second].map(({ kind, stage, microbatch }) => work(kind, stage, microbatch));
+        const isGiven = typeof overlap === "number" && [first.kind, second.kind].sort().join("") === "BF";
         const both = overlap === "max" ? Math.max(a, b) : isGiven ? overlap : a + b;
         return both + Math.max(at(overhead, first.stage), at(overhead, second.stage));
       },
@@ -314,7 +315,10 @@ var pplab = (function make(schedules) {
         }
         starts[i] = now;
         ends[i] = now = now + durations[i];
-        if (waiting.has(i)) ready.push(...waiting.get(i));
+        if (waiting.has(i)) {
+          ready.push(...waiting.get(i));
+          waiting.delete(i);
+        }
       }
     }
 
@@ -882,6 +886,7 @@ var pplab = (function make(schedules) {
     const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
     let best = null, least = [Infinity, Infinity];
     const offer = (kinds) => {
+      if (!kinds) return;
       const found = measured(kinds);
       if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
       [best, least] = [kinds.slice(), found];
@@ -889,11 +894,14 @@ var pplab = (function make(schedules) {
     offer(kindsOf(builders["ZB-H1"](P, M)));
     if (limit >= 2 * P - 1) offer(kindsOf(builders["ZB-H2"](P, M)));
     for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
-    return range(P).map((rank) => {
-      const done = [0, 0, 0];
-      return Array.from(best.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => action(rank, KINDS[kind], done[kind]++));
-    });
+    return rowsOf(best, P, M, (rank, kind, m) => action(rank, KINDS[kind], m));
   }
+
+  /** Rows of what `make` makes of each rank, kind and microbatch. */
+  const rowsOf = (kinds, P, M, make) => range(P).map((rank) => {
+    const done = [0, 0, 0];
+    return Array.from(kinds.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => make(rank, kind, done[kind]++));
+  });
 
   const kindsOf = (rows) => Uint8Array.from(rows.flat(), ({ kind }) => KINDS.indexOf(kind));
 
@@ -923,7 +931,8 @@ var pplab = (function make(schedules) {
     }
   }
 
-  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
+  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy; to null
+   *  where they end up waiting for each other. */
   function growthOf(P, M, costs, limit) {
     const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
     const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
@@ -983,7 +992,7 @@ var pplab = (function make(schedules) {
           events.push(Math.max(arrival, free[to]), to);
         }
       }
-      return row;
+      return length.every((actions) => actions === 3 * M) ? row : null;
     };
   }
 
@@ -1020,28 +1029,20 @@ var pplab = (function make(schedules) {
 
   /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
   function measureOf(P, M, costs) {
-    const lasts = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
-    const rows = range(P).map((rank) => range(3 * M).map((i) => rank * 3 * M + i));
-    const never = P * 3 * M; // in no row: who needs it waits forever
-    const needs = new Array(never + 1), durations = new Array(never), lags = new Array(never).fill(costs.latency);
+    const number = (rank, kind, m) => (kind * P + rank) * M + m;
+    const needs = [], durations = [];
+    KINDS.forEach((kind, k) => range(P).forEach((rank) => range(M).forEach((m) => {
+      const source = kind === F ? rank - 1 : rank + 1;
+      needs.push(kind === W || source < 0 || source === P ? null : number(source, k, m));
+      durations.push(costs.of(kind, rank));
+    })));
+    const lags = needs.map(() => costs.latency);
     return (kinds) => {
-      const made = KINDS.map(() => rows.map(() => [])); // of every kind and rank, the items in order
-      rows.forEach((row, rank) => row.forEach((i) => made[kinds[i]][rank].push(i)));
-      needs.fill(null);
-      made.forEach((ofKind, kind) => ofKind.forEach((items, rank) => {
-        const sources = kind === WEIGHT ? undefined : ofKind[kind === FORWARD ? rank - 1 : rank + 1];
-        items.forEach((i, m) => {
-          durations[i] = lasts[kind][rank];
-          if (sources) needs[i] = sources[m] ?? never;
-        });
-      }));
-      const { starts, ends } = run(rows, needs, durations, lags);
-      if (rows.some((row) => ends[row[row.length - 1]] === null)) return [Infinity, Infinity]; // no candidate
-      const busy = rows.map((row) => sum(row.map((i) => ends[i] - starts[i])));
-      const lengths = rows.map((row) => ends[row[row.length - 1]] - starts[row[0]]);
-      const span = Math.max(...lengths), longest = lengths.indexOf(span);
-      const makespan = Math.max(...rows.map((row) => ends[row[row.length - 1]]));
-      return [span > 0 ? 1 - busy[longest] / span : 0, makespan]; // 0: costs of nothing at all
+      const rows = rowsOf(kinds, P, M, number), { starts, ends } = run(rows, needs, durations, lags);
+      const last = rows.map((row) => ends[row[row.length - 1]]);
+      const lengths = rows.map(([first], rank) => last[rank] - starts[first]);
+      const span = Math.max(...lengths), busy = sum(rows[lengths.indexOf(span)].map((i) => ends[i] - starts[i]));
+      return [span > 0 ? 1 - busy / span : 0, Math.max(...last)]; // 0: costs of nothing at all
     };
   }
 
