@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral
 
-from .actions import Action, B, F, I, Kind, Overlap, W
+from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .errors import MOST, expect, number, shown
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
@@ -48,9 +48,8 @@ class Costs:
     - `backward`: of a full backward; the sum of its halves when left out.
     - `recompute`: added to a full backward or an input gradient, for activations that are computed
       again.
-    - `overhead`: what every action takes besides, whatever its size, or one value per stage. Two
-      actions at once have it once (the larger of two), since a rank takes them up as one item of
-      its row.
+    - `overhead`: what every action takes besides, whatever its size. Two actions at once have it
+      once (the larger of two), since a rank takes them up as one item of its row.
     - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of
       pairs by their kinds {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B,
       in any order; others take the sum.
@@ -66,7 +65,7 @@ class Costs:
     latency: float = 0
     backward: PerMicrobatch | None = None
     recompute: PerMicrobatch = 0
-    overhead: PerStage = 0
+    overhead: PerMicrobatch = 0
     overlap: str | float | Mapping[tuple[int, int], float] = "sum"
     bandwidth: float = inf
     message: PerMicrobatch = 1
@@ -77,19 +76,16 @@ class Costs:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None or name != "backward":
                 vars(self)[name] = per_stage(name, value, each=per_stage)
-        vars(self)["overhead"] = per_stage("overhead", self.overhead)
         expect(str, unit=self.unit)
-        works = self.forward, self.backward_input, self.backward_weight, self.backward or 0
-        if not _any(works):
+        if not _any((self.forward, self.backward_input, self.backward_weight, self.backward or 0)):
             raise ValueError(
                 "forward, backward_input and backward_weight are all 0, and without work there is "
                 "nothing to compare idle time with: give one of them a duration above 0"
             )
         pairs = {}
         if isinstance(self.overlap, Mapping):
-            pairs = vars(self)["overlap"] = {
-                pair: number("overlap", each) for pair, each in self.overlap.items()
-            }
+            pairs = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+            vars(self)["overlap"] = pairs
         elif not isinstance(self.overlap, str):
             pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
         elif self.overlap not in ("sum", "max"):
@@ -99,13 +95,12 @@ class Costs:
         vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
         vars(self).update(vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
-        for pair, link in self.links.items():
-            ranks = pair if isinstance(pair, tuple) and len(pair) == 2 else ("no pair",)
-            if not (isinstance(link, Link) and all(isinstance(rank, Integral) for rank in ranks)):
-                given = shown({pair: link})
-                raise ValueError(
-                    f"links must map (source rank, target rank) to a pplab.Link: {given}"
-                )
+        for item in self.links.items():
+            match item:
+                case (Integral(), Integral()), Link():
+                    continue
+            expected = "links must map (source rank, target rank) to a pplab.Link"
+            raise ValueError(f"{expected}: {shown(dict([item]))}")
 
     @property
     def by_microbatch(self) -> bool:
@@ -113,44 +108,35 @@ class Costs:
         given = (getattr(self, name) for name in _PER_STAGE)
         return any(isinstance(x, tuple) and tuple in map(type, x) for x in given)
 
-    def of(self, kind: Kind, stage: int, microbatch: int | None = None) -> float:
-        """How long `kind` takes on `stage`. ValueError without a microbatch, where they differ."""
-        return self._work(kind, stage, microbatch) + of_stage(self.overhead, stage)
-
-    def _work(self, kind: Kind, *where: int | None) -> float:
-        """How long an action takes, its overhead aside."""
-        if kind == F or kind == W:
-            return of_stage(self.forward if kind == F else self.backward_weight, *where)
-        again = of_stage(self.recompute, *where)
-        if kind == B and self.backward is not None:
-            return of_stage(self.backward, *where) + again
-        inputs = of_stage(self.backward_input, *where)
-        return (inputs if kind == I else inputs + of_stage(self.backward_weight, *where)) + again
+    def of(self, kind: Kind, stage: int) -> float:
+        """How long `kind` takes on `stage`. ValueError where microbatches differ."""
+        return self.of_item(Action(stage, kind, None))
 
     def of_overlap(
-        self,
-        first_stage: int,
-        second_stage: int,
-        first: Kind = F,
-        second: Kind = B,
-        *microbatches: int | None,
+        self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
     ) -> float:
         """How long two actions take at once: unless their kinds are said, a forward and a full
         backward.
         """
-        stages = first_stage, second_stage
-        alone = [*map(self._work, (first, second), stages, microbatches or (None, None))]
-        on_stages = frozenset((f"{first_stage}{first}", f"{second_stage}{second}"))
-        plain = max(alone) if self.overlap == "max" else sum(alone)
-        both = self._pairs.get(on_stages, self._pairs.get(frozenset((first, second)), plain))
-        return both + max(of_stage(self.overhead, stage) for stage in stages)
+        halves = Action(first_stage, first, None), Action(second_stage, second, None)
+        return self.of_item(Overlap(*halves))
 
     def of_item(self, item: Action | Overlap) -> float:
-        """How long an item of a row takes."""
-        if type(item) is not Overlap:
-            return self.of(item.kind, item.stage, item.microbatch)
-        stages, kinds, microbatches = zip(*item, strict=True)
-        return self.of_overlap(*stages, *kinds, *microbatches)
+        """How long an item of a row takes, an overlap or one action of one microbatch."""
+        halves = parts(item)
+        alone = [self._work(*half) for half in halves]
+        takes = max(alone) if self.overlap == "max" else sum(alone)
+        if len(halves) > 1:
+            kinds = self._pairs.get(frozenset(half.kind for half in halves), takes)
+            takes = self._pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
+        return takes + max(of_stage(self.overhead, x.stage, x.microbatch) for x in halves)
+
+    def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
+        """How long an action takes alone, its overhead aside."""
+        names = _WORK[kind]
+        if kind == B and self.backward is not None:
+            names = ("backward", "recompute")
+        return sum(of_stage(getattr(self, name), stage, microbatch) for name in names)
 
     def link(self, source: int, target: int) -> Link:
         """The link from rank `source` to rank `target`."""
@@ -162,8 +148,7 @@ class Costs:
         """How long the message that `kind` on `stage` produces keeps a link of that bandwidth
         busy.
         """
-        maker = stage if kind == F else stage - 1
-        return of_stage(self.message, maker, microbatch) / bandwidth
+        return of_stage(self.message, stage - (kind != F), microbatch) / bandwidth
 
     @property
     def has_queues(self) -> bool:
@@ -195,24 +180,24 @@ class Costs:
         """
         if num_microbatches is None and self.by_microbatch:
             raise ValueError(_ALIKE)
-        for name in (*_PER_STAGE, "overhead"):
+        for name in _PER_STAGE:
             check_length(name, value := getattr(self, name), num_stages)
             for stage, own in enumerate(value if isinstance(value, tuple) else ()):
                 check_length(f"{name} of stage {stage}", own, num_microbatches, "microbatch")
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
-                ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
                 raise ValueError(
-                    f"links names ({source}, {target}), and {ranks}: name two different ones"
+                    f"links names ({source}, {target}), and the schedule has ranks 0 to "
+                    f"{num_ranks - 1}: name two different ones"
                 )
 
 
 def _halves(pair: object) -> frozenset[str]:
     """What a key of `overlap` pairs: {"F", "I"}, or with stages {"0F", "1I"}."""
-    if isinstance(pair, tuple) and len(pair) == 2:
-        if all(isinstance(stage, Integral) for stage in pair):
-            return frozenset((f"{pair[0]}F", f"{pair[1]}B"))
-        if all(isinstance(half, str) and re.fullmatch(r"\d*[FBIW]", half) for half in pair):
+    match pair:
+        case (Integral() as forward, Integral() as backward):
+            return frozenset((f"{forward}F", f"{backward}B"))
+        case (str(), str()) if all(re.fullmatch(r"\d*[FBIW]", half) for half in pair):
             return frozenset(pair)
     raise ValueError(
         'overlap must name pairs by two kinds, such as ("F", "I"), with stages ("0F", "1I"), or '
@@ -226,8 +211,14 @@ def _any(value: object) -> bool:
 
 
 _ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage"
+_WORK = {
+    F: ("forward",),
+    B: ("backward_input", "backward_weight", "recompute"),
+    I: ("backward_input", "recompute"),
+    W: ("backward_weight",),
+}
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
-_PER_STAGE = (*_DURATIONS, "message")
+_PER_STAGE = (*_DURATIONS, "overhead", "message")
 
 
 def per_stage(

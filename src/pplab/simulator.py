@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from .actions import COMPUTE
 from .costs import Costs
 from .errors import expect
 from .footprint import Memory
-from .schedule import Columns, Graph, Schedule
+from .schedule import Graph, Schedule
 from .timeline import Timeline
 
 Send = Callable[[int, float], float]
@@ -96,7 +96,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
         lags = lags_of(schedule.graph, costs)
         send = queueing(schedule.graph, costs, lags) if costs.has_queues else None
-    starts, ends = run(schedule.graph, durations_of(schedule.columns, costs), lags, send)
+    starts, ends = run(schedule.graph, durations_of(schedule, costs), lags, send)
     if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
         validate(schedule)
     return Timeline(schedule, starts, ends, unit=costs.unit)
@@ -152,17 +152,16 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
     }
 
 
-def durations_of(columns: Columns, costs: Costs) -> list[float]:
+def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
     """How long every id takes."""
-    kinds, stages, whose = columns.kinds, columns.stages, columns.microbatches
     if costs.by_microbatch:
-        durations = [*map(costs.of, kinds, stages, whose)]
-    else:
-        S, whose = range(columns.num_stages), [None] * len(kinds)
-        table = {kind: [costs.of(kind, stage) for stage in S] for kind in COMPUTE}
-        durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
-    of_overlap = cache(costs.of_overlap)
+        return [*map(costs.of_item, chain(*schedule.rows))]
+    columns, of_overlap = schedule.columns, cache(costs.of_overlap)
+    kinds, stages = columns.kinds, columns.stages
+    table = {
+        kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
+    }
+    durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
     for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
-        halves = stages[i], stages[second], kinds[i], kinds[second], whose[i], whose[second]
-        durations[i] = of_overlap(*halves)
+        durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])
     return durations[: columns.bounds[-1]]

@@ -51,6 +51,31 @@ def test_simulate_takes_per_stage_times_and_prints_json(capsys):
     assert json.loads(capsys.readouterr().out)["makespan"] == 1 + 2 + 3 + 1 + 3 + 0.5
 
 
+def test_simulate_takes_an_overhead_and_times_per_microbatch(capsys):
+    def makespan(command: str) -> float:
+        assert main(["simulate", "--json", *command.split()]) == 0
+        return json.loads(capsys.readouterr().out)["makespan"]
+
+    size = "--ranks 4 --microbatches 8"
+    assert makespan(f"--schedule GPipe {size} --overhead 0.25") == 33 + 11 * 0.5
+    assert makespan(f"--schedule GPipe {size} --overhead 0,0,0,0.25") == 33 + 8 * 0.5
+    assert makespan(f"--schedule Interleaved1F1B {size} --overhead 0.25") == 28.5 + 2 * 9.5 * 0.5
+    costs = pp.Costs([[1, 2.5, 1], 1], message=[[1, 5, 1], 0], bandwidth=1)
+    wanted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=3), costs).makespan
+    two = "--schedule 1F1B --ranks 2 --microbatches 3 --forward 1:2.5:1,1 --bandwidth 1"
+    assert makespan(f"{two} --message 1:5:1,0") == wanted
+    assert main(f"simulate {two} --message 1:5,0".split()) == 1
+    assert "message of stage 0 has 2 values for 3 microbatches: give one per microbatch" in capsys.readouterr().err
+    assert main(f"simulate {two} --recompute 1:1:1".split()) == 1
+    assert "recompute has 1 values for 2 stages" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(f"simulate {two} --message 1:x,0".split())
+    assert "'1:x,0' is no number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert "--overhead T" in (said := capsys.readouterr().out) and "1:2:1,1:2:1" in said
+
+
 def test_simulate_takes_links_overlaps_and_costs_for_a_search(capsys):
     base = ["simulate", "--ranks", "4", "--microbatches", "8", "--json"]
     assert main([*base, "--schedule", "GPipe", "--link", "1-2:1", "--link", "2-1:1"]) == 0

@@ -166,6 +166,18 @@ def test_two_actions_at_once_have_one_overhead():
         assert pp.Costs(overlap=overlap, overhead=[0.25, 0.5]).of_item(pair) == takes
 
 
+def test_an_overhead_is_no_work_that_a_network_could_hide():
+    """In pairs of actions whose all-to-alls hide behind what computes, and in passes of a head over all ranks."""
+    plain, costs = pp.Costs(4, 4, 2), pp.Costs(4, 4, 2, overhead=0.5)
+    for pair in ((0, 0), (0, 0, F, I), (0, 0, W, I)):
+        assert lab.with_all_to_all(costs, 2, 2).of_overlap(*pair) == (
+            lab.with_all_to_all(plain, 2, 2).of_overlap(*pair) + 0.5
+        )
+    found = lab.VocabularyParallel(1, 2).simulate(2, 4, pp.Costs(overhead=[0.25, 0.5]))
+    lasts = {(s.rank, s.action): s.end - s.start for s in found.others}
+    assert lasts == {(0, "S"): 1.25, (1, "S"): 1.5, (0, "T"): 2.25, (1, "T"): 2.5}
+
+
 def test_microbatches_of_their_own_lengths():
     """Four sequences of lengths 1, 2, 1 and 3, by hand: rank 1 gets the third when it has done the second."""
     costs = pp.Costs([[1, 2, 1, 3]] * 2, [[1, 2, 1, 3]] * 2, 0)

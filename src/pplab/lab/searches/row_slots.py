@@ -68,7 +68,7 @@ class Problem:
         self.same = [0] * count  # the same for one stage's actions of a kind
         self.base = [[0] * len(self.placement) for _ in range(3)]  # of every kind and stage: microbatch 0's slot
         changes = [self.memory.changes(s) for s in stages]
-        lasts, lags = durations_of(plain.columns, self.costs), lags_of(graph, self.costs)
+        lasts, lags = durations_of(plain, self.costs), lags_of(graph, self.costs)
         for i, slot in enumerate(graph.slots):
             stage, kind, m = self.action_of[slot] = graph.action(i)
             self.lasts[slot], self.lags[slot], self.rank_of[slot] = lasts[i], lags[i], plain.columns.ranks[i]

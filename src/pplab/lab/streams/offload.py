@@ -64,7 +64,7 @@ class Offload:
             check_length(name, getattr(self, name), schedule.num_stages)
         validate(schedule)
         graph, lags = schedule.graph, lags_of(schedule.graph, costs)
-        durations, there = durations_of(schedule.columns, costs), {}
+        durations, there = durations_of(schedule, costs), {}
         while True:
             wait = _waiting(graph, lags, there, costs)
             timeline = Timeline(schedule, *run(graph, durations, lags, wait), unit=costs.unit)

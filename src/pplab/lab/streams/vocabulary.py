@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
-from itertools import chain, pairwise, permutations
+from itertools import chain, pairwise, permutations, product
 from math import ceil
 
 from ...actions import B, F
-from ...costs import Costs
+from ...costs import Costs, of_stage
 from ...errors import expect, number, positive_int
 from ...links import lags_of, queueing
 from ...schedule import Schedule
@@ -63,7 +63,8 @@ class VocabularyParallel:
         expect(Costs, costs=costs)
         P, M = positive_int("num_ranks", num_ranks, 2), positive_int("num_microbatches", num_microbatches)
         costs.check(P, P)
-        lasts = {("S", rank): self.softmax for rank in range(P)} | {("T", rank): self.gradient for rank in range(P)}
+        passes = {"S": self.softmax, "T": self.gradient}
+        lasts = {(p, rank): passes[p] + of_stage(costs.overhead, rank) for p, rank in product(passes, range(P))}
         lasts |= {(str(kind), rank): costs.of(kind, rank) for kind in (F, B) for rank in range(P)}
         found = []
         for order in permutations("STB"):
