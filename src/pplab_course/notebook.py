@@ -146,10 +146,10 @@ def explored(
     """The timelines of the schedules named, simulated.
 
     The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
-    `per` says; one value per stage is for the stages, whatever their ranks. A forward and a backward at once take
-    `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
-    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what
-    can't be.
+    `per` says; one value per stage is for the stages, whatever their ranks. Every action takes `overhead` besides. A
+    forward and a backward at once take `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into
+    so many of equal length; causal `attention` is that share of a forward. The schedule "own" has these `rows`:
+    0F0.0B0~1F0.1B0. ValueError says what can't be.
     """
 
     def of_stage(stages: float) -> Costs:

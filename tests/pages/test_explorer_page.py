@@ -136,6 +136,22 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
             expected("GPipe", M=32, forward=0.25, backward_input=1 / 32, backward_weight=1 / 32),
         ),
         ({"schedule": "eager-1F1B", "latency": 0.7}, expected("eager-1F1B", latency=0.7)),
+        (
+            {
+                "microbatches": 16,
+                "forward": 8,
+                "backward-input": 8,
+                "backward-weight": 8,
+                "overhead": 0.5,
+                "per": "batch",
+            },
+            expected("1F1B", M=16, forward=0.5, backward_input=0.5, backward_weight=0.5, overhead=0.5),
+        ),
+        (
+            {"schedule": "interleaved", "overhead": "1,0,0.5,0,1,0,0.5,0"},
+            expected("Interleaved1F1B", V=2, overhead=[1, 0, 0.5, 0] * 2),
+        ),
+        ({"schedule": "ZB-1P", "overhead": 0.75}, expected("ZB-1P", overhead=0.75)),
         ({"schedule": "interleaved", "stages-per-rank": 4}, expected("Interleaved1F1B", V=4)),
         (
             {"schedule": "ZBVZeroBubble", "forward": 3, "backward-input": 4, "backward-weight": 2, "ranks": 8},

@@ -241,20 +241,27 @@ var pplab = (function make(schedules) {
    */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overhead = 0, overlap = "sum" } = given;
-    const durations = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward };
-    for (const [name, value] of Object.entries(durations)) if (value !== null) checkNumber(name, value, 2);
-    checkNumber("overhead", overhead, 1);
+    const lists = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward, overhead };
+    for (const [name, value] of Object.entries(lists)) if (name !== "backward" || value !== null) checkNumber(name, value, 2);
     if (typeof overlap === "string" && overlap !== "sum" && overlap !== "max") {
       throw new ScheduleError(`overlap must be "sum", "max" or a duration, got ${repr(overlap)}`);
     }
     if (typeof overlap !== "string") checkNumber("overlap", overlap);
     checkNumber("latency", latency);
-    const work = (kind, stage, microbatch) => {
+    const work = ({ kind, stage, microbatch }) => {
       const value = (of) => at(of, stage, microbatch);
       if (kind === F) return value(forward);
       if (kind === W) return value(backwardWeight);
       if (kind === I) return value(backwardInput);
       return backward === null ? value(backwardInput) + value(backwardWeight) : value(backward);
+    };
+    const besides = ({ stage, microbatch }) => at(overhead, stage, microbatch);
+    /** How long an item of a row takes, an overlap or one action. */
+    const ofItem = ({ parts: [first, second] }) => {
+      if (!second) return work(first) + besides(first);
+      const a = work(first), b = work(second), isPair = [first.kind, second.kind].sort().join("") === "BF";
+      const takes = overlap === "max" ? Math.max(a, b) : isPair && typeof overlap === "number" ? overlap : a + b;
+      return takes + Math.max(besides(first), besides(second));
     };
     return {
       forward,
@@ -264,13 +271,8 @@ var pplab = (function make(schedules) {
       backward,
       overhead,
       overlap,
-      of: (kind, stage, microbatch) => work(kind, stage, microbatch) + at(overhead, stage),
-      ofOverlap(first, second) {
-        const [a, b] = [first, second].map(({ kind, stage, microbatch }) => work(kind, stage, microbatch));
-        const isGiven = typeof overlap === "number" && [first.kind, second.kind].sort().join("") === "BF";
-        const both = overlap === "max" ? Math.max(a, b) : isGiven ? overlap : a + b;
-        return both + Math.max(at(overhead, first.stage), at(overhead, second.stage));
-      },
+      ofItem,
+      of: (kind, stage) => ofItem({ parts: [action(stage, kind)] }),
       /** The costs of the same model cut into `stagesPerRank` times as many stages, each with the same overhead. */
       finer(stagesPerRank) {
         const part = (value) => (typeof value === "number" ? value / stagesPerRank : Array.isArray(value) ? value.map(part) : value);
@@ -279,9 +281,9 @@ var pplab = (function make(schedules) {
       },
       /** Throws unless lists have a value for each of so many stages, and of so many microbatches: if left out, these are alike. */
       check(numStages, numMicrobatches) {
-        const lists = Object.entries({ ...durations, overhead }).filter(([, value]) => Array.isArray(value));
-        if (numMicrobatches === undefined && lists.some(([, value]) => value.some(Array.isArray))) throw new ScheduleError(ALIKE);
-        for (const [name, value] of lists) {
+        const given = Object.entries(lists).filter(([, value]) => Array.isArray(value));
+        if (numMicrobatches === undefined && given.some(([, value]) => value.some(Array.isArray))) throw new ScheduleError(ALIKE);
+        for (const [name, value] of given) {
           checkLength(name, value, numStages, "stage");
           value.forEach((own, stage) => checkLength(`${name} of stage ${stage}`, own, numMicrobatches, "microbatch"));
         }
@@ -332,12 +334,7 @@ var pplab = (function make(schedules) {
   }
 
   /** How long every action takes; an overlap's first half none, since its second takes it all. */
-  function durationsOf({ stages, kinds, microbatches, ids, action }, costs) {
-    return ids.map((id, i) => {
-      if (id !== i) return 0;
-      return ids[i - 1] === i ? costs.ofOverlap(action(i - 1), action(i)) : costs.of(kinds[i], stages[i], microbatches[i]);
-    });
-  }
+  const durationsOf = ({ rows }, { ofItem }) => rows.flat().flatMap((item) => (item.parts.length > 1 ? [0, ofItem(item)] : ofItem(item)));
 
   /** How long what each action waits for takes to arrive. */
   function lagsOf({ columns: { ranks }, makers }, costs) {
@@ -349,9 +346,9 @@ var pplab = (function make(schedules) {
    * placed only what could run; rows.js says of any rows what is wrong with them.
    */
   function simulate(schedule, given = costs()) {
-    const { columns, turns } = schedule;
+    const { turns } = schedule;
     given.check(schedule.numStages, schedule.numMicrobatches);
-    const { starts, ends } = run(turns.rows, turns.needs, durationsOf(columns, given), lagsOf(schedule, given));
+    const { starts, ends } = run(turns.rows, turns.needs, durationsOf(schedule, given), lagsOf(schedule, given));
     if (ends.includes(null)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
     return timelineOf(schedule, given, { starts, ends });
   }

@@ -243,10 +243,11 @@ var pplabRows = (() => {
     const name = ({ stage, kinds, microbatch }) => `${stage}${kinds.join("/")}${microbatch}`;
     const first = new Map(); // of every action, where it is
     ids.forEach((_, i) => first.has(textOf(columns.action(i))) || first.set(textOf(columns.action(i)), i));
-    const needed = [...ids, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(columns, given), 0];
+    const needed = [...ids, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
     const never = ids.length, asked = new Map(); // an item of no row; and of those that only wait: what for
     const waiting = turns.rows.map((row, rank) => row.flatMap((i) => {
-      const before = needs(columns.action(i), numStages).map((need) => {
+      const isSent = columns.kinds[i].length > 1; // communication, which waits for nothing here
+      const before = (isSent ? [] : needs(columns.action(i), numStages)).map((need) => {
         const maker = need.kinds.map((kind) => first.get(name({ ...need, kinds: [kind] }))).find((found) => found !== undefined);
         asked.set(needed.length, name(need));
         lags.push(maker !== undefined && ranks[maker] !== rank ? given.latency : 0);
