@@ -402,9 +402,10 @@ def test_a_stages_list_of_times_has_one_for_each_microbatch(evaluate: Evaluate) 
     made = [configuration("1F1B", 2, 4, None, {"forward": each}) for each in wrong]
     agree(evaluate, made)
     assert expected(**made[0])["error"].startswith("forward of stage 1 has 3 values for 4 microbatches: give one per ")
-    own = {"backward_weight": [[1, 2, 3, 4], 1]}
-    agree(evaluate, alike := [configuration("ZB-1P", 2, 4, None, own)])
-    assert "here all microbatches take the same" in expected(**alike[0])["error"]
+    for name, refused, stages in (("ZB-1P", True, 2), ("ZB-2P", True, 2), ("V-Min", False, 4)):
+        own = {"backward_weight": [[1, 2, 3, 4], *[1] * (stages - 1)]}
+        agree(evaluate, [each := configuration(name, 2, 4, None, own)])
+        assert ("here all microbatches take the same" in expected(**each).get("error", "")) == refused
     deep = configuration("1F1B", 1, 1, None, {"forward": [[[1]]]})
     for error in (expected(**deep)["error"], evaluate(f"report({json.dumps(deep)})")["error"]):
         assert error.startswith("forward must be a number from 0 to 1e+100, got ")

@@ -124,10 +124,10 @@ var pplab = (function make(schedules) {
     const hopOf = (kind, stage) => {
       if (kind === F) return stage + 1;
       if (kind === W) return 2 * S + 2 + 2 * stage;
-      return kind === B || kind === I ? 2 * S - stage : 4 * S + 1; // that is none: communication
+      return kind === B || kind === I ? 2 * S - stage : 4 * S + 2; // that is none, after an empty one: communication
     };
     const places = stages.map((stage, i) => hopOf(kinds[i], stage) * M + microbatches[i]);
-    const actionAt = new Array((4 * S + 2) * M).fill(null);
+    const actionAt = new Array((4 * S + 3) * M).fill(null);
     places.forEach((place, i) => (actionAt[place] = i));
     return places.map((place) => actionAt[place - M]);
   }
