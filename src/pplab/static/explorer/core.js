@@ -963,7 +963,7 @@ var pplab = (function make(schedules) {
       arrived[FORWARD][0] = M;
       for (let rank = 0; rank < P; rank++) events.push(0, rank);
       while (events.size()) {
-        const now = events.time(), rank = events.pop();
+        const [now, rank] = events.pop();
         if (now < free[rank]) continue;
         const f = forwards[rank], i = inputs[rank];
         const isFull = f - weights[rank] + 1 > limit;
@@ -993,33 +993,17 @@ var pplab = (function make(schedules) {
     };
   }
 
-  /** (time, rank) in order, the earliest first and of equal times the lowest rank: a binary heap. */
+  /** [time, rank] in order, the earliest first and of equal times the lowest rank. There are never many at once. */
   function queue() {
-    const times = [], ranks = [];
-    const comesFirst = (a, b) => times[a] < times[b] || (times[a] === times[b] && ranks[a] < ranks[b]);
-    const swap = (a, b) => {
-      [times[a], times[b]] = [times[b], times[a]];
-      [ranks[a], ranks[b]] = [ranks[b], ranks[a]];
-    };
+    const events = [];
+    const comesFirst = (a, b) => a[0] < b[0] || (a[0] === b[0] && a[1] < b[1]);
     return {
-      size: () => times.length,
-      time: () => times[0],
-      push(time, rank) {
-        let i = times.length;
-        times.push(time);
-        ranks.push(rank);
-        for (let parent; i > 0 && comesFirst(i, (parent = (i - 1) >> 1)); i = parent) swap(i, parent);
-      },
+      size: () => events.length,
+      push: (time, rank) => events.push([time, rank]),
       pop() {
-        const rank = ranks[0], lastTime = times.pop(), lastRank = ranks.pop();
-        if (!times.length) return rank;
-        [times[0], ranks[0]] = [lastTime, lastRank];
-        for (let i = 0, child; (child = 2 * i + 1) < times.length; i = child) {
-          if (child + 1 < times.length && comesFirst(child + 1, child)) child += 1;
-          if (!comesFirst(child, i)) break;
-          swap(i, child);
-        }
-        return rank;
+        let first = 0;
+        for (let i = 1; i < events.length; i++) if (comesFirst(events[i], events[first])) first = i;
+        return events.splice(first, 1)[0];
       },
     };
   }
