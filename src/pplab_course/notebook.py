@@ -153,13 +153,14 @@ def explored(
     """
 
     def of_stage(stages: float) -> Costs:
-        parts = microbatches if per == "batch" else 1
-        both = pair / parts if pair else overlap
+        both = pair or overlap
         whole = Costs(forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both)
-        given = {name: getattr(whole, name) for name in ("forward", "backward_input", "backward_weight")}
-        times = {n: tuple(x / parts for x in at) if isinstance(at, tuple) else at / parts for n, at in given.items()}
-        costs, lists = replace(whole, **times), {n: at for n, at in times.items() if isinstance(at, tuple)}
-        return costs if per == "stage" else replace(costs.finer(stages), **lists)
+        costs = whole.finer(microbatches if per == "batch" else 1)
+        if per == "stage":
+            return costs
+        names = "forward", "backward_input", "backward_weight"
+        lists = {name: value for name in names if isinstance(value := getattr(costs, name), tuple)}
+        return replace(costs.finer(stages), **lists)
 
     found = []
     for name in filter(None, (schedule, compare)):

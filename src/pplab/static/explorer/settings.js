@@ -54,15 +54,13 @@ var pplabSettings = (() => {
 
   /** The durations of an action of a stage, of which a rank has `stages`. A list has the stages' own: they aren't divided. */
   function costsOf(state, stages) {
-    const slices = state.per === "batch" ? state.microbatches : 1;
-    const slice = (value) => (isList(value) ? value.map(slice) : value / slices);
-    const [forward, backwardInput, backwardWeight] = DURATIONS.map((name) => slice(state[name]));
-    const overlap = state.pair === 0 ? state.overlap : state.pair / slices; // a number that isn't one is refused there
-    const durations = { forward, backwardInput, backwardWeight };
-    const whole = pplab.costs({ ...durations, overhead: state.overhead, latency: state.latency, overlap });
-    if (state.per === "stage") return whole;
-    const lists = Object.entries(durations).filter(([, value]) => isList(value));
-    return pplab.costs({ ...whole.finer(stages), ...Object.fromEntries(lists) });
+    const [forward, backwardInput, backwardWeight] = DURATIONS.map((name) => state[name]);
+    const { overhead, latency, pair } = state, overlap = pair === 0 ? state.overlap : pair; // a number that isn't one is refused there
+    const whole = pplab.costs({ forward, backwardInput, backwardWeight, overhead, latency, overlap });
+    const costs = whole.finer(state.per === "batch" ? state.microbatches : 1);
+    if (state.per === "stage") return costs;
+    const lists = Object.entries(costs).filter(([, value]) => isList(value));
+    return pplab.costs({ ...costs.finer(stages), ...Object.fromEntries(lists) });
   }
 
   /** Whether the schedule `name` has that option in the package. */
