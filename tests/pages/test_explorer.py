@@ -172,6 +172,12 @@ def test_the_registry(evaluate: Evaluate) -> None:
     assert [schedule["name"] for schedule in said if "rows" in schedule] == [n for n in NAMES if n not in made]
 
 
+def test_the_page_and_the_directive_know_the_same_settings(evaluate: Evaluate) -> None:
+    from pplab_explorer import SETTINGS
+
+    assert evaluate("pplabSettings.DEFAULTS") == {name: default for name, (_, default) in SETTINGS.items()}
+
+
 @pytest.fixture
 def newer(evaluate: Evaluate) -> Iterator[Evaluate]:
     """The page built when the package has three schedules more."""
@@ -491,6 +497,11 @@ def test_how_far_rows_get(evaluate: Evaluate) -> None:
                 for r in range(len(rows))
             ]
     assert sum(sum(map(len, each)) < sum(map(len, rows)) for (rows, _), each in zip(made, said, strict=True)) > 100
+    sends = json.dumps(
+        [["0F0", "0B0"], ["1F0", "1B0", "1SEND_B0"]]
+    )  # communication is refused, and nobody waits for it
+    idle = evaluate(f"pplabRows.reach(pplab.schedule({sends})).idle")
+    assert [each["waitsFor"] for each in idle if each["part"] == "wait"] == ["1B0"]
     rows = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     said = evaluate(f"pplabRows.reach(pplab.schedule({json.dumps(rows)}, 'mine'), pplab.costs({{latency: 3}}))")
     assert said["title"] == "mine: stuck after 2 of 8 actions"

@@ -258,14 +258,16 @@ def test_the_address_holds_the_state(visit):
     tab.select_option("select[name=compare]", "GPipe")
     tab.fill("input[type=number][name=microbatches]", "10")
     tab.fill("input[name=backward-weight]", "0.5")
+    tab.get_by_label("overhead per action").fill("0.25")
     tab.check("input[name=path]")
     settle(tab)
     address = urlsplit(tab.url)
-    said = {"schedule": "DualPipeV", "compare": "GPipe", "microbatches": "10", "backward-weight": "0.5", "path": "true"}
+    said = {"schedule": "DualPipeV", "compare": "GPipe", "microbatches": "10", "backward-weight": "0.5"}
+    said |= {"overhead": "0.25", "path": "true"}
     assert parse_qs(address.fragment) == {name: [value] for name, value in said.items()}
     other = visit(f"book/explorer.html#{address.fragment}")
-    assert figures(other) == figures(tab) == expected("DualPipeV", M=10, backward_weight=0.5)
-    assert figures(other, "compare-") == expected("GPipe", M=10, backward_weight=0.5)
+    assert figures(other) == figures(tab) == expected("DualPipeV", M=10, backward_weight=0.5, overhead=0.25)
+    assert figures(other, "compare-") == expected("GPipe", M=10, backward_weight=0.5, overhead=0.25)
     assert other.is_checked("input[name=path]")
     other.evaluate("() => { location.hash = 'schedule=naive&ranks=3' }")
     other.wait_for_function("document.querySelector('.pplab-explorer').dataset.peakInFlight === '1,1,1'")
@@ -317,6 +319,7 @@ def test_what_cannot_be_built_says_why_and_keeps_the_chart(visit, setting, value
     [
         ("schedule=mine", "unknown schedule 'mine'"),
         ("latency=-1", "latency must be"),
+        ("overhead=1,2", "overhead has 2 values for 4 stages: give one per stage, or a single number"),
         ("forward=0&backward-input=0&backward-weight=0", "all take 0 time"),
         ("ranks=64&microbatches=5000", "draws at most"),
     ],

@@ -883,7 +883,6 @@ var pplab = (function make(schedules) {
     const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
     let best = null, least = [Infinity, Infinity];
     const offer = (kinds) => {
-      if (!kinds) return;
       const found = measured(kinds);
       if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
       [best, least] = [kinds.slice(), found];
@@ -928,8 +927,8 @@ var pplab = (function make(schedules) {
     }
   }
 
-  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy; to null
-   *  where they end up waiting for each other. */
+  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. They are
+   *  whole: the first microbatch that isn't through finds room on every rank, where a weight gradient makes some if need be. */
   function growthOf(P, M, costs, limit) {
     const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
     const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
@@ -989,7 +988,7 @@ var pplab = (function make(schedules) {
           events.push(Math.max(arrival, free[to]), to);
         }
       }
-      return length.every((actions) => actions === 3 * M) ? row : null;
+      return row;
     };
   }
 
