@@ -294,12 +294,12 @@ var pplab = (function make(schedules) {
   // ---- the loop -----------------------------------------------------------------------------------------------------
 
   /**
-   * When every item starts, and when it ends: null if it never does. Line by line `run` of the package's simulator.
+   * When every item starts, and when it ends: null if it never does, as in a circle of waits. Line by line, this is `run`
+   * of the package's simulator.
    *
    * Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
    * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`. A rank is a
-   * row of actions. So is whatever else does one thing after the other: a link is a row of messages. To wait for
-   * something more is an item, too, which takes no time.
+   * row of actions. To wait for something more is an item, too, which takes no time.
    */
   function run(rows, needs, durations, lags) {
     const starts = new Array(needs.length).fill(null), ends = new Array(needs.length).fill(null);
@@ -311,7 +311,7 @@ var pplab = (function make(schedules) {
       for (const i of row) {
         const need = needs[i];
         if (need !== null) {
-          if (ends[need] === null) yield need; // stand still here
+          if (ends[need] === null) yield need; // stand still here until it has run
           const arrival = ends[need] + lags[i];
           if (arrival > now) now = arrival; // the row is free and has to wait
         }
