@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import gt, itemgetter
+from typing import Any
 
 from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
@@ -64,7 +65,7 @@ class Schedule:
         return self.columns.num_microbatches
 
     @cached_property
-    def placement(self) -> tuple[int | tuple[int, ...], ...]:
+    def placement(self) -> tuple[int | Any, ...]:
         """Which rank holds each stage: `placement[stage]` is a rank.
 
         A bidirectional schedule keeps two copies of every stage, replicas one each: there it is all

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import pairwise
 from operator import add, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .actions import Action, Overlap
 from .schedule import Schedule
@@ -19,7 +19,7 @@ class Span(NamedTuple):
     """
 
     rank: int
-    action: Action | Overlap | str
+    action: Action | Any  # an overlap, or the name of something else
     start: float
     end: float
 

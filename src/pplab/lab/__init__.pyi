@@ -1,6 +1,7 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
 from . import models as models
+from . import schedules as schedules
 from .against_torch import Reference as Reference
 from .against_torch import TorchEngine as TorchEngine
 from .against_torch import Versus as Versus
