@@ -37,7 +37,9 @@ class Schedule:
 
     def __init__(self, rows: Iterable[Iterable[Action | Overlap | str]], name: str = "custom"):
         expect(str, name=name)
-        plain = isinstance(rows, list | tuple) and all(isinstance(row, list | tuple) for row in rows)
+        plain = isinstance(rows, list | tuple) and all(
+            isinstance(row, list | tuple) for row in rows
+        )
         made = plain and {*map(type, chain.from_iterable(rows))} == {Action}  # by a builder
         rows = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(rows):
