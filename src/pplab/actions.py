@@ -58,4 +58,4 @@ class Overlap(NamedTuple):
 
 def parts(item: Action | Overlap) -> tuple[Action, ...]:
     """The actions of an item of a row: itself, or the two halves of an overlap."""
-    return (item.first, item.second) if isinstance(item, Overlap) else (item,)
+    return (item,) if isinstance(item, Action) else (item.first, item.second)
