@@ -21,13 +21,13 @@ book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the not
 
 # Three processes also on two cores: notebooks sleep for much of their time, to keep a pace.
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
-	@echo "== style"
-	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet .
+	@echo "== style and types"
+	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy --no-error-summary
 	@echo "== tests, notebooks and book (a test a dot; twelve to twenty minutes on two cores)"
 	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -m "not long" -n 3 $(PARALLEL) --durations=15
 
-check: $(ENVIRONMENT) ## the quick part of the tests: style and everything without processes
-	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
+check: $(ENVIRONMENT) ## the quick part of the tests: style, types and everything without processes
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 	@$(PY) -m pytest tests -m "not slow" -n 2 $(PARALLEL)
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab

@@ -40,10 +40,8 @@ class Action(NamedTuple):
     kind: Kind
     microbatch: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # str(), too
         return f"{self.stage}{self.kind.value}{self.microbatch}"
-
-    __repr__ = __str__
 
 
 class Overlap(NamedTuple):
@@ -52,14 +50,12 @@ class Overlap(NamedTuple):
     first: Action
     second: Action
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # str(), too
         return (
             f"({self.first};{self.second})OVERLAP_{self.first.kind.value}_{self.second.kind.value}"
         )
 
-    __repr__ = __str__
-
 
 def parts(item: Action | Overlap) -> tuple[Action, ...]:
     """The actions of an item of a row: itself, or the two halves of an overlap."""
-    return (item,) if type(item) is Action else tuple(item)
+    return (item,) if isinstance(item, Action) else (item.first, item.second)

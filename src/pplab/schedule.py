@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
+from typing import Any
 
 from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
@@ -33,19 +34,19 @@ class Schedule:
     """
 
     rows: tuple[tuple[Action | Overlap, ...], ...]
-    name: str = field(default="custom", compare=False)
+    name: str = field(compare=False)
     columns: Columns = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        expect(str, name=self.name)
-        plain = isinstance(self.rows, list | tuple) and all(
-            isinstance(row, list | tuple) for row in self.rows
+    def __init__(self, rows: Iterable[Iterable[Action | Overlap | str]], name: str = "custom"):
+        expect(str, name=name)
+        plain = isinstance(rows, list | tuple) and all(
+            isinstance(row, list | tuple) for row in rows
         )
-        made = plain and {*map(type, chain.from_iterable(self.rows))} == {Action}  # by a builder
-        rows = tuple(map(tuple, self.rows)) if made else text.checked(self.rows)
+        made = plain and {*map(type, chain.from_iterable(rows))} == {Action}  # by a builder
+        rows = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(rows):
             raise ValueError("a schedule needs at least one action")
-        vars(self).update(rows=rows, columns=Columns.of(rows))
+        vars(self).update(rows=rows, name=name, columns=Columns.of(rows))
 
     @cached_property
     def graph(self) -> Graph:
@@ -68,7 +69,7 @@ class Schedule:
         return self.columns.num_microbatches
 
     @cached_property
-    def placement(self) -> tuple[int | tuple[int, ...], ...]:
+    def placement(self) -> tuple[int | Any, ...]:
         """Which rank holds each stage: `placement[stage]` is a rank.
 
         A bidirectional schedule keeps two copies of every stage, replicas one each: there it is all

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, pairwise
 from operator import add, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .actions import Action, Overlap
+from .actions import Action
 from .schedule import Schedule
 
 
@@ -19,7 +19,7 @@ class Span(NamedTuple):
     """
 
     rank: int
-    action: Action | Overlap | str
+    action: Action | Any  # an overlap, or the name of something else
     start: float
     end: float
 

@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pplab import builders, lab  # noqa: F401 (with its schedules)
 from pplab.costs import Costs, PerStage
@@ -69,7 +69,7 @@ class Slider:
     figures, one above the other.
     """
 
-    def __init__(self, name: str, drawings: Mapping[object, Axes]):
+    def __init__(self, name: str, drawings: Mapping[Any, Axes]):
         from matplotlib import pyplot as plt
 
         self.name, self.values = name, list(drawings)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pplab.errors import positive_int
 from pplab.schedule import Schedule
@@ -61,7 +61,7 @@ class Report:
     """What one rank did."""
 
     actions: tuple[tuple[str, int, float, float], ...] = ()  # "F" or "B", the how manieth forward, start, end
-    gradients: Gradients | None = None
+    gradients: Gradients | Any = None
     microbatches: Microbatches | None = None
     lacks: tuple[str, ...] = ()  # of NAMES
     shared: tuple[tuple[int, int], ...] = ()  # forwards whose input lies where that of another one is still held
@@ -84,7 +84,7 @@ class Ran:
     reports: tuple[Report, ...] = field(repr=False)
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> str | Any:
         """What went wrong first, in words, or None."""
         silent = all(report.exitcode is None for report in self.reports)
         if silent or any(report.stuck for report in self.reports):

@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..actions import Action, Overlap
 
@@ -41,10 +41,10 @@ class Listener:
 
     events: ClassVar[frozenset[str]] = frozenset()
 
-    def begin(self, event: str, what: object) -> None:
+    def begin(self, event: str, what: Any) -> None:
         """Something begins."""
 
-    def end(self, event: str, what: object) -> None:
+    def end(self, event: str, what: Any) -> None:
         """It has ended. When it fails instead, the run is over, and nobody is told."""
 
     def report(self) -> object:
@@ -76,7 +76,7 @@ class Extra:
     def listen(self, rank: Rank) -> Listener | None:
         """On every rank, once its stages are there."""
 
-    def finish(self, job: Job, reports: Sequence[object]) -> object:
+    def finish(self, job: Job, reports: Sequence[Any]) -> object:
         """Afterwards, in the caller's process: what all ranks' listeners reported becomes what the
         Run says.
         """
@@ -86,7 +86,7 @@ class Extra:
         """What the machine can't show in this run, from what it can't show in any."""
         return notes
 
-    def lines(self, found: object) -> Sequence[str]:
+    def lines(self, found: Any) -> Sequence[str]:
         """What the Run, as text, says of what was found."""
         return ()
 
@@ -124,7 +124,7 @@ class Listeners:
 class _Around:
     __slots__ = ("event", "listeners", "what")
 
-    def __init__(self, listeners: list[Listener], event: str, what: object):
+    def __init__(self, listeners: list[Listener], event: str, what: Any):
         self.listeners, self.event, self.what = listeners, event, what
 
     def __enter__(self) -> None:
@@ -182,14 +182,14 @@ class Clock(Listener):
         """The marks in nanoseconds of the host's clock."""
         return marks
 
-    def begin(self, event: str, what: object) -> None:
+    def begin(self, event: str, what: Any) -> None:
         """Mark the start."""
         if event == "step":
             self._found: dict[str, list] = {"item": [], "receive": [], "again": []}
             self._open: list[object] = []
         self._open.append(self.mark())
 
-    def end(self, event: str, what: object) -> None:
+    def end(self, event: str, what: Any) -> None:
         """Mark the end; at the end of a step, read all marks."""
         if event == "step":
             self._finish(self._open.pop(), self.mark())

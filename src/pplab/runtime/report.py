@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
@@ -46,8 +46,8 @@ class Run:
     losses: tuple[float, ...]  # one per measured step
     first_loss: float  # before any update
     traces: tuple[tuple[StepTrace, ...], ...]  # per measured step, one per rank
-    gradients: GradientReport | None
-    extras: Mapping[str, object]  # what the run's extras found, by their names
+    gradients: GradientReport | Any  # None unless they were asked for
+    extras: Mapping[str, Any]  # what the run's extras found, by their names
 
     @property
     def schedule(self) -> Schedule:
@@ -80,7 +80,7 @@ class Run:
         return statistics.median_high(self.step_times_ms)
 
     @property
-    def held(self) -> object:
+    def held(self) -> Any:
         """What ranks and stages held, in bytes, where `lab.Meter()` has counted it; ValueError
         where it hasn't.
         """

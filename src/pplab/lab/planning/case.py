@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Real
+from typing import Any
 
 from ...costs import Link
 from ...errors import expect, positive_int
@@ -45,7 +46,7 @@ class Case:
     latency_ms: float = 0  # of a message, in addition
     dollars_per_hour: float = 2  # for a GPU: an assumption, prices differ and change
     tokens: float = 1e9  # to train on
-    experts: ExpertLayers | None = None  # in place of every layer's MLP, over pipelines side by side
+    experts: ExpertLayers | Any = None  # in place of every layer's MLP, over pipelines side by side
 
     def __post_init__(self) -> None:
         expect(Transformer, model=self.model)
@@ -178,11 +179,11 @@ class Entry:
     microbatch: int = 1  # sequences in each
     cut: tuple[int, ...] | None = None  # layers per stage; None: all stages have as many
     recompute: bool | tuple[int, ...] = False  # all layers, or how many of each stage
-    step_s: float | None = None
-    busy: float | None = None  # the share of all ranks' time in which they compute, again or not
+    step_s: float | Any = None
+    busy: float | Any = None  # the share of all ranks' time in which they compute, again or not
     held_gb: tuple[float, ...] = ()  # per rank, at its fullest; of a GPU that its state doesn't fit in, the state
-    timeline: Timeline | None = None  # in seconds
-    memory: Memory | None = None  # of its stages, in GB: lab.memory_chart(row.timeline, of=row.memory)
+    timeline: Timeline | Any = None  # in seconds
+    memory: Memory | Any = None  # of its stages, in GB: lab.memory_chart(row.timeline, of=row.memory)
 
     @property
     def fits(self) -> bool:
@@ -190,14 +191,14 @@ class Entry:
         return max(self.held_gb, default=0) <= self.case.memory_gb
 
     @property
-    def hours(self) -> float | None:
+    def hours(self) -> float | Any:
         """Of the job."""
         tokens = self.num_microbatches * self.microbatch * self.case.model.sequence  # in a step
         tokens *= self.case.num_gpus // self.case.num_ranks
         return self.step_s and self.case.tokens / tokens * self.step_s / 3600
 
     @property
-    def dollars(self) -> float | None:
+    def dollars(self) -> float | Any:
         """Of the job, for all GPUs."""
         return self.step_s and self.hours * self.case.num_gpus * self.case.dollars_per_hour
 

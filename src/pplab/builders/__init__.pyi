@@ -1,0 +1,23 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from ._dualpipe import dualpipe as dualpipe
+from ._dualpipe import dualpipe_row as dualpipe_row
+from ._dualpipe import dualpipe_v as dualpipe_v
+from ._gpipe import gpipe as gpipe
+from ._interleaved import in_groups as in_groups
+from ._interleaved import interleaved as interleaved
+from ._interleaved import looped_rows as looped_rows
+from ._interleaved import stages_of_loop as stages_of_loop
+from ._naive import naive as naive
+from ._one_f_one_b import capped_row as capped_row
+from ._one_f_one_b import one_f_one_b as one_f_one_b
+from ._v_shape import zb_v as zb_v
+from ._weave import phases as phases
+from ._weave import split_backwards as split_backwards
+from ._zero_bubble import zb_h1 as zb_h1
+from ._zero_bubble import zb_h2 as zb_h2
+from .registry import ALL as ALL
+from .registry import Builder as Builder
+from .registry import build as build
+from .registry import find as find
+from .registry import register as register

@@ -1,0 +1,7 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import CheckpointError as CheckpointError
+from .resuming import Resume as Resume
+from .saving import NotSaved as NotSaved
+from .saving import Save as Save

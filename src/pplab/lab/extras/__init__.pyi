@@ -1,0 +1,19 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from .budget import Budget as Budget
+from .clip import Clip as Clip
+from .clip import own_stages as own_stages
+from .evaluation import Evaluate as Evaluate
+from .learning_rate import LearningRate as LearningRate
+from .meter import Held as Held
+from .meter import Meter as Meter
+from .meter import readable_bytes as readable_bytes
+from .pace import Pace as Pace
+from .pace import paced as paced
+from .pace import settle as settle
+from .padded import Padded as Padded
+from .progress import Progress as Progress
+from .random_numbers import random_state as random_state
+from .random_numbers import set_random_state as set_random_state
+from .recompute import Recompute as Recompute
+from .reduction import Drain as Drain

@@ -1,0 +1,36 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from . import results as results
+from .balance_sheet import Table as Table
+from .balance_sheet import num_messages as num_messages
+from .balance_sheet import table as table
+from .charts import bars as bars
+from .charts import block_chart as block_chart
+from .charts import ranks as ranks
+from .charts import stacked as stacked
+from .charts import waterfall as waterfall
+from .csv_form import read_csv as read_csv
+from .csv_form import to_csv as to_csv
+from .csv_form import unknown_to_torch as unknown_to_torch
+from .explorer import SCRIPTS as SCRIPTS
+from .explorer import STATIC as STATIC
+from .explorer import TOLD as TOLD
+from .explorer import Exploration as Exploration
+from .explorer import explore as explore
+from .explorer import in_script as in_script
+from .gpu_results import first_look as first_look
+from .json_form import reading as reading
+from .json_form import run_to_dict as run_to_dict
+from .json_form import timeline_from_dict as timeline_from_dict
+from .json_form import timeline_to_dict as timeline_to_dict
+from .memory import held_over_time as held_over_time
+from .memory import memory_chart as memory_chart
+from .palette import CATEGORIES as CATEGORIES
+from .palette import LIMIT as LIMIT
+from .palette import MESSAGE as MESSAGE
+from .perfetto import MICROSECONDS as MICROSECONDS
+from .perfetto import events_of as events_of
+from .perfetto import to_perfetto as to_perfetto
+from .perfetto import write_events as write_events
+from .results import load as load
+from .safe_text import printable as printable

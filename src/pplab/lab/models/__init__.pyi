@@ -1,0 +1,28 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from . import data as data
+from ._cutting import LayeredModel as LayeredModel
+from ._cutting import cut as cut
+from ._cutting import layer_ranges as layer_ranges
+from ._cutting import weights_of as weights_of
+from ._distilbert import DistilBert as DistilBert
+from ._distilbert import distilbert as distilbert
+from ._gpt import GPT as GPT
+from ._gpt import GPTConfig as GPTConfig
+from ._gpt import LanguageModel as LanguageModel
+from ._gpt import gpt as gpt
+from ._mixture import Mixture as Mixture
+from ._mixture import MixtureConfig as MixtureConfig
+from ._mixture import mixture as mixture
+from ._modules import Chain as Chain
+from ._modules import Modules as Modules
+from ._sliced import Sliced as Sliced
+from ._sliced import sliced as sliced
+from ._transformers import TransformersModel as TransformersModel
+from ._transformers import from_transformers as from_transformers
+from ._workloads import WORKLOADS as WORKLOADS
+from ._workloads import workload as workload
+from .data import small_tokenizer as small_tokenizer
+from .serve import Decoded as Decoded
+from .serve import decode as decode
+from .small_case import SmallCase as SmallCase

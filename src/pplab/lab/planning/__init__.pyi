@@ -1,0 +1,30 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from . import formulas as formulas
+from .case import LLAMA_3_8B as LLAMA_3_8B
+from .case import Case as Case
+from .case import Entry as Entry
+from .case import Ledger as Ledger
+from .expert_layers import ExpertLayers as ExpertLayers
+from .formulas import bubble_fraction as bubble_fraction
+from .formulas import bubble_ratio as bubble_ratio
+from .formulas import floor_makespan as floor_makespan
+from .formulas import free_bandwidth as free_bandwidth
+from .formulas import free_tokens as free_tokens
+from .formulas import message_time as message_time
+from .formulas import one_f_one_b_peak_in_flight as one_f_one_b_peak_in_flight
+from .formulas import sharded_step as sharded_step
+from .fsdp import fsdp_row as fsdp_row
+from .layout import Layout as Layout
+from .layout import Machine as Machine
+from .layout import Plan as Plan
+from .layout import best as best
+from .layout import dp_degree as dp_degree
+from .layout import layouts as layouts
+from .layout import plan as plan
+from .partitioning import partition as partition
+from .stage_costs import layers_of as layers_of
+from .stage_costs import recomputed_of as recomputed_of
+from .sweeps import Sweep as Sweep
+from .sweeps import sweep as sweep
+from .transformer import Transformer as Transformer

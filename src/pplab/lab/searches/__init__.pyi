@@ -1,0 +1,23 @@
+# Written by tools/names.py from __init__.py, for editors and type checkers.
+
+from .bounds import Floor as Floor
+from .bounds import floor as floor
+from .exact import CLOSE as CLOSE
+from .exact import BestSoFar as BestSoFar
+from .exact import Optimum as Optimum
+from .exact import optimum as optimum
+from .frontier import COMMAND as COMMAND
+from .frontier import Frontier as Frontier
+from .frontier import Point as Point
+from .frontier import frontier_chart as frontier_chart
+from .frontier import frontiers as frontiers
+from .frontier import optima as optima
+from .frontier_settings import SETTINGS as SETTINGS
+from .frontier_settings import P as P
+from .frontier_settings import Setting as Setting
+from .growth import Policy as Policy
+from .problem import Problem as Problem
+from .searching import Found as Found
+from .searching import search as search
+from .searching import zb_1p as zb_1p
+from .searching import zb_2p as zb_2p
