@@ -45,7 +45,7 @@ def test_one_file_knows_cuda_and_nccl():
 
 @pytest.mark.slow
 def test_the_tests_for_gpus_pass():
-    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, tests/lab/test_gpu_box.py runs all of it, and
+    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, test_gpu_box.py runs all of it, and
     tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four."""
     some = "2-turns and (equals_one and (1F1B-b or DualPipe-f) or profile)"
     done = on_fake_gpus(["-m", "pytest", "-q", "tests/running/test_gpu.py", "-k", some], 2)

@@ -19,7 +19,7 @@ from pplab.lab.forms import gpu_results
 from pplab.lab.forms.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
 from pplab.runtime import gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NONE = "Nothing has been measured on a GPU so far."
 PAGE = (ROOT / "book" / "gpu.md").read_text()
 HANGS_PAGE = (ROOT / "book" / "it_hangs.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 import pplab
 from pplab.optional import EXTRA_OF
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 HIDE = """
 import sys

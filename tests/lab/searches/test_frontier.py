@@ -12,7 +12,7 @@ from pplab import lab
 from pplab.lab import Frontier, Point
 from pplab.lab.searches.frontier_settings import SETTINGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FRONTIERS = lab.frontiers(ROOT / "results")
 
 

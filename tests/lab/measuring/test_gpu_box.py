@@ -23,7 +23,7 @@ from pplab import lab
 from pplab.lab import results
 from stage_rows import copies_are_sane, stages_are_sane
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer
 from pplab.runtime import Pool, RankError
 from pplab.runtime.stage import autocast
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 
 @cache

@@ -17,7 +17,7 @@ from pplab.lab import results
 from pplab.lab.forms import stage_results
 from stage_rows import copies_are_sane, stages_are_sane
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
