@@ -67,7 +67,7 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
     for run in runs.values():
         assert 0.9 < run["step_time_ms"] / predicted.makespan < 2
         assert run["bubble_fraction"] == pytest.approx(predicted.bubble_fraction, abs=0.15)
-        assert 0 < run["clock_error_ms"] < 20
+        assert 0 < run["clock_error_ms"] < 0.1 * run["step_time_ms"]
         assert any(f"{run['clock_error_ms']:.2f} ms off" in note for note in run["notes"])
         for timeline in map(lab.timeline_from_dict, run["timelines"]):
             at = {str(span.action): span for span in timeline.spans}
