@@ -1,4 +1,7 @@
-"""`make gpu` tried on the CPU: every part runs, fails alone, says what it leaves out, and leaves a recording."""
+"""`make gpu` tried on the CPU: every part runs, fails alone, says what it leaves out, and leaves a recording.
+
+What runs all of it is for `make attack`; test_results.py has most parts at every commit.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ def recorded(tmp_path_factory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
+@pytest.mark.long
 def test_every_part_runs_and_is_recorded(recorded):
     folder, printed = recorded
     (recording,) = results.load(folder)
@@ -73,6 +77,7 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert "== nothing failed" in printed and f"== wrote {recording.path}" in printed
 
 
+@pytest.mark.long
 def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
     runs, (batch,) = recording.rows("runs"), recording.rows("batch")
@@ -118,6 +123,7 @@ def test_what_was_measured_is_whole(recorded):
         assert f"test_every_schedule_equals_one_process[2-turns-{builder.name}-bf16]" in ran
 
 
+@pytest.mark.long
 def test_nothing_is_left_out_without_a_word(recorded):
     folder, printed = recorded
     (recording,) = results.load(folder)
@@ -130,6 +136,7 @@ def test_nothing_is_left_out_without_a_word(recorded):
         assert f"not run: {what}" in printed
 
 
+@pytest.mark.long
 def test_the_tables_show_the_recording(recorded):
     folder = recorded[0]
     text = str(results.runs(folder))
@@ -150,6 +157,7 @@ def test_no_recording_is_said(tmp_path):
     assert results.load(tmp_path / "nowhere") == ()
 
 
+@pytest.mark.long
 def test_a_page_shows_every_table_that_has_something_in_it(recorded):
     shown = results.tables(recorded[0])
     assert len(shown) > 11 and {type(table) for table in shown} == {results.Results} and all(shown)
@@ -169,6 +177,7 @@ def test_the_books_page_shows_what_is_recorded(monkeypatch):
     assert bool(shown) == recorded and ("<code>make gpu</code>" in shown._repr_html_()) == (not recorded)
 
 
+@pytest.mark.long
 def test_the_nearest_recordings_are_found(recorded, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "deep").mkdir()
@@ -341,6 +350,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_a_deadline_is_kept_whatever_runs(tmp_path):
     """Parts that sleep for ever, catch what they are told, or wait for ranks: those behind them have their turn."""
     found, not_run, printed = run_naughty(tmp_path, "sleeps,swallows,trains,good", 0)
