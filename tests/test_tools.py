@@ -176,6 +176,6 @@ def test_tests_that_measure_times_are_tried_again(monkeypatch, mark, right_at, t
 @pytest.mark.slow
 def test_several_processes_need_no_cache_to_run_the_tests():
     """Where a checkout can't be written to, for one."""
-    command = ["-m", "pytest", "tests/schedules/test_register.py", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "tests/lab/planning/test_fsdp.py", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "INTERNALERROR" not in done.stdout, done.stdout

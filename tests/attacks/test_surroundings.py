@@ -123,6 +123,4 @@ def _script(text: str, stdin: bool, pattern: str) -> dict:
 
 
 def test_bad_surroundings_are_borne_or_named():
-    harness.check(
-        attack(tries=1, seed=1, every=4)
-    )  # `make attack` tries all, and the scripts; test_failures.py has one of these
+    harness.check(attack(tries=1, seed=1, every=4))  # `make attack` tries all; of the scripts, test_failures.py has one
