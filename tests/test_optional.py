@@ -145,9 +145,8 @@ def test_with_torch_alone_training_names_what_else_it_needs(needed, tmp_path):
     done = python(code, {*needed.values()}, tmp_path)
     assert done.returncode == 0 and not done.stdout, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("pplab train: ")]
-    assert said == [
-        f"pplab train: {name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'" for name in needed.values()
-    ]
+    says = "pplab train: {} is missing: pip install 'pplab[{}]'"
+    assert said == [says.format(name, EXTRA_OF[name]) for name in needed.values()]
 
 
 DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
