@@ -51,9 +51,7 @@ def test_a_chapters_head_says_how_long_it_takes(path):
 
 def test_the_course_is_read_in_seven_hours():
     total = sum(map(minutes, CHAPTERS))
-    assert total <= 430, (
-        f"{total:.0f} minutes: what is new takes the place of something, or stands on a page of its own"
-    )
+    assert total <= 430, f"{total:.0f} minutes: let what is new take the place of something, or give it a page"
     assert len(CHAPTERS) == 14, f"{len(CHAPTERS)} chapters: say so here, and what the course takes now"
 
 
