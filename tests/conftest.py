@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
@@ -70,14 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Notebooks, which sleep for much of their time to keep a pace, lie evenly between the others. These come by their
-    own names, not their folders', so that what computes a lot, or waits a lot, doesn't lie together.
+    """Notebooks, which sleep for much of their time to keep a pace, lie evenly between the others, the last chapters
+    first: they take longest, and what is long mustn't be left at the end. Other files come by their own names, not
+    their folders', so that what computes a lot, or waits a lot, doesn't lie together.
     """
     files = sorted({item.path for item in items}, key=lambda path: (path.name, path))
-    kinds, seen, place = Counter(path.suffix for path in files), Counter(), {}
-    for path in files:
-        seen[path.suffix] += 1
-        place[path] = seen[path.suffix] / kinds[path.suffix]
+    notebooks, others = ([path for path in files if (path.suffix == ".ipynb") is is_one] for is_one in (True, False))
+    place = {path: i / len(kind) for kind in (notebooks[::-1], others) for i, path in enumerate(kind, 1)}
     items.sort(key=lambda item: (is_alone(item), place[item.path], item.path))
     if hasattr(config, "workerinput"):
         named = Path(config.stash[SHARED], f"{ALONE} {os.getpid()}")

@@ -201,6 +201,7 @@ def checkers(path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_its_solutions_are_right(path, tmp_path, monkeypatch):
     import torch
 
