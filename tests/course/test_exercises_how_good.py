@@ -74,7 +74,7 @@ def test_a_search_finds_the_shortest_design():
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.long  # the search above finds it, which the proof bounds
 def test_no_design_is_shorter_than_it_says():
     known = lab.search(4, 8, **ASKED)
     found = lab.optimum(lab.Problem(4, 8, **ASKED), time_limit=300, workers=1, start=[known.schedule])

@@ -222,7 +222,7 @@ def test_on_a_machine_with_gpus_the_files_ranks_see_none(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.long  # the test above has the four files, started by the course
 def test_torchrun_keeps_early_receives_off_the_gpus():
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "notebooks/pipe_early.py"]
     settings = {"OMP_NUM_THREADS": "1", "M": "8", "PACE": "0", "TICKETS": "4,3,2,1", "EARLY": "1"}

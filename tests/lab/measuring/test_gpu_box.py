@@ -1,6 +1,6 @@
 """`make gpu` tried on the CPU: every part runs, fails alone, says what it leaves out, and leaves a recording.
 
-What runs all of it is for `make attack`; test_results.py has most parts at every commit.
+What runs all of it takes long; test_results.py has all parts but those of tests and profiles at every commit.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.alone
-@pytest.mark.long
+@pytest.mark.long  # the tests below have deadlines in this process
 def test_a_deadline_is_kept_whatever_runs(tmp_path):
     """Parts that sleep for ever, catch what they are told, or wait for ranks: those behind them have their turn."""
     found, not_run, printed = run_naughty(tmp_path, "sleeps,swallows,trains,good", 0)
