@@ -492,14 +492,14 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path):
 
     command[1] = str(ROOT / command[1])
     bare = "transformers,datasets,pyarrow,huggingface_hub,tokenizers,pytest,psutil,matplotlib,pandas,colorspacious"
-    done = run(bare, "smoke", "runs", "tests", "profile")
+    done = run(bare, "smoke", "tests", "profile")
     first, second, third, fourth = done.stdout.splitlines()[:4]
     assert done.returncode == 0, done.stdout + done.stderr
     assert first == "pytest is not installed: not run: tests"
     assert second == "transformers is not installed: not run: profile"
     assert third.startswith("datasets is not installed: the text is the sample") and fourth.startswith("device 0")
     (recording,) = results.load(tmp_path)
-    assert len(recording.rows("smoke")) == 2 and len(recording.rows("runs")) == 4
+    assert len(recording.rows("smoke")) == 2
     assert ("profile: all of it", "transformers is not installed") in recording.not_run
     done = run("numpy", "smoke")
     assert done.returncode == 1 and "runs nothing without numpy" in done.stderr and "Traceback" not in done.stderr
