@@ -333,6 +333,18 @@ def assert_explained(check, answer: object, says: str) -> None:
     assert says in verdict.says, verdict
 
 
+KINDS = {"1F1B", "ZB-H1", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "DualPipe"}
+
+
+def names_of_schedules() -> list:
+    """All schedules' names, for what is added to a run: those of other than these kinds are for `make attack`.
+
+    They are whole and split backwards, one stage on a rank, two in a loop and on a V, pairs, and weights in two places.
+    That every schedule runs, whatever its order, tests/running/test_runtime.py shows at every commit.
+    """
+    return [pytest.param(each.name, marks=[pytest.mark.long] * (each.name not in KINDS)) for each in builders.ALL]
+
+
 def built(builder, P: int, M: int, **options) -> Schedule | None:
     """The schedule, or None where the builder refuses these numbers, saying which and what it takes."""
     try:

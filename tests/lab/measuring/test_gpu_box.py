@@ -579,6 +579,7 @@ def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu):
     assert left_out == [{"what": "tests: skipped", "why": "no MPS"}]
 
 
+@pytest.mark.long  # what is recorded of other parts isn't measured again in the tests above
 def test_tests_that_are_recorded_are_not_run_again(gpu):
     """One command was ended among them, and the next one runs the others."""
     from gpu_tests import tests

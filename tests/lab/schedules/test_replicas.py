@@ -15,7 +15,7 @@ from torch import nn
 import modules
 import pplab as pp
 import reducers
-from conftest import built, random_schedule, slow_simulate
+from conftest import built, names_of_schedules, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
@@ -94,7 +94,7 @@ def tiny(**options):
 
 
 # In the drain every schedule reduces at other moments; at the end all do the same, wherever their stages are.
-REDUCED = [(builder.name, "drain") for builder in pp.builders.ALL]
+REDUCED = [pytest.param(*each.values, "drain", marks=each.marks) for each in names_of_schedules()]
 REDUCED += [(name, "end") for name in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipe")]
 
 
@@ -114,7 +114,7 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_tied_weights_equal_one_process(four, name):
     s = built(pp.builders.find(name), 4, 8)
     run = four.train(s, tiny(tied=True, num_layers=8), steps=1, check_gradients=True)

@@ -60,7 +60,7 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
     What torchrun would put there is there, without the seconds in which it starts beside nothing else."""
     out, local = tmp_path / "runs.json", {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "RANK": "{node}", "WORLD_SIZE": "2"}
-    launch([str(Path(__file__).parents[3] / "two_hosts.py"), str(out)], **address, **local)
+    launch([str(Path(__file__).parents[2] / "two_hosts.py"), str(out)], **address, **local)
     runs = json.loads(out.read_text())
     predicted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(20, 20, 20))
     for run in runs.values():
