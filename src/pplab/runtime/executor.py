@@ -9,17 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, parts
 from ..deps import incoming, outgoing
 from .comm import Comm
 from .stage import Stage
-from .workload import Batch
-
-Tensors = tuple[
-    Tensor, ...
-]  # what crosses a boundary between stages; each (samples of a microbatch, ...)
+from .workload import Batch, Tensors
 
 
 @dataclass
