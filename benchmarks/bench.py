@@ -25,11 +25,9 @@ from gpu_parts import ON_CORES, PARTS
 from torch import nn
 
 import pplab as pp
-from pplab.lab import models
-from pplab.lab.against_torch import HEADINGS, versus
+from pplab.lab import models, multiply_times, versus
+from pplab.lab.against_torch import CLASSES, HEADINGS
 from pplab.lab.models import Modules
-from pplab.lab.probe import multiply_times
-from pplab.lab.torch_engine import CLASSES
 from pplab.runtime import Batch, Pool
 from pplab.runtime.pool import versions
 

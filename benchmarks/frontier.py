@@ -19,9 +19,7 @@ from pathlib import Path
 
 import pplab as pp
 from pplab import lab
-from pplab.lab.exact import CLOSE
-from pplab.lab.frontier import COMMAND
-from pplab.lab.frontier_settings import SETTINGS, P, Setting
+from pplab.lab.searches import CLOSE, COMMAND, SETTINGS, P, Setting
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from gpu_setting import shared_memory
 
-from pplab.lab.mps import CONTROL
+from pplab.lab.measuring import CONTROL
 from pplab.runtime import gpu as door
 from pplab.runtime.pool import versions
 

@@ -13,8 +13,8 @@ from gpu_setting import Part, Setting, Size, piece, shared_memory
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.gpu_batch import MOST, most_that_fits, on_card, out_of_memory
-from pplab.lab.whole_model import InMicrobatches
+from pplab.lab.against_torch import InMicrobatches
+from pplab.lab.measuring import MOST, most_that_fits, on_card, out_of_memory
 from pplab.runtime import Extra, Pool, RankError, Run, Workload
 from pplab.runtime import gpu as door
 

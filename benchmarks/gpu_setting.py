@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pplab as pp
-from pplab.lab.mps import Mps
+from pplab.lab import Mps
 from pplab.runtime import Pool
 from pplab.runtime.processes import Ranks
 

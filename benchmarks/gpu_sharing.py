@@ -14,10 +14,8 @@ from gpu_setting import Part, Setting, Size, piece
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import models
-from pplab.lab.mps import Mps
-from pplab.lab.one_gpu import SWITCH, OneGpuPool
-from pplab.lab.probe import message_times, multiply_times
+from pplab.lab import Mps, message_times, models, multiply_times
+from pplab.lab.measuring import SWITCH, OneGpuPool
 from pplab.runtime import Pool, RankError
 
 _MESSAGES = (64, 2**16, 2**20, 2**24)  # bytes

@@ -20,8 +20,7 @@ from torch import Tensor
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.gpu_batch import kept_by_layer, parameters
-from pplab.lab.launches import BOUND
+from pplab.lab.measuring import BOUND, kept_by_layer, parameters
 from pplab.runtime import Batch, Pool, Stage
 from pplab.runtime import gpu as door
 from pplab.runtime.rank import RankContext

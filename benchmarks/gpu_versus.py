@@ -13,8 +13,9 @@ from gpu_setting import Part, Setting, Size, piece
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import against_torch, models
-from pplab.lab.torch_engine import CLASSES
+from pplab.lab import models
+from pplab.lab.against_torch import CLASSES
+from pplab.lab.against_torch import versus as against_torch
 from pplab.runtime import Pool, Workload
 
 
@@ -80,7 +81,7 @@ def real_distilbert(folder: Path, *, checkpoint: str, **options: object) -> obje
         return workload
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    from pplab.lab.data import small_tokenizer
+    from pplab.lab.models import small_tokenizer
 
     torch.manual_seed(0)
     DistilBertForSequenceClassification(DistilBertConfig(num_labels=5)).save_pretrained(folder)

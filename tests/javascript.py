@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import browser
-from pplab.lab.explorer import STATIC
+from pplab.lab.forms.explorer import STATIC
 
 BOOK = Path(__file__).parents[1] / "book"
 NAMES = ("core.js", "rows.js", "settings.js")

@@ -50,7 +50,7 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
 
 def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
     """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
-    from pplab.lab.meter import SavedBytes  # of which plain runs know nothing
+    from pplab.lab.extras.meter import SavedBytes  # of which plain runs know nothing
 
     meter, build = SavedBytes([]), workload.build_whole
 

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from pplab.lab.wire import Wire
+from pplab.lab.experts.wire import Wire
 from pplab.runtime.rank import RankContext
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from pplab.lab.reduction import Draining
+from pplab.lab.extras.reduction import Draining
 from pplab.runtime import Extra, Listener
 from pplab.runtime.options import Job
 from pplab.runtime.reduction import Reducer

@@ -15,10 +15,13 @@ from types import ModuleType
 
 import pytest
 
+from size import tokens
+
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "src" / "pplab"
 FILES = sorted(HOUSE.rglob("*.py"))
-SMALL = [path for path in FILES if path.relative_to(HOUSE).parts[0] not in ("lab", "course")]
+SMALL = [path for path in FILES if path.relative_to(HOUSE).parts[0] != "lab"]
+COURSE = HOUSE.parent / "pplab_course"
 NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, whatever they look like
 
 PURE = """
@@ -65,11 +68,13 @@ def test_an_unknown_attribute_is_refused():
 
 
 def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(HOUSE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(
+        path.relative_to(HOUSE.parent if HOUSE.parent in path.parents else ROOT).with_suffix("").parts
+    ).removesuffix(".__init__")
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What a file imports, at its top or in a function, by full names: `pplab.lab.sweeps.sweep`."""
+    """What a file imports, at its top or in a function, by full names: `pplab.lab.planning.sweep`."""
     package = module_name(path).split(".")[: None if path.name == "__init__.py" else -1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -80,45 +85,64 @@ def imports(path: Path) -> Iterator[str]:
             yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
-def into(paths: list[Path], *rings: str) -> list[str]:
-    """The imports from these files into these rings."""
-    found = [(path.relative_to(HOUSE), name) for path in paths for name in imports(path)]
-    return [f"{path} imports {name}" for path, name in found if re.match(rf"pplab\.({'|'.join(rings)})(\.|$)", name)]
+def into(paths: list[Path], ring: str) -> list[str]:
+    """The imports from these files into this ring, a pattern."""
+    found = [(path, name) for path in paths for name in imports(path)]
+    return [f"{path} imports {name}" for path, name in found if re.match(rf"{ring}(\.|$)", name)]
 
 
-def test_the_small_package_imports_neither_lab_nor_course():
+def test_the_small_package_imports_neither_lab_nor_exercises():
     """But for `__main__.py`, the door: it joins the rings on the command line."""
-    assert into([path for path in SMALL if path.name != "__main__.py"], "lab", "course") == []
+    inner = [path for path in SMALL if path.name != "__main__.py"]
+    assert into(inner, r"pplab\.lab") + into(inner, "pplab_course") == []
 
 
-def test_lab_does_not_import_course():
-    assert into(sorted(HOUSE.glob("lab/*.py")), "course") == []
+def test_lab_imports_no_exercises():
+    assert into(sorted(HOUSE.glob("lab/**/*.py")), "pplab_course") == []
 
 
 def test_imports_are_seen_wherever_they_stand():
-    """The two tests above would see what they forbid."""
-    found = into(sorted(HOUSE.glob("course/*.py")), "course")
+    """The tests around would see what they forbid."""
+    found = into(sorted(COURSE.glob("*.py")), "pplab_course")
     assert any("verdict" in line for line in found)
-    assert "pplab.plot.gantt" in set(imports(HOUSE / "course" / "notebook.py"))  # in a function
+    assert "pplab.plot.gantt" in set(imports(COURSE / "notebook.py"))  # in a function
 
 
-MOST_LINES = 5_000  # of the small package: an evening's reading
+ROOMS = sorted(path.parent for path in HOUSE.glob("lab/*/__init__.py"))
 
 
-def test_the_small_package_has_small_files_and_functions():
-    lines = {path.relative_to(HOUSE): len(path.read_text().splitlines()) for path in SMALL}
-    assert [f"{path}: {count} lines" for path, count in lines.items() if count > 300] == []
-    assert functions_over(60) == []
-    assert sum(lines.values()) <= MOST_LINES
+def test_lab_is_twelve_rooms_at_most_and_no_loose_file():
+    assert len(ROOMS) <= 12 and [path.name for path in HOUSE.glob("lab/*.py")] == ["__init__.py"]
+    assert [
+        room.name for room in ROOMS if len(ast.get_docstring(ast.parse((room / "__init__.py").read_text()))) < 120
+    ] == []
 
 
-def functions_over(most: int) -> list[str]:
-    return [
-        f"{path.relative_to(HOUSE)}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for path in SMALL
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= most
-    ]
+def test_nobody_reaches_into_a_room():
+    """What a room gives to others, its `__init__.py` lists."""
+    outside = [*FILES, *COURSE.rglob("*.py"), *(ROOT / "book").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    for room in ROOMS:
+        given = importlib.import_module(f"pplab.lab.{room.name}").__all__
+        files = "|".join({path.stem for path in room.glob("*.py")} - {"__init__", *given})
+        others = [path for path in outside if room not in path.parents]
+        assert into(others, rf"pplab\.lab\.{room.name}\.({files})") == []
+
+
+MOST_SMALL, MOST = 38_000, 198_900
+TOO_LARGE = "{} tokens in {}, more than {}: move what single chapters need to a room of lab, or delete what nobody uses"
+
+
+def test_an_f_string_is_one_token(tmp_path):
+    (tmp_path / "code.py").write_text(
+        '"""Says nothing."""\n\n\ndef f(x):  # one\n    """Two."""\n    return f"{x!r} {x:>{9}}" "b"\n'
+    )
+    assert tokens(tmp_path / "code.py") == 9
+
+
+def test_the_package_stays_within_its_fences():
+    small, whole = sum(map(tokens, SMALL)), sum(map(tokens, HOUSE.parent.rglob("*.py")))
+    assert small <= MOST_SMALL, TOO_LARGE.format(small, "the small package", MOST_SMALL)
+    assert whole <= MOST, TOO_LARGE.format(whole, "src", MOST)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if not path.stem.startswith("__")], ids=module_name)

@@ -22,8 +22,11 @@ from torch import nn  # noqa: E402
 import modules  # noqa: E402
 import pplab as pp  # noqa: E402
 from pplab import lab  # noqa: E402
-from pplab.lab import Pace, TorchEngine  # noqa: E402
-from pplab.lab.torchrun import train_here  # noqa: E402
+from pplab.lab import (  # noqa: E402
+    Pace,
+    TorchEngine,
+    train_here,  # noqa: E402
+)
 
 
 def main(path: str) -> None:

@@ -1,4 +1,4 @@
-"""Write src/pplab/lab/sample: made-up reviews with labels 0 to 4. Seeded: the same files every time."""
+"""Write src/pplab/lab/models/sample: made-up reviews with labels 0 to 4. Seeded: the same files every time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "src" / "pplab" / "lab" / "sample"
+OUT = Path(__file__).parents[1] / "src" / "pplab" / "lab" / "models" / "sample"
 SEED = 2026
 SIZES = {"train": 1200, "test": 200}
 

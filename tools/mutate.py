@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FAKE = ROOT / "tests" / "fake_gpus"
 TABLE = FAKE / "mutations.md"
-SOURCES = [*sorted((ROOT / "src/pplab/runtime").glob("*.py")), *sorted((ROOT / "src/pplab/lab").glob("*.py"))]
+SOURCES = [*sorted((ROOT / "src/pplab/runtime").glob("*.py")), *sorted((ROOT / "src/pplab/lab").glob("*/*.py"))]
 LIMIT_S = 240
 
 # What takes a call's place, by its name: None leaves it out. {} is the call, {0} and {1} its arguments.
@@ -78,7 +78,7 @@ ALSO = [
     ("preload.py", "gc.disable()", 'gc.disable(); __import__("torch").cuda.is_available()'),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:-1])', "pass"),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:])', "pass"),
-    ("lab/to_host.py", "{way: self._engine() for way", "{way: ThreadPoolExecutor(1) for way"),
+    ("lab/streams/to_host.py", "{way: self._engine() for way", "{way: ThreadPoolExecutor(1) for way"),
 ]
 ROUND_TRIP = "one message is under way at a time: any group of the two ranks will do"
 ITS_STREAM = "set_stream goes to the device of its stream"
@@ -89,23 +89,29 @@ HARMLESS = {
     "runtime/process_groups.py, GroupComm.warm_up | `self.channel(source, target)` | `self.channel(target, source)`": (
         "neighbours have channels both ways, so each channel is opened all the same"
     ),
-    "lab/beside.py, Settings.__enter__ | `cuda.set_device(self.device)` | `None`": ITS_STREAM,
-    "lab/beside.py, Settings.__enter__ | `cuda.set_device(self.device)` | `cuda.set_device(0)`": ITS_STREAM,
-    "lab/beside.py, Settings.__enter__ | `cuda.set_stream(self.stream)` | `None`": (
+    "lab/experts/beside.py, Settings.__enter__ | `cuda.set_device(self.device)` | `None`": ITS_STREAM,
+    "lab/experts/beside.py, Settings.__enter__ | `cuda.set_device(self.device)` | `cuda.set_device(0)`": ITS_STREAM,
+    "lab/experts/beside.py, Settings.__enter__ | `cuda.set_stream(self.stream)` | `None`": (
         "a rank computes on its device's default stream, where a new thread is, too"
     ),
-    "lab/budget.py, train_within | `cuda.empty_cache()` | `None`": "a rank has released what the job before left",
-    "lab/meter.py, Allocator.begin | `cuda.synchronize(self._device)` | `None`": (
+    "lab/extras/budget.py, train_within | `cuda.empty_cache()` | `None`": (
+        "a rank has released what the job before left"
+    ),
+    "lab/extras/meter.py, Allocator.begin | `cuda.synchronize(self._device)` | `None`": (
         "the allocator counts when the host asks for memory, not when the GPU uses it"
     ),
-    "lab/pace.py, _Pacing.end (2) | `settle(self.device)` | `None`": "the action that follows settles before it begins",
-    "lab/pace.py, paced | `settle(device)` | `None`": "who calls it has settled",
-    "lab/probe.py, message_times | `context.channel(one, other)` | `context.channel(other, one)`": ROUND_TRIP,
-    "lab/probe.py, message_times | `context.channel(other, one)` | `context.channel(one, other)`": ROUND_TRIP,
-    "lab/to_host.py, _use_stream | `cuda.set_device(device)` | `None`": ITS_STREAM,
-    "lab/to_host.py, _use_stream | `cuda.set_device(device)` | `cuda.set_device(0)`": ITS_STREAM,
-    "lab/torch_engine.py, _runner.Timed._time | `settle(device)` | `None`": "`paced`, which follows, settles itself",
-    "lab/wire.py, Wire.cross | `work.wait()` | `None`": "of messages through the host's memory: not of a GPU",
+    "lab/extras/pace.py, _Pacing.end (2) | `settle(self.device)` | `None`": (
+        "the action that follows settles before it begins"
+    ),
+    "lab/extras/pace.py, paced | `settle(device)` | `None`": "who calls it has settled",
+    "lab/measuring/probe.py, message_times | `context.channel(one, other)` | `context.channel(other, one)`": ROUND_TRIP,
+    "lab/measuring/probe.py, message_times | `context.channel(other, one)` | `context.channel(one, other)`": ROUND_TRIP,
+    "lab/streams/to_host.py, _use_stream | `cuda.set_device(device)` | `None`": ITS_STREAM,
+    "lab/streams/to_host.py, _use_stream | `cuda.set_device(device)` | `cuda.set_device(0)`": ITS_STREAM,
+    "lab/against_torch/torch_engine.py, _runner.Timed._time | `settle(device)` | `None`": (
+        "`paced`, which follows, settles itself"
+    ),
+    "lab/experts/wire.py, Wire.cross | `work.wait()` | `None`": "of messages through the host's memory: not of a GPU",
 }
 
 

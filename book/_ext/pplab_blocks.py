@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pplab.lab import Block, v_half_block, v_min_block, zb_v_block
-from pplab.lab.explorer import in_script
+from pplab.lab.forms import in_script
 
 
 @dataclass(frozen=True)

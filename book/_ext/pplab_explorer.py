@@ -33,12 +33,12 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
-from pplab.lab import explorer
+from pplab.lab.forms import SCRIPTS, STATIC
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
-    "explorer": tuple(f"explorer/{name}" for name in explorer.SCRIPTS),
+    "explorer": tuple(f"explorer/{name}" for name in SCRIPTS),
     "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
     "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/stamp_view.js"),
 }
@@ -195,7 +195,7 @@ def encode(state: dict[str, object]) -> str:
 
 def timelines(state: dict[str, object]) -> list:
     """What the explorer shows for a state, by pplab. ValueError says which setting can't be."""
-    from pplab.course.notebook import explored
+    from pplab_course.notebook import explored
 
     return explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
 
@@ -207,7 +207,7 @@ def _picture(state: dict[str, object]) -> str:
     from matplotlib import pyplot as plt
 
     import pplab as pp
-    from pplab.course.figures import figure_html
+    from pplab_course.figures import figure_html
 
     shown = timelines(state)
     if len(shown) > 1:
@@ -271,7 +271,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
 
 def take_files(app, config) -> None:
     """Take the explorer's files from the package: there is one copy of them, which `lab.explore` uses, too."""
-    config.html_static_path.append(str(explorer.STATIC.parent))
+    config.html_static_path.append(str(STATIC.parent))
 
 
 def setup(app) -> None:

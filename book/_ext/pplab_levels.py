@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import pplab.lab  # noqa: F401 (it brings eager 1F1B)
 from pplab import Costs, Timeline, build, simulate
-from pplab.lab.explorer import in_script
+from pplab.lab.forms import in_script
 
 TWICE = Costs(backward=2)
 

@@ -15,7 +15,7 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
 
 What the page hides by a tag, JupyterLab folds by metadata, which tools/execute_notebooks.py sets from the tags.
-Charts keep their page's form under a type of their own (see pplab.course.figures).
+Charts keep their page's form under a type of their own (see pplab_course.figures).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 
 from pplab.lab import results
-from pplab.lab.gpu_results import first_look
+from pplab.lab.forms import first_look
 
 ROOT = Path(__file__).parents[2]
 PLAYED = ROOT / "book" / "_ext" / "healthy_run.txt"

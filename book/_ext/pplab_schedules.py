@@ -12,7 +12,7 @@ from itertools import product
 import pplab.lab  # noqa: F401 (its schedules are on the page, too)
 from pplab import validate
 from pplab.builders import ALL, Builder
-from pplab.lab.explorer import STATIC, TOLD, in_script
+from pplab.lab.forms import STATIC, TOLD, in_script
 
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
 

@@ -1,7 +1,7 @@
 """pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
 
 What is imported here is pure Python: torch and matplotlib load only where they are used.
-`pplab.lab` has what single chapters need, `pplab.course` the chapters' checkers.
+`pplab.lab` has what single chapters need, `pplab_course` the chapters' checkers.
 """
 
 from .actions import Action, Kind, Overlap

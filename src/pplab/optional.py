@@ -1,5 +1,6 @@
 """What plain pplab doesn't bring, and the extra that does."""
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 
@@ -29,3 +30,19 @@ def bring(name: str) -> ModuleType:
                 f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name
             ) from None
         raise
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable, Callable]:
+    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open when a name is asked for.
+
+    `homes`: of each module the names that it gives, with blanks between them; its own name is the module.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = bring(f"{package}.{home_of[name]}")
+        return module if name == home_of[name] else getattr(module, name)
+
+    return list(home_of), find, lambda: sorted(home_of)

@@ -31,7 +31,7 @@ from harness import GONE_S, in_folder, lives, shared
 from torch import nn
 
 from pplab.lab import Save
-from pplab.lab.checkpoint import collect, write
+from pplab.lab.checkpoints.checkpoint import collect, write
 from pplab.runtime import Pool, RankError
 
 ME = psutil.Process

@@ -9,7 +9,7 @@ import pytest
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course.verdict import Verdict
+from pplab_course.verdict import Verdict
 
 Row = tuple[Callable[[object], Verdict], object, str]  # a checker, a wrong answer, and words of what it says
 

@@ -9,7 +9,8 @@ from checkers import LATER
 
 import pplab as pp
 from pplab.builders import phases
-from pplab.course import (
+from pplab.lab import replicate
+from pplab_course import (
     balance,
     bubble_math,
     fsdp,
@@ -22,7 +23,6 @@ from pplab.course import (
     one_f_one_b,
     zero_bubble,
 )
-from pplab.lab.replicas import replicate
 
 STUCK = [line.split(",") for line in one_f_one_b.STUCK_ROWS.split()]
 TWICE = [list(map(str, row)) for row in replicate(pp.build("1F1B", num_ranks=2, num_microbatches=3), 2).rows]

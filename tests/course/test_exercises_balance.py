@@ -11,8 +11,8 @@ import torch
 from checkers import builds, raises, slow, table_tests
 
 from pplab import lab
-from pplab.course import balance as exercise
-from pplab.lab.case import Case
+from pplab.lab import Case
+from pplab_course import balance as exercise
 
 
 def equal(times, num_stages):

@@ -10,7 +10,7 @@ from checkers import table_tests
 
 import pplab as pp
 from pplab import lab
-from pplab.course import bubble_math as exercise
+from pplab_course import bubble_math as exercise
 
 GPIPE_3 = pp.build("GPipe", num_ranks=3, num_microbatches=3)
 NAIVE_3 = pp.build("naive", num_ranks=3, num_microbatches=3)

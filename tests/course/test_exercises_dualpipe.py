@@ -6,8 +6,8 @@ from checkers import builds, raises, table_tests
 
 import pplab as pp
 from pplab import lab
-from pplab.course import dualpipe as exercise
-from pplab.course.dualpipe import MIXTURE
+from pplab_course import dualpipe as exercise
+from pplab_course.dualpipe import MIXTURE
 
 
 def twice(name, more=0):

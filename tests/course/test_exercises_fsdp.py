@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from checkers import raises, table_tests
 
-from pplab.course import fsdp as exercise
-from pplab.lab.formulas import free_tokens, sharded_step
+from pplab.lab.planning.formulas import free_tokens, sharded_step
+from pplab_course import fsdp as exercise
 
 ONE = "0F0 0F1 0B0 0F2 0B1 0B2|1F0 1B0 1F1 1B1 1F2 1B2"
 TWO = "0F3 0F4 0B3 0F5 0B4 0B5|1F3 1B3 1F4 1B4 1F5 1B5"

@@ -10,8 +10,8 @@ from checkers import builds, raises, table_tests
 
 import pplab as pp
 from conftest import assert_explained
-from pplab.course import gpipe as exercise
-from pplab.course import spine
+from pplab_course import gpipe as exercise
+from pplab_course import spine
 
 
 def flushing(P, M, most):

@@ -11,9 +11,9 @@ from checkers import raises, table_tests
 
 import pplab as pp
 from pplab import lab
-from pplab.course import figures, pictures
-from pplab.course import how_good as exercise
-from pplab.course.frontier_view import FrontierView, bound_of
+from pplab_course import figures, pictures
+from pplab_course import how_good as exercise
+from pplab_course.frontier_view import FrontierView, bound_of
 
 LOOP = [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
 RIGHT = {**exercise.BROKEN, "1B": 9, "0B": 13}

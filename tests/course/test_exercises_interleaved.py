@@ -8,7 +8,7 @@ from checkers import builds, raises, table_tests
 import pplab as pp
 from pplab import lab
 from pplab.builders import looped_rows
-from pplab.course import interleaved as exercise
+from pplab_course import interleaved as exercise
 
 
 def groups_of_p(num_ranks, num_microbatches):

@@ -11,9 +11,9 @@ from torch import nn
 
 import pplab as pp
 from pplab import lab, runtime
-from pplab.course import layout as exercise
-from pplab.course.verdict import Wrong
-from pplab.lab.layout import Layout
+from pplab.lab import Layout
+from pplab_course import layout as exercise
+from pplab_course.verdict import Wrong
 
 TRUTH = {"A": "missing", "B": "runs", "C": "losses", "D": "deadlock"}
 OUT_OF_ORDER = """0F0,0F1,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
@@ -59,7 +59,7 @@ WRONG = [
     (exercise.run_csv, "0F0,0B0\n1F0,1B0", "expected 2 ranks, a stage on each, and 4 microbatches"),
     (exercise.run_csv, lab.to_csv(builds("1F1B")(2, 4)), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
     (exercise.run_csv, OUT_OF_ORDER, "would take one microbatch's loss for another's"),
-    (exercise.choose, 8, "expected a pplab.lab.layout.Layout"),
+    (exercise.choose, 8, "expected a pplab.lab.Layout"),
     (exercise.choose, {"tp": 2, "pp": 4}, "2 x 4 x 1 = 8 ranks, and there are 32"),
     (exercise.choose, {"tp": 2, "ep": 4}, "unexpected keyword argument 'ep'"),
     (exercise.choose, Layout(1, 32, 1), "48 layers don't divide into 32 stages"),

@@ -6,7 +6,7 @@ from checkers import table_tests
 
 import pplab as pp
 from pplab import lab
-from pplab.course import measuring as exercise
+from pplab_course import measuring as exercise
 
 CAUSES = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
 

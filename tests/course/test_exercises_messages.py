@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 from checkers import table_tests
 
-from pplab.course import messages as exercise
-from pplab.course import spine
 from pplab.lab import Case
+from pplab_course import messages as exercise
+from pplab_course import spine
 
 GOOD = {name: list(value) for name, value in exercise.BEST_KNOWN.items()}
 PLAIN = {"cut": [8, 8, 8, 8], "in_flight": [4, 3, 2, 1], "recompute": [0, 0, 0, 0]}

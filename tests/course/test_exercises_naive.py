@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from checkers import raises, slow, table_tests
 
-from pplab.course import naive as exercise
-from pplab.course import spine
 from pplab.lab import Case
+from pplab_course import naive as exercise
+from pplab_course import spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PIPE = (NOTEBOOKS / "pipe_naive.py").read_text()

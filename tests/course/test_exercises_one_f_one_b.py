@@ -12,8 +12,8 @@ import pytest
 from checkers import raises, table_tests
 
 import pplab as pp
-from pplab.course import one_f_one_b as exercise
-from pplab.course import spine
+from pplab_course import one_f_one_b as exercise
+from pplab_course import spine
 
 NAN = float("nan")
 BY_HAND = "F0 F1 F2 B0 F3 B1 B2 B3\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from checkers import raises, slow, table_tests
 
-from pplab.course import own_model as exercise
+from pplab_course import own_model as exercise
 
 TRUTH = dict(exercise.ILL)
 

@@ -10,7 +10,7 @@ from checkers import builds, raises, slow, table_tests
 import pplab as pp
 from pplab import lab
 from pplab.builders import split_backwards
-from pplab.course import zero_bubble as exercise
+from pplab_course import zero_bubble as exercise
 
 one_f_one_b = builds("1F1B")
 

@@ -198,7 +198,7 @@ def test_its_solutions_are_right(path, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)  # a solution may write a file
     for code in solutions(path):
-        exercise = importlib.import_module(f"pplab.course.{checkers(path)}")
+        exercise = importlib.import_module(f"pplab_course.{checkers(path)}")
         *statements, last = ast.parse(code).body
         names = {"pp": pp, "lab": lab, "exercise": exercise, "torch": torch}
         exec(compile(ast.Module(statements, []), "solution", "exec"), names)

@@ -17,9 +17,9 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import to_hex, to_rgba  # noqa: E402
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle  # noqa: E402
 
-from pplab.course import pictures  # noqa: E402
-from pplab.course.figures import alternative_text, figure_html  # noqa: E402
-from pplab.course.pictures import _canvas  # noqa: E402
+from pplab_course import pictures  # noqa: E402
+from pplab_course.figures import alternative_text, figure_html  # noqa: E402
+from pplab_course.pictures import _canvas  # noqa: E402
 
 STATE, SEQUENCE = [36.3, 27.9, 27.9, 36.3], [9.13] * 4
 PHONE = 328  # pixels of a page's text on a phone of 360

@@ -15,7 +15,7 @@ import pytest
 
 import pplab as pp
 from conftest import on_fake_gpus
-from pplab.course import messages, spine
+from pplab_course import messages, spine
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MOST_LINES = {  # with something in them
@@ -201,7 +201,7 @@ def test_a_hang_quotes_the_file_as_it_is_now(tmp_path):
 
 
 ON_FOUR_GPUS = """
-from pplab.course import spine
+from pplab_course import spine
 if __name__ == "__main__":
     for file in spine_files:
         print(file, spine.run(file, 4, M=8, PACE=0, TICKETS="4,3,2,1", EARLY=1).failure)
@@ -244,7 +244,7 @@ def test_outputs_that_wait_for_the_first_gradient_are_found(tmp_path):
 def test_a_script_without_a_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        f"from pplab.course import spine\nprint(spine.run({str(NOTEBOOKS / 'pipe_1f1b.py')!r}, 2, M=2, PACE=0))\n"
+        f"from pplab_course import spine\nprint(spine.run({str(NOTEBOOKS / 'pipe_1f1b.py')!r}, 2, M=2, PACE=0))\n"
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert "do that under `if __name__" in ended.stdout and not ended.stderr, ended

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import pplab as pp
-from pplab.course import answers
-from pplab.course.verdict import Verdict, number, numbers
+from pplab_course import answers
+from pplab_course.verdict import Verdict, number, numbers
 
 
 def test_rounded_answers_are_right():

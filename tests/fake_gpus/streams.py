@@ -60,7 +60,9 @@ HERE = Here()
 ASKED: Counter[tuple] = Counter()  # how often for an empty tensor like this
 TOUCHED: dict[int, int] = {}  # memory, by its place -> how far the compute stream was when the rank last had it
 FIRST: dict[str, object] = {}  # the settings that CUDA started with, and in which process
-MEASURING = [f"pplab.lab.{name}" for name in ("pace", "probe", "to_host", "whole_model")]  # by the host's clock
+MEASURING = [
+    f"pplab.lab.{name}" for name in ("extras.pace", "measuring.probe", "streams.to_host", "against_torch.whole_model")
+]  # by the host's clock
 SETTINGS = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
 
 
@@ -234,7 +236,7 @@ def install() -> None:
     fork, leave = torch.random.fork_rng, torch.profiler.record_function.__exit__
 
     def fork_rng(devices=None, *more, **options):
-        evaluates = sys._getframe(1).f_globals["__name__"] == "pplab.lab.evaluation"
+        evaluates = sys._getframe(1).f_globals["__name__"] == "pplab.lab.extras.evaluation"
         assert devices or not (evaluates and is_rank()), "the GPU's random numbers would go on"
         return fork([], *more, **options)
 

@@ -10,7 +10,8 @@ import torch
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import budget, models
+from pplab.lab import models
+from pplab.lab.extras import budget
 from pplab.runtime import Pool, RankError
 from pplab.runtime.options import Options, make_job
 

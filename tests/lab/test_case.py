@@ -8,8 +8,8 @@ import pytest
 
 import pplab as pp
 from pplab import lab
-from pplab.lab.case import LLAMA_3_8B
-from pplab.lab.formulas import ring_all_reduce_time
+from pplab.lab.planning.case import LLAMA_3_8B
+from pplab.lab.planning.formulas import ring_all_reduce_time
 
 CASE = lab.Case()
 LOOP_CUT, V_CUT = (3, 4, 4, 4, 4, 5, 5, 3), (4, 4, 4, 4, 5, 5, 4, 2)

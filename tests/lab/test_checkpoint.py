@@ -19,7 +19,8 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab import Checkpoint, CheckpointError, Resume, Save, checkpoint, models
+from pplab.lab import Checkpoint, CheckpointError, Resume, Save, models
+from pplab.lab.checkpoints import checkpoint
 from pplab.runtime import Pool, RankError
 from pplab.runtime.options import make_job
 

@@ -16,8 +16,8 @@ import pytest
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
-from pplab.lab import cli, commands
-from pplab.lab.replicas import replicate
+from pplab.lab import replicate
+from pplab.lab.shell import cli, commands
 from pplab.runtime import Extra, Options
 from pplab.runtime.options import Job, option
 

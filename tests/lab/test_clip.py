@@ -98,7 +98,7 @@ def test_frozen_parameters_do_not_count(pool):
 
 def test_every_parameter_counts_once():
     """Over ranks, stages and ties: by the rule alone, for every schedule."""
-    from pplab.lab.clip import own_parameters
+    from pplab.lab.extras.clip import own_parameters
 
     class Tied(modules.Modules):
         def tied(self, num_stages):

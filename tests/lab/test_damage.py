@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import modules
 import pplab as pp
 from pplab.lab import Checkpoint, CheckpointError, NotSaved, Save
-from pplab.lab.checkpoint import collect, write
+from pplab.lab.checkpoints.checkpoint import collect, write
 from pplab.lab.models import Modules
 from pplab.runtime import Pool, Workload
 
@@ -137,7 +137,7 @@ def test_damaged_files_are_refused_or_load_exactly():
 )
 def test_a_sealed_file_with_nonsense_is_refused(whole, tmp_path, monkeypatch, changes):
     """Whoever can make a file can seal it: what is in it must be of the right types all the same."""
-    from pplab.lab import checkpoint
+    from pplab.lab.checkpoints import checkpoint
 
     path, data = tmp_path / "sealed.safetensors", whole.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
@@ -167,7 +167,7 @@ def some() -> list:
 
 
 def test_a_link_planted_where_a_save_writes_is_not_followed(tmp_path, monkeypatch):
-    from pplab.lab import checkpoint
+    from pplab.lab.checkpoints import checkpoint
 
     victim, path = tmp_path / "victim", tmp_path / "run.safetensors"
     victim.write_text("precious")
@@ -209,7 +209,7 @@ def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path):
 
 
 def test_a_full_disk_leaves_the_weights_to_be_saved_elsewhere(tmp_path, monkeypatch):
-    from pplab.lab import checkpoint
+    from pplab.lab.checkpoints import checkpoint
 
     def full(end: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

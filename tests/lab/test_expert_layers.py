@@ -8,9 +8,9 @@ import pytest
 
 import pplab as pp
 from pplab import lab
-from pplab.course.pictures import streams
-from pplab.lab.case import LLAMA_3_8B
-from pplab.lab.formulas import ring_all_reduce_time
+from pplab.lab.planning.case import LLAMA_3_8B
+from pplab.lab.planning.formulas import ring_all_reduce_time
+from pplab_course.pictures import streams
 
 CASE = lab.Case(gigabits=100, experts=lab.ExpertLayers())
 DENSE = replace(CASE, experts=None)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pplab import lab
-from pplab.lab.frontier import Frontier, Point
-from pplab.lab.frontier_settings import SETTINGS
+from pplab.lab import Frontier, Point
+from pplab.lab.searches.frontier_settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 FRONTIERS = lab.frontiers(ROOT / "results")

@@ -8,7 +8,7 @@ import pytest
 
 from pplab import lab
 from pplab.lab import formulas
-from pplab.lab.formulas import free_bandwidth, free_tokens, sharded_step
+from pplab.lab.planning.formulas import free_bandwidth, free_tokens, sharded_step
 
 
 def by_layers(layers: int, forward: float, backward: float, gather: float, reduce: float) -> float:

@@ -650,7 +650,7 @@ def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
 
 
 def test_nccl_on_one_gpu_is_asked_for_and_only_there(monkeypatch):
-    from pplab.lab.one_gpu import OneGpuPool, environment
+    from pplab.lab.measuring.one_gpu import OneGpuPool, environment
     from pplab.runtime import gpu as door
 
     with pytest.raises(ValueError, match="for tests alone: PPLAB_NCCL_ON_ONE_GPU=1 asks for it"):
@@ -871,7 +871,7 @@ def test_the_host_stays_two_items_ahead_of_its_gpu_and_says_where_that_is(monkey
 
 
 def test_the_allocators_peak_is_that_of_the_rank(monkeypatch):
-    from pplab.lab.meter import Allocator
+    from pplab.lab.extras.meter import Allocator
 
     layer = torch.nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()

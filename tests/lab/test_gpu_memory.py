@@ -14,8 +14,8 @@ import torch
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, most_that_fits, on_card, parameters
-from pplab.lab.meter import SavedBytes
+from pplab.lab.extras.meter import SavedBytes
+from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, most_that_fits, on_card, parameters
 from pplab.runtime import Pool, RankError
 from pplab.runtime.stage import autocast
 

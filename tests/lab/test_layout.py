@@ -9,9 +9,9 @@ import pytest
 
 import pplab as pp
 from pplab import builders, lab
-from pplab.course import figures
-from pplab.lab import formulas
-from pplab.lab.layout import AXES, Layout, Machine, Transformer, best, dp_degree, layouts, plan
+from pplab.lab import Layout, Machine, Transformer, best, dp_degree, formulas, layouts, plan
+from pplab.lab.planning.layout import AXES
+from pplab_course import figures
 
 MODEL = Transformer(num_layers=8, width=1024, sequence=512)
 FAST, SLOW = pp.Link(1e-6, 100e9), pp.Link(1e-5, 10e9)
@@ -282,7 +282,7 @@ def test_the_ring_formulas_are_those_of_a_ring():
 
 
 def test_a_line_is_found_in_times():
-    from pplab.lab.probe import fit_link
+    from pplab.lab import fit_link
 
     link = fit_link({size: 0.05 + size / 2e6 for size in (64, 4096, 2**20)})
     assert link.latency == pytest.approx(0.05) and link.bandwidth == pytest.approx(2e6)
@@ -293,7 +293,7 @@ def test_a_line_is_found_in_times():
 
 @pytest.mark.slow
 def test_links_and_reductions_are_measured():
-    from pplab.lab.probe import all_reduce_times, measure_link
+    from pplab.lab import all_reduce_times, measure_link
     from pplab.runtime import Pool
 
     with Pool(2, device="cpu") as pool:

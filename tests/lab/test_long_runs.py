@@ -17,7 +17,7 @@ import modules
 import pplab as pp
 from pplab import lab
 from pplab.lab import Checkpoint, CheckpointError, Evaluate, LearningRate, Resume, Save, models
-from pplab.lab.saving import steps_in
+from pplab.lab.checkpoints.saving import steps_in
 from pplab.runtime import Pool
 from pplab.runtime.options import make_job
 

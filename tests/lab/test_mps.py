@@ -17,7 +17,8 @@ import pytest
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab.mps import CONTROL, Mps
+from pplab.lab import Mps
+from pplab.lab.measuring.mps import CONTROL
 from pplab.runtime import Pool, RankError, devices
 
 pytestmark = pytest.mark.slow
@@ -107,7 +108,7 @@ def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
 
 
 def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
-    monkeypatch.setattr("pplab.lab.mps.END_S", 1)
+    monkeypatch.setattr("pplab.lab.measuring.mps.END_S", 1)
     control.write_text(DAEMON.replace("echo quit > control", "true"))
     mps = started(tmp_path)
     mps.close()
@@ -118,7 +119,7 @@ def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
 
 
 def test_a_daemon_that_does_not_start_says_why(control, tmp_path, monkeypatch):
-    monkeypatch.setattr("pplab.lab.mps.START_S", 1)
+    monkeypatch.setattr("pplab.lab.measuring.mps.START_S", 1)
     control.write_text('#!/bin/sh\necho "MPS is not supported here"; exit 1\n')
     with pytest.raises(RuntimeError, match="did not answer within 1 s: leave Mps out; .*MPS is not supported here"):
         started(tmp_path)

@@ -15,8 +15,8 @@ import pytest
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import formulas
-from pplab.lab.problem import PLACEMENTS, Problem
+from pplab.lab import Problem, formulas
+from pplab.lab.searches.problem import PLACEMENTS
 from pplab.simulator import stuck_at
 
 pytest.importorskip("ortools")

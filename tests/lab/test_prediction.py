@@ -8,7 +8,7 @@ import pytest
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab.prediction import Predicted
+from pplab.lab.measuring.prediction import Predicted
 from pplab.runtime import Pool
 
 FOUND = lab.Prediction(

@@ -11,7 +11,7 @@ import torch
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.profiles import PHASES, ProfileReport, profile_table, summarise
+from pplab.lab.measuring.profiles import PHASES, ProfileReport, profile_table, summarise
 from pplab.runtime import Pool
 
 

@@ -7,9 +7,9 @@ import pytest
 import pplab as pp
 from conftest import random_costs, random_schedule
 from pplab import lab
-from pplab.course import figures
-from pplab.lab.queues import QUEUES, compute_of, parse_lowered
-from pplab.lab.torch_rows import lower_by_torch
+from pplab.lab import lower_by_torch, parse_lowered
+from pplab.lab.streams.queues import QUEUES, compute_of
+from pplab_course import figures
 
 
 def test_without_queues_it_is_the_simulator(rng):

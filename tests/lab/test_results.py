@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from conftest import on_fake_gpus
-from pplab.lab import gpu_results, results
-from pplab.lab.case import Case
-from pplab.lab.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
+from pplab.lab import Case, results
+from pplab.lab.forms import gpu_results
+from pplab.lab.forms.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
 from pplab.runtime import gpu
 
 ROOT = Path(__file__).parents[2]

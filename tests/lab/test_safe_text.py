@@ -15,9 +15,10 @@ from torch import nn
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
-from pplab.lab import checkpoint, results
+from pplab.lab import results
+from pplab.lab.checkpoints import checkpoint
+from pplab.lab.forms.safe_text import printable
 from pplab.lab.models import Modules, from_transformers
-from pplab.lab.safe_text import printable
 
 EVIL = "\x1b]0;title\x07\x9b31m\u202e\x7f\udcff"  # a title, colour in one byte, text backwards, half a character
 SHOWN = r"\x1b]0;title\x07\x9b31m\u202e\x7f\udcff"

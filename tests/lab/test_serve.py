@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pplab.lab import models
-from pplab.lab.serve import decode
+from pplab.lab import decode, models
 from pplab.runtime import Pool, RankError
 
 pytestmark = pytest.mark.slow

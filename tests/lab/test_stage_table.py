@@ -13,7 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pplab as pp
-from pplab.lab import results, stage_results
+from pplab.lab import results
+from pplab.lab.forms import stage_results
 from stage_rows import copies_are_sane, stages_are_sane
 
 ROOT = Path(__file__).parents[2]

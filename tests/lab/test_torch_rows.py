@@ -12,8 +12,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab.queues import parse_lowered
-from pplab.lab.torch_rows import lower_by_torch, refusals, take_steps, train_lowered
+from pplab.lab import lower_by_torch, parse_lowered, refusals, take_steps, train_lowered
 from pplab.runtime import Pool, RankError
 from pplab.runtime.options import Job, make_job
 

@@ -79,7 +79,7 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
 
 @pytest.mark.parametrize("local, several", [("4", False), ("2", True), (None, True)])
 def test_only_the_ranks_of_one_launcher_share_a_clock_for_certain(monkeypatch, local, several):
-    from pplab.lab.torchrun import several_hosts
+    from pplab.lab.shell.torchrun import several_hosts
 
     monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "4"} | ({"LOCAL_WORLD_SIZE": local} if local else {}))
     assert several_hosts() == several

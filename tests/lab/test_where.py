@@ -13,7 +13,7 @@ import modules
 import pplab as pp
 from conftest import random_costs, random_schedule
 from pplab import lab
-from pplab.lab.attribution import IDLE_PARTS
+from pplab.lab.measuring.attribution import IDLE_PARTS
 from pplab.links import lags_of
 from pplab.runtime import Pool
 from pplab.simulator import durations_of, run

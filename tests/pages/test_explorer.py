@@ -18,10 +18,10 @@ from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
 from pplab import Costs, Schedule, Span, Timeline, lab, simulate
 from pplab.actions import parts
 from pplab.builders import ALL, find, register
-from pplab.course.notebook import explored
 from pplab.deps import needs
 from pplab.lab import num_messages
 from pplab.timeline import critical_path, idle_intervals
+from pplab_course.notebook import explored
 
 NAMES = [b.name for b in ALL]
 

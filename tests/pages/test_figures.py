@@ -14,8 +14,8 @@ import pplab as pp
 
 pytest.importorskip("matplotlib").use("Agg")
 
-from pplab.course.figures import PAGE, figure_bundle, timeline_bundle  # noqa: E402
-from pplab.course.notebook import Slider, explore, explored  # noqa: E402
+from pplab_course.figures import PAGE, figure_bundle, timeline_bundle  # noqa: E402
+from pplab_course.notebook import Slider, explore, explored  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,7 +116,7 @@ def test_a_level_of_the_game_stands_where_elsewhere_a_text_does(page):
 
 def test_the_cell_beside_an_explorer_gives_it_its_settings(page):
     call = 'explore("1F1B", "GPipe", ranks=4,\n        stages_per_rank=2, path=True)'
-    code = f"from pplab.course.notebook import explore\n\n{call}"
+    code = f"from pplab_course.notebook import explore\n\n{call}"
     tags = ["explorer", "controls: ranks latency"]
     shown, hidden = page.on_the_page({"cell_type": "code", "id": "a", "metadata": {"tags": tags}, "source": [code]})
     assert shown["source"].splitlines() == [

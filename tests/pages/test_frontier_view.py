@@ -9,8 +9,8 @@ pytest.importorskip("matplotlib").use("Agg")
 
 import browser as chromium  # noqa: E402
 from pplab import lab  # noqa: E402
-from pplab.course import figures  # noqa: E402
-from pplab.course.frontier_view import FrontierView, FrontierViews  # noqa: E402
+from pplab_course import figures  # noqa: E402
+from pplab_course.frontier_view import FrontierView, FrontierViews  # noqa: E402
 
 CHOSEN = ".pplab-choice input:checked + label + .pplab-chosen"
 

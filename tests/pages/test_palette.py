@@ -7,7 +7,7 @@ import pytest
 
 from pplab import palette, plot
 from pplab.actions import B, F, I, W
-from pplab.lab.palette import CATEGORIES, MESSAGE, PART
+from pplab.lab.forms.palette import CATEGORIES, MESSAGE, PART
 
 cspace_convert = pytest.importorskip("colorspacious").cspace_convert
 

@@ -20,8 +20,8 @@ import pplab as pp
 from pplab import lab
 from pplab.actions import Action, B, F, I, W, parts
 from pplab.lab import models
-from pplab.lab.beside import Pairs
-from pplab.lab.turns import Turns
+from pplab.lab.experts.beside import Pairs
+from pplab.lab.experts.turns import Turns
 from pplab.runtime import Executor, Pool, RankError
 from pplab.runtime.listener import Listener, Listeners
 from pplab.runtime.rank import RankContext

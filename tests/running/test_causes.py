@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import modules
 import pplab as pp
-from pplab.lab.causes import NOTHING
+from pplab.lab.extras.causes import NOTHING
 from pplab.lab.models import Modules
 from pplab.runtime import Pool
 

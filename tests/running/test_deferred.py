@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modules
 from pplab.lab import models
-from pplab.lab.meter import SavedBytes
+from pplab.lab.extras.meter import SavedBytes
 from pplab.runtime.deferred import Deferred
 from pplab.runtime.stage import Stage, autocast
 

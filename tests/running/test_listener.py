@@ -12,7 +12,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab import commands
+from pplab.lab.shell import commands
 from pplab.runtime import Pool
 
 pytestmark = pytest.mark.slow
@@ -70,6 +70,9 @@ def test_a_plain_run_loads_nothing_that_it_was_not_asked_for():
         assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
     for _, loaded in run.extras["diary"]:
         assert "pplab.runtime.executor" in loaded
-        extras = {path.partition(":")[0] for path in commands.EXTRAS} | {"pplab.lab.meter", "pplab.lab.pace"}
-        assert not extras & loaded and not {name for name in loaded if name.startswith("pplab.course")}
+        extras = {path.partition(":")[0] for path in commands.EXTRAS} | {
+            "pplab.lab.extras.meter",
+            "pplab.lab.extras.pace",
+        }
+        assert not extras & loaded and not {name for name in loaded if name.startswith("pplab_course")}
         assert not {"pplab.runtime.process_groups", "pplab.runtime.reduction"} & loaded

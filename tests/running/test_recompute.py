@@ -14,7 +14,7 @@ import pplab as pp
 from conftest import built, in_turn, random_schedule
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.recompute import Recomputing
+from pplab.lab.extras.recompute import Recomputing
 from pplab.runtime import Batch, Pool
 from pplab.runtime.stage import Stage
 

@@ -16,10 +16,11 @@ import modules
 import pplab as pp
 from pplab.runtime import Extra, Listener, Pool
 from pplab.runtime.options import Job
+from size import tokens
 
 pytestmark = pytest.mark.slow
 
-MOST_FILES, MOST_LINES = 15, 2200
+MOST_FILES, MOST_TOKENS = 15, 17_000
 ROOT = str(Path(pp.__file__).parent)
 OPENED: set[str] = set()
 
@@ -79,7 +80,5 @@ def test_a_plain_run_opens_fifteen_files():
             sys.setprofile(None)
     on_ranks = run.extras["openings"]
     assert f"{ROOT}/runtime/executor.py" in on_ranks and f"{ROOT}/runtime/pool.py" in OPENED - on_ranks
-    lines = {Path(name).relative_to(ROOT): len(Path(name).read_text().splitlines()) for name in OPENED | on_ranks}
-    listed = "\n".join(f"{count} {name}" for name, count in sorted(lines.items()))
-    total = sum(lines.values())
-    assert len(lines) <= MOST_FILES and total <= MOST_LINES, f"{len(lines)} files, {total} lines:\n{listed}"
+    sizes = {str(Path(name).relative_to(ROOT)): tokens(Path(name)) for name in OPENED | on_ranks}
+    assert len(sizes) <= MOST_FILES and sum(sizes.values()) <= MOST_TOKENS, sizes

@@ -9,9 +9,9 @@ from conftest import is_ready, random_schedule
 from pplab import lab
 from pplab.actions import SEND_F
 from pplab.builders._weave import actions_of
-from pplab.course.figures import schedule_html
 from pplab.deps import incoming, needs, outgoing
 from pplab.text import overlap
+from pplab_course.figures import schedule_html
 
 
 @pytest.mark.parametrize("text", ["0F0", "12B345", "3I7", "3W7", "1SEND_F0", "1RECV_F0", "2SEND_B1", "0RECV_B9"])

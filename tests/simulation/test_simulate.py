@@ -12,10 +12,10 @@ import pplab as pp
 import pplab.costs as costs_module
 from conftest import random_costs, random_schedule, registry, slow_simulate
 from pplab import lab
-from pplab.course import dualpipe as exercise
-from pplab.course import figures
 from pplab.lab import formulas
-from pplab.lab.cli import summary
+from pplab.lab.shell.cli import summary
+from pplab_course import dualpipe as exercise
+from pplab_course import figures
 
 
 def run(name: str, P: int, M: int, under: pp.Costs | None = None, /, **options) -> pp.Timeline:

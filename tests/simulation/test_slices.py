@@ -14,7 +14,7 @@ from pplab import Action, Costs, Kind, Memory, Schedule, lab
 from pplab.actions import parts
 from pplab.deps import needs
 from pplab.lab import Slices, formulas
-from pplab.lab.sliced_schedules import slice_needs
+from pplab.lab.schedules.sliced_schedules import slice_needs
 
 B, F, I, W = Kind.B, Kind.F, Kind.I, Kind.W  # noqa: E741
 

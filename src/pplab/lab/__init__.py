@@ -1,103 +1,51 @@
-"""What single chapters need beside the small package: the running case and its ledger, the papers' closed forms, the
-models that are trained and their data, where the time of a step went, predictions, layouts, torch's own engine,
-checkpoints, profiles. It imports `pplab`, and `pplab` never imports it.
+"""What single chapters need beside the small package, in rooms: a room says at its head what it is for, which chapters
+use it and what it promises. A name of a room is a name of `lab`, and its file is opened when it is asked for. It
+imports `pplab`, and `pplab` never imports it.
 
-One file per thing, opened when one of its names is asked for; but for the schedules, which `pplab.build` knows from
-then on. Once it is imported, a run whose gradients aren't those of one process says why.
+Once it is imported, a run whose gradients aren't those of one process says why.
 """
 
 from ..optional import bring as _bring
+from ..optional import lazily as _lazily
 
-_HOMES = {
-    "attribution": ("where", "calibrate", "calibrating", "Where", "Gap"),
-    "against_torch": ("versus", "Versus"),
-    "balance_sheet": ("num_messages", "table"),
-    "checkpoint": ("Checkpoint", "CheckpointError"),
-    "beside": ("Beside",),
-    "block": ("Block",),
-    "bounds": ("Floor", "floor"),
-    "budget": ("Budget",),
-    "case": ("Case", "Entry", "Ledger"),
-    "charts": ("bars", "ranks", "stacked", "waterfall"),
-    "clip": ("Clip",),
-    "controllable": ("repeated", "v_block", "v_half", "v_half_block", "v_min", "v_min_block", "zb_v_block"),
-    "csv_form": ("read_csv", "to_csv"),
-    "evaluation": ("Evaluate",),
-    "explorer": ("Exploration", "explore"),
-    "expert_layers": ("ExpertLayers",),
-    "experts": ("Experts",),
-    "exact": ("BestSoFar", "Optimum", "optimum"),
-    "frontier": ("Frontier", "Point", "frontier_chart", "frontiers", "optima"),
-    "fsdp": ("fsdp_row",),
-    "gpu_batch": ("Reached", "long_enough"),
-    "gpu_calls": ("host_calls",),
-    "gpu_machine": ("GpuMachine", "hanging_waits"),
-    "greedy": ("depth_first",),
-    "growth": ("Policy",),
-    "json_form": ("run_to_dict", "timeline_from_dict", "timeline_to_dict"),
-    "launches": ("Launches",),
-    "layers": ("MeasuredLayers", "measure_layers"),
-    "layout": ("Layout", "Machine", "Plan", "best", "dp_degree", "layouts", "plan"),
-    "learning_rate": ("LearningRate",),
-    "memory": ("held_over_time", "memory_chart"),
-    "message_rows": ("message_chart",),
-    "meter": ("Held", "Meter", "readable_bytes"),
-    "mps": ("Mps",),
-    "offload": ("Offload", "Offloaded", "offloaded_row"),
-    "pace": ("Pace",),
-    "padded": ("Padded",),
-    "pairs": ("with_all_to_all",),
-    "partitioning": ("partition",),
-    "perfetto": ("to_perfetto",),
-    "pieces": ("Pieces",),
-    "prediction": ("Prediction", "predict"),
-    "probe": ("all_reduce_times", "fit_link", "measure_link", "message_times", "multiply_times"),
-    "problem": ("Problem",),
-    "profiling": ("Profile",),
-    "progress": ("Progress",),
-    "queues": ("simulate_lowered", "parse_lowered"),
-    "recompute": ("Recompute",),
-    "reduction": ("Drain",),
-    "replicas": ("replicate",),
-    "resuming": ("Resume",),
-    "saving": ("NotSaved", "Save"),
-    "searching": ("Found", "search", "zb_1p", "zb_2p"),
-    "serve": ("Decoded", "decode"),
-    "sliced_case": ("best_slices", "sliced_row"),
-    "sliced_chart": ("sliced_gantt",),
-    "sliced_schedules": ("check_slices", "last_first"),
-    "slices": ("Slices",),
-    "small_case": ("SmallCase",),
-    "sweeps": ("sweep", "Sweep"),
-    "to_host": ("OnHost", "ToHost"),
-    "torch_engine": ("TorchEngine",),
-    "torch_rows": ("lower_by_torch", "refusals", "take_steps", "train_lowered"),
-    "torchrun": ("train_here",),
-    "transformer": ("Transformer",),
-    "under_prediction": ("measure_under", "Measured", "UnderPrediction"),
-    "vocabulary": ("VocabularyParallel", "vocabulary_row"),
-    "whole_model": ("Reference", "reference"),
+_ROOMS = {
+    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps train_lowered versus",
+    "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
+    "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
+    "extras": "Budget Clip Drain Evaluate Held LearningRate Meter Pace Padded Progress Recompute readable_bytes",
+    "forms": (
+        "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
+        "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
+    ),
+    "measuring": (
+        "Gap Launches MeasuredLayers Mps Prediction Profile Reached Where all_reduce_times calibrate calibrating "
+        "fit_link long_enough measure_layers measure_link message_times multiply_times predict profiles where"
+    ),
+    "models": "Decoded SmallCase data decode models",
+    "planning": (
+        "Case Entry ExpertLayers Layout Ledger Machine Plan Sweep Transformer best dp_degree formulas fsdp_row "
+        "layouts partition plan sweep"
+    ),
+    "schedules": (
+        "Block Slices best_slices check_slices depth_first last_first repeated replicate sliced_gantt sliced_row "
+        "v_block v_half v_half_block v_min v_min_block with_all_to_all zb_v_block"
+    ),
+    "searches": (
+        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optima optimum "
+        "search zb_1p zb_2p"
+    ),
+    "shell": "train_here",
+    "streams": (
+        "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls message_chart "
+        "offloaded_row parse_lowered simulate_lowered vocabulary_row"
+    ),
 }
-# What these define is used under their name: `lab.results.tables()`.
-_MODULES = ("data", "formulas", "models", "profiles", "results")
-for _name in ("more_schedules", "pairs", "searching", "controllable", "sliced_schedules"):  # they register theirs
-    _bring(f"{__name__}.{_name}")
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = [*_HOME_OF, *_MODULES]
+__all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)
+for _file in ("more_schedules", "pairs", "controllable", "sliced_schedules"):  # they register theirs
+    _bring(f"{__name__}.schedules.{_file}")
+_bring(f"{__name__}.searches.searching")
 
 
 def find_causes(*arguments: object) -> tuple[str, ...]:
     """Why gradients aren't those of one process: `pplab.runtime.reference` asks here, if this is imported."""
-    return _bring(f"{__name__}.causes").find_causes(*arguments)
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        return getattr(_bring(f"{__name__}.{_HOME_OF[name]}"), name)
-    if name in _MODULES:
-        return _bring(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _bring(f"{__name__}.extras.causes").find_causes(*arguments)

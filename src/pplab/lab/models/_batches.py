@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import shown
 from ...optional import bring
 from ...runtime.workload import Batch
-from .. import data
+from . import data
 from ._families import Family
 
 if TYPE_CHECKING:

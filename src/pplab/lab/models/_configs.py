@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import positive_int, shown
 from ...optional import bring
-from ..safe_text import printable
+from ..forms import printable
 from ._cutting import check_depth
 from ._families import family_of
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...optional import bring
 from ...runtime.workload import Batch
-from .. import data
+from . import data
 from ._configs import config_in
 from ._cutting import LayeredModel
 from ._weights import check_numbers, find_checkpoint

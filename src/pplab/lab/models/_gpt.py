@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import positive_int
 from ...runtime.workload import Batch
-from .. import data
+from . import data
 from ._cutting import LayeredModel, check_depth
 
 

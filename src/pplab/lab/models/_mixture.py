@@ -14,7 +14,7 @@ from ...errors import positive_int
 from ._gpt import GPT, Attention, GPTConfig, LanguageModel, gpt
 
 if TYPE_CHECKING:
-    from ..wire import Wire
+    from ..experts import Wire
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import positive_int
 from ...runtime.workload import Batch
-from .. import data as reviews
+from . import data as reviews
 from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
 from ._configs import checked_config, config_in
 from ._cutting import LayeredModel
@@ -137,7 +137,7 @@ class TransformersModel(LayeredModel):
 
         This process holds the whole model for it.
         """
-        from ..checkpoint import Checkpoint
+        from ..checkpoints import Checkpoint
 
         found = Checkpoint.open(checkpoint)
         found.check_fits(self)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import data
-from ..safe_text import printable
+from ..forms import printable
+from . import data
 from ._families import family_of
 
 if TYPE_CHECKING:

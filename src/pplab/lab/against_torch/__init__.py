@@ -1,0 +1,17 @@
+"""PyTorch's own pipelining beside pplab's: its engine under our ranks, its rows and queues read and run, a reference
+without a pipeline.
+
+Chapter 2 and the pages on PyTorch and on GPUs use it. Here alone private names of torch are used.
+"""
+
+from ...optional import lazily
+
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "comparing": "HEADINGS Versus versus",
+        "torch_engine": "CLASSES TorchEngine",
+        "torch_rows": "lower_by_torch refusals take_steps train_lowered",
+        "whole_model": "InMicrobatches Reference reference",
+    },
+)

@@ -1,0 +1,303 @@
+"""The same stages and batches under PyTorch's own pipelining runtime, for comparison."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+
+from ...actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
+from ...errors import unknown
+from ...lowering import LoweredRow
+from ...runtime import Batch, Extra
+from ...runtime.options import Job
+from ...runtime.rank import RankContext
+from ...runtime.stage import autocast
+from ...runtime.training import Rank, RankReport
+from ...schedule import Schedule
+from ..extras import Pace, paced, settle
+from ..forms import to_csv, unknown_to_torch
+from .torch_pairs import run_pairs
+
+CLASSES = {
+    "GPipe": "ScheduleGPipe",
+    "1F1B": "Schedule1F1B",
+    "Interleaved1F1B": "ScheduleInterleaved1F1B",
+    "LoopedBFS": "ScheduleLoopedBFS",
+    "InterleavedZeroBubble": "ScheduleInterleavedZeroBubble",
+    "ZBVZeroBubble": "ScheduleZBVZeroBubble",
+    "DualPipeV": "ScheduleDualPipeV",
+}
+
+
+@dataclass(frozen=True)
+class TorchEngine(Extra):
+    """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
+
+    Times are those of its calls into the stages, without the waits between them; a paced call lasts at least its pace.
+    Bytes are what autograd saves. `rows` are the schedule's rows with sends and receives of your own, which torch's
+    interpreter then runs as they stand. `one_queue` lets a rank's messages pass one after the other, in the order in
+    which torch posts them, as on a GPU's stream, and records when each did.
+    """
+
+    rows: Sequence[LoweredRow] | None = None
+    one_queue: bool = False
+    name = "torch"
+    flag = {"name": "--engine", "default": "pplab", "help": "whose runtime, pplab or torch"}
+
+    @classmethod
+    def from_flag(cls, engine: str) -> TorchEngine | None:
+        """None for pplab's own; ValueError for one that there isn't."""
+        if engine not in ("pplab", "torch"):
+            raise unknown("engine", engine, ("pplab", "torch"))
+        return cls() if engine == "torch" else None
+
+    def check(self, job: Job) -> Job:
+        """ValueError for what torch's runtime can't do."""
+        schedule, needs = job.schedule, "needs pplab's engine"
+        if schedule.copies > 1:
+            if len(schedule.replicas) > 1:
+                raise ValueError(f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)")
+            raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
+        if job.workload.tied(schedule.num_stages):
+            raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
+        _check_order_of_losses(schedule)
+        check_pairs(schedule)
+        return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError where ranks share a GPU."""
+        if devices[0] != "cpu" and transport != "nccl":
+            raise ValueError(
+                "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
+            )
+
+
+def check_pairs(schedule: Schedule) -> None:
+    """ValueError for two actions at once that torch has no name for."""
+    if strange := [pair for row in schedule.rows if (pair := unknown_to_torch(row))]:
+        known = "torch knows no overlap but a forward with a full backward, OVERLAP_F_B"
+        raise ValueError(f"{schedule.name} has {strange[0]}, and {known}: run it by pplab's engine")
+
+
+def _check_order_of_losses(schedule: Schedule) -> None:
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    last = schedule.num_stages - 1
+    halves = (a for row in schedule.rows for item in row for a in parts(item))
+    order = [a.microbatch for a in halves if a.stage == last and a.kind is F]
+    if order != sorted(order):
+        raise ValueError(
+            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or by pplab's "
+            "engine"
+        )
+
+
+def train_torch(
+    context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
+) -> RankReport:
+    """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
+    rank, schedule, device = _Rank(context, job), job.schedule, context.device
+    rank.listen()
+    pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
+    times: dict[Action, tuple[object, object]] = {}
+    messages = _Queue(rank) if one_queue else None
+    runner = _runner(rank, pace, times, rows, messages)
+    if rank.overlap is not None and schedule.columns.overlaps:
+        run_pairs(runner, rank, times)
+    last = schedule.num_stages - 1 in rank.modules
+
+    def run(batches: list[Batch]) -> dict[int, torch.Tensor]:
+        (batch,) = batches
+        rank.losses.clear()
+        times.clear()
+        context.watch("in a step of torch's runtime")  # where in its row, only torch knows
+        with autocast(device, job.options.autocast):
+            inputs = batch.inputs if 0 in rank.modules else ()
+            runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
+        for item in schedule.rows[context.rank]:
+            # By itself torch runs the halves of an overlap in turn.
+            marks = [times[item]] if item in times else [times[action] for action in parts(item)]
+            rank.clock.add(item, marks[0][0], marks[-1][1], "item")
+        return dict(rank.losses)
+
+    rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass
+    try:
+        return rank.train(run)
+    finally:
+        if messages:
+            messages.close()
+
+
+class _Rank(Rank):
+    """A rank whose batches torch cuts, and whose losses have the batch's shares."""
+
+    def __init__(self, context: RankContext, job: Job):
+        super().__init__(context, job)
+        self.losses: dict[int, torch.Tensor] = {}
+        self.forward = 0  # the microbatch whose forward was the last one
+        self._kind: str | None = None
+
+    def load(self, batch: Batch) -> list[Batch]:
+        """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and knows one shape."""
+        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in super().load(batch)}
+        self._kind = self._kind or min(kinds)
+        if kinds != {self._kind}:
+            raise ValueError(
+                f"torch's runtime takes microbatches of one shape in all steps, and here are {self._kind} and "
+                f"{', '.join(sorted(kinds - {self._kind}))}: pad them, or run them by pplab's engine"
+            )
+        return [batch.to(self.context.device)]
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """A microbatch's loss so that torch, which takes their mean, or sum, gives each its share."""
+        loss, share = self.job.workload.loss(output, target), self.shares[self.forward]
+        self.losses[self.forward] = loss.detach()
+        if len(set(self.shares)) == 1:
+            return loss
+        return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
+
+
+def _runner(
+    rank: _Rank,
+    pace_s: Mapping[Kind, Sequence[float]] | None,
+    times: dict,
+    rows: Sequence[LoweredRow] | None,
+    messages: _Queue | None,
+):
+    """torch's runtime on stages that note when each action runs."""
+    from torch.distributed import pipelining  # takes a second: only where it is used
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    context, job, mark, around = rank.context, rank.job, rank.clock.mark, rank.around
+    schedule, device = job.schedule, context.device
+
+    class Timed(pipelining.PipelineStage):
+        def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
+            return self._time(F, fwd_chunk_id, super().forward_one_chunk, *args, **kwargs)
+
+        def backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, **kwargs):
+            kind = B if full_backward else I
+            call = super().backward_one_chunk
+            return self._time(kind, bwd_chunk_id, call, loss=loss, full_backward=full_backward, **kwargs)
+
+        def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
+            return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
+
+        def _get_init_p2p_neighbors_ops(self):
+            """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
+            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+        def _time(self, kind, chunk, call, *args, **kwargs):
+            action = Action(self.stage_index, kind, chunk)
+            if kind is F:
+                rank.forward = chunk
+            if pace_s:
+                settle(device)
+            start = mark()
+            with around("call", action), paced(device, pace_s[kind][self.stage_index]) if pace_s else nullcontext():
+                made = call(chunk, *args, **kwargs)
+            times[action] = (start, mark())
+            return made
+
+        def get_fwd_recv_ops(self, chunk):
+            return self._queued(RECV_F, chunk, super().get_fwd_recv_ops(chunk))
+
+        def get_fwd_send_ops(self, chunk):
+            return self._queued(SEND_F, chunk, super().get_fwd_send_ops(chunk))
+
+        def get_bwd_recv_ops(self, chunk):
+            return self._queued(RECV_B, chunk, super().get_bwd_recv_ops(chunk))
+
+        def get_bwd_send_ops(self, chunk):
+            return self._queued(SEND_B, chunk, super().get_bwd_send_ops(chunk))
+
+        def _queued(self, kind, chunk, ops):
+            if messages:
+                for op in ops:
+                    op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
+            return ops
+
+    group = _own_group(context) if device.type == "cuda" else None
+    stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
+    options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
+    name = CLASSES.get(schedule.name)
+    if name is None or rows is not None:
+        runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "schedule.csv")
+            if rows is None:
+                path.write_text(to_csv(schedule))
+                runner._load_csv(str(path))
+            else:
+                path.write_text(to_csv(_with_reductions(rows)))
+                runner._load_csv(str(path), format="compute_comms")
+        return runner
+    only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
+    return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+
+
+def _own_group(context: RankContext) -> dist.ProcessGroup:
+    """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it likes."""
+    key = name, ranks = "torch's own", tuple(range(context.num_ranks))
+    if key not in context.groups:
+        context.groups[key] = dist.new_group(ranks, backend="nccl", timeout=2 * context.timeout, group_desc=name)
+    return context.groups[key]
+
+
+def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:
+    """The rows with `REDUCE_GRAD` of every stage at their ends, where torch divides gradients by the microbatches."""
+    stages = [dict.fromkeys(a.stage for item in row for a in parts(item) if a.kind in (F, B, I, W)) for row in rows]
+    return [[*row, *(f"{stage}REDUCE_GRAD" for stage in own)] for row, own in zip(rows, stages, strict=True)]
+
+
+class _Queue:
+    """A rank's sends and receives, one after the other: each begins when the one before it has passed."""
+
+    def __init__(self, rank: Rank):
+        self._clock, self._posted = rank.clock, SimpleQueue()
+        threading.Thread(target=self._pass, daemon=True).start()
+
+    def post(self, action: Action, op: Callable, tensor: torch.Tensor, **options: object) -> _Message:
+        """Take the place of `isend` or `irecv`, which will be called when the message's turn has come."""
+        if "group_src" in options and action.kind in (SEND_F, SEND_B):  # torch takes what isn't its isend for a receive
+            options["group_dst"] = options.pop("group_src")
+        message = _Message()
+        self._posted.put((message, action, partial(op, tensor, **options)))
+        return message
+
+    def close(self) -> None:
+        """End the thread."""
+        self._posted.put(None)
+
+    def _pass(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            message, action, start = posted
+            begun = self._clock.mark()
+            try:
+                start().wait()
+                self._clock.add(action, begun, self._clock.mark())
+            except Exception as error:  # whoever waits for the message raises it
+                message.error = error
+            message.passed.set()
+
+
+class _Message:
+    """What torch waits for in place of gloo's work."""
+
+    def __init__(self):
+        self.passed, self.error = threading.Event(), None
+
+    def wait(self) -> None:
+        """Wait until the message has passed. Raises what sending or receiving raised."""
+        self.passed.wait()
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,139 @@
+"""A closer look at PyTorch's runtime: its own lowering, rows of yours under it, and what its `step` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...costs import Costs
+from ...lowering import LoweredRow
+from ...runtime import Batch, Pool, Run, Workload
+from ...runtime.rank import RankContext
+from ...schedule import Schedule
+from ..extras import Pace
+from ..streams import compute_of, parse_lowered, simulate_lowered
+from .torch_engine import CLASSES, TorchEngine, check_pairs
+
+
+def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredRow, ...]:
+    """The rows of `schedule` with the sends and receives that torch puts in, without FSDP's actions.
+
+    `defer` moves receives later, as torch's `defer_pp_recv` does. Raises ValueError for a bidirectional schedule.
+    """
+    from torch.distributed.pipelining import schedules  # takes a second: only where it is used
+
+    if schedule.copies > 1:
+        raise ValueError(f"{schedule.name} is bidirectional, which torch can't lower: take pplab.lower")
+    check_pairs(schedule)
+    rows = {}
+    for rank, row in enumerate(schedule.rows):
+        actions = schedules._add_unshard_reshard([schedules._Action.from_str(str(item)) for item in row])
+        rows[rank] = schedules._add_reduce_grad(actions, schedule.num_microbatches)
+    home = dict(enumerate(schedule.placement))
+    lowered = schedules._add_send_recv(rows, home.__getitem__, schedule.num_stages)
+    if defer:
+        lowered = schedules._defer_recv_ops(lowered, home.__getitem__)
+    return parse_lowered([map(str, lowered[rank]) for rank in sorted(lowered)])
+
+
+def train_lowered(
+    pool: Pool,
+    rows: Sequence[LoweredRow],
+    workload: Workload,
+    *,
+    one_queue: bool = False,
+    pace: Costs | None = None,
+    steps: int = 3,
+    check_gradients: bool = False,
+    name: str = "lowered rows",
+) -> Run:
+    """Run lowered rows, with their own sends and receives, by torch's interpreter on the ranks of `pool`.
+
+    `one_queue` lets each rank's messages pass one at a time in the row's order, as on a GPU's stream; the timeline's
+    `others` say when. `pace` stretches actions, as `lab.Pace` does.
+
+    Raises ScheduleError before anything starts where the messages would wait for each other for ever, ValueError for
+    one queue on GPUs, which have their own.
+    """
+    if one_queue and pool.devices[0] != "cpu":
+        raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
+    simulate_lowered(rows, queue="rank" if one_queue else "channel")
+    extras = [TorchEngine(tuple(rows), one_queue), *([] if pace is None else [Pace(pace)])]
+    return pool.train(compute_of(rows, name), workload, *extras, steps=steps, check_gradients=check_gradients)
+
+
+def take_steps(
+    context: RankContext,
+    workload: Workload,
+    name: str,
+    num_microbatches: int,
+    steps: int = 1,
+    scale_grads: bool = True,
+) -> dict:
+    """On a rank: take steps by a class of torch's on one stage per rank, without clearing the gradients in between.
+
+    Returns what the last `step` returned (its shape, or None), the losses it left, how often each step called the
+    module, and the gradient of the stage's first parameter after every step.
+    """
+    batch, losses = workload.batch(0), []
+    module = workload.build_stage(context.rank, context.num_ranks)
+    weight = next((p for p in module.parameters() if p.requires_grad), None)
+    if weight is None:
+        raise ValueError(
+            f"stage {context.rank} has no weight that is trained, and so no gradient to return: give it one"
+        )
+    calls: list[int] = []
+    module.register_forward_pre_hook(lambda *_: calls.append(1))
+    schedule = make_schedule(context, module, workload, name, num_microbatches, scale_grads=scale_grads)
+    seen: dict = {"calls": [], "gradients": []}
+    for _ in range(steps):
+        calls.clear()
+        returned = step(context, schedule, batch, losses)
+        seen["calls"].append(len(calls))
+        seen["gradients"].append(weight.grad.clone().numpy())
+    return {"returned": None if returned is None else tuple(returned.shape), "losses": [*map(float, losses)], **seen}
+
+
+def make_schedule(
+    context: RankContext, module: nn.Module, workload: Workload, name: str, num_microbatches: int, **options: object
+) -> object:
+    """A schedule of torch's on a stage that is made by hand: the module, its number, how many there are, its device."""
+    from torch.distributed import pipelining
+
+    stage = pipelining.PipelineStage(module, context.rank, context.num_ranks, context.device)
+    several = name not in ("GPipe", "1F1B")  # these classes take a list of the rank's stages
+    kind = getattr(pipelining, CLASSES[name])
+    return kind([stage] if several else stage, num_microbatches, loss_fn=workload.loss, **options)
+
+
+def step(context: RankContext, schedule: object, batch: Batch, losses: list[torch.Tensor]) -> torch.Tensor | None:
+    """One step: the first rank gives the inputs, the last one the targets and a list for the losses."""
+    inputs = batch.inputs if context.rank == 0 else ()
+    last = {"target": batch.target, "losses": losses} if context.rank == context.num_ranks - 1 else {}
+    return schedule.step(*inputs, **last, **batch.context)
+
+
+def refusals(
+    context: RankContext, num_microbatches: Sequence[int], names: Sequence[str] = tuple(CLASSES)
+) -> dict[tuple[str, int], str]:
+    """On a rank: what each of torch's classes says to these numbers of microbatches; "" where it takes them.
+
+    Classes with one stage per rank get one, the others two. Nothing is run.
+    """
+    from torch.distributed import pipelining
+
+    P, rank, found = context.num_ranks, context.rank, {}
+    for name in names:
+        second = {"GPipe": None, "1F1B": None, "ZBVZeroBubble": 2 * P - 1 - rank, "DualPipeV": 2 * P - 1 - rank}
+        own = [rank] if second.get(name, P + rank) is None else [rank, second.get(name, P + rank)]
+        stages = [pipelining.PipelineStage(nn.Linear(2, 2), s, P * len(own), context.device) for s in own]
+        kind = getattr(pipelining, CLASSES[name])
+        for count in num_microbatches:
+            try:
+                kind(stages[0] if len(own) == 1 else stages, count, loss_fn=nn.functional.mse_loss)
+                found[name, count] = ""
+            except ValueError as error:
+                found[name, count] = " ".join(str(error).split())
+    return found

@@ -1,0 +1,60 @@
+"""Interrupts of a run that has something to save: the first one asks its ranks to stop, the second one ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ...runtime.comm import naming
+from ...runtime.rank import Place, RankContext
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def gently(places: Callable[[], Sequence[Place]]) -> Iterator[list[signal.Signals]]:
+    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `places` to stop after their step; it stands in
+    the list that is given. The second one does what it would do otherwise, and so does the first one while no step is
+    done, since nothing would be lost. Only the main thread is told of signals: in another one nothing changes.
+    """
+    came: list[signal.Signals] = []
+    before: dict[int, object] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is ask:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def ask(number: int, _: object) -> None:
+        restore()
+        if any(place.steps for place in places()):
+            came.append(signal.Signals(number))
+            for place in places():
+                place.stop = True
+        else:
+            signal.raise_signal(number)
+
+    for place in places():  # a pool's are those of its last run
+        place.steps, place.stop = 0, False
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                before[number] = signal.getsignal(number)
+                signal.signal(number, ask)
+        yield came
+    finally:
+        restore()
+
+
+def agree_to_stop(context: RankContext) -> bool:
+    """Whether any rank was asked to stop; all must call, and all are told the same."""
+    context.watch("asking the others whether to stop", True)
+    asked = torch.tensor(int(context.place.stop))
+    with naming("asking the others whether to stop"):
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+    return bool(asked)

@@ -1,0 +1,131 @@
+"""Runs that go on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ...runtime import Batch, Extra, Listener, Run, Workload
+from ...runtime.options import Job
+from ...runtime.training import Rank
+from ...runtime.workload import Places
+from .checkpoint import Checkpoint, rates
+from .saving import Save, newest
+
+
+@dataclass(frozen=True)
+class Resume(Extra):
+    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any number of ranks.
+
+    `path` is a file, a folder of checkpoints, of which the last whole one is taken, or a Run that saved. The Run's
+    `extras["resumed"]` says what isn't as it was: damaged files that were passed over, other learning rates.
+    """
+
+    path: str | os.PathLike | Run
+    name = "resumed"
+    flag = {"name": "--resume", "metavar": "PLACE", "help": "go on from a checkpoint or a folder of them, on any ranks"}
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, Run):
+            if "saved" not in self.path.extras:
+                raise ValueError("that run didn't save: give it lab.Save(path), then lab.Resume(run) goes on from it")
+            object.__setattr__(self, "path", self.path.extras["saved"])
+
+    def check(self, job: Job) -> Job:
+        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from, ValueError where the
+        optimizer's state would be lost in what the run saves."""
+        checkpoint, wrong = newest(self.path) if Path(self.path).is_dir() else (Checkpoint.open(self.path), [])
+        checkpoint.check_fits(job.workload)
+        saves = [extra.path for extra in job.extras if isinstance(extra, Save)]
+        if saves and job.options.optimizer is None and checkpoint.optimizer is not None:
+            raise ValueError(
+                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost in {saves[0]}, "
+                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't save"
+            )
+        passed = tuple(f"passed over: {each}" for each in wrong)
+        if passed:
+            warnings.warn(f"going on from {checkpoint.path}; {'; '.join(passed)}", stacklevel=2)
+        resumed = Resumed(job.workload, checkpoint, passed)
+        return replace(job, workload=resumed, first_step=checkpoint.step)
+
+    def listen(self, rank: Rank) -> Listener | None:
+        """Give this rank's optimizer its state. The stages have their weights already."""
+        if rank.optimizer is None:
+            return None
+        rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
+        return _Comparing(rank)
+
+    def finish(self, job: Job, reports: Sequence[str | None]) -> tuple[str, ...] | None:
+        """What isn't as it was, if something isn't."""
+        return (*job.workload.passed, *sorted({report for report in reports if report})) or None
+
+    def lines(self, found: tuple[str, ...]) -> list[str]:
+        """What isn't as it was."""
+        return [f"resumed          {each}" for each in found]
+
+
+class _Comparing(Listener):
+    """Notices learning rates that aren't those which were saved, once all that sets them is there."""
+
+    events = frozenset(("steps",))
+
+    def __init__(self, rank: Rank):
+        self.rank, self.said = rank, None
+
+    def begin(self, event: str, what: object) -> None:
+        """The first step begins."""
+        saved, ours = self.rank.job.workload.checkpoint.rates, rates(self.rank.optimizer)
+        if saved and not set(ours) <= set(saved):
+            step, both = self.rank.job.first_step, [", ".join(f"{rate:g}" for rate in each) for each in (ours, saved)]
+            self.said = f"learning rate after step {step}: {both[0]} here, {both[1]} in the run that was saved"
+
+    def report(self) -> str | None:
+        """What was noticed."""
+        return self.said
+
+
+class Resumed(Workload):
+    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
+
+    def __init__(self, workload: Workload, checkpoint: Checkpoint, passed: tuple[str, ...] = ()):
+        self.workload, self.checkpoint, self.passed = workload, checkpoint, passed
+        for name in ("name", "batch_size", "notes", "num_layers", "reduction", "overlap"):
+            setattr(self, name, getattr(workload, name))
+
+    def __getattr__(self, name: str) -> object:
+        if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
+            raise AttributeError(name)
+        return getattr(self.workload, name)
+
+    def check(self, num_stages: int) -> None:
+        """Raise ValueError when the model can't be cut into `num_stages` stages."""
+        self.workload.check(num_stages)
+
+    def tied(self, num_stages: int) -> Mapping[str, Places]:
+        """The model's tied weights."""
+        return self.workload.tied(num_stages)
+
+    def weight(self, batch: Batch) -> float:
+        """What the loss of a microbatch counts for."""
+        return self.workload.weight(batch)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.workload.loss(output, target)
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """One stage, with its weights from the checkpoint."""
+        return self.checkpoint.load(self.workload.build_stage(stage, num_stages))
+
+    def build_whole(self) -> nn.Module:
+        """The whole model, with the weights of the checkpoint."""
+        return self.checkpoint.load(self.workload.build_whole())
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from the checkpoint's."""
+        return self.workload.batch(self.checkpoint.step + step)

@@ -1,0 +1,209 @@
+"""Checkpoints that a run writes: after its last step, every so many steps, and when it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ...errors import positive_int
+from ...runtime import Extra, Listener
+from ...runtime.comm import naming
+from ...runtime.options import Job
+from ...runtime.rank import Place
+from ...runtime.training import Rank
+from ..extras import own_stages
+from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, collect, write
+from .interrupts import agree_to_stop, gently
+
+
+class NotSaved(OSError):
+    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere."""
+
+    def __init__(self, path: Path, why: Exception, arguments: tuple):
+        self.path, self._arguments = path, arguments
+        said = getattr(why, "strerror", None) or why
+        super().__init__(
+            f"can't save to {path} ({said}). The weights aren't lost: catch this error as `error`, make "
+            'room or choose another place, and call error.save("another/place.safetensors")'
+        )
+
+    def save(self, path: str | os.PathLike) -> str:
+        """Write the checkpoint to another place, or to this one once there is room; returns its path."""
+        return write(path, *self._arguments)
+
+
+@dataclass(frozen=True)
+class Save(Extra):
+    """Write weights and the optimizer's state after the last step, to a file, which is replaced as a whole if it is
+    there, so that it may be the one that the run goes on from.
+
+    With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written after step 100 and so
+    on, and the last `keep` stay. Steps are counted from the first run's, across checkpoints. A checkpoint that fails on
+    the way, for want of room perhaps, doesn't end the run, which warns of it at its end. On several hosts all must see
+    the place.
+
+    Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end on all ranks, writes
+    the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once. A pool's
+    ranks don't outlive a SIGTERM of their own: where a job's every process gets one, start the ranks by torchrun.
+    """
+
+    path: str | os.PathLike
+    every: int | None = None
+    keep: int = 2
+    name = "saved"
+    flag = {
+        "name": "--save",
+        "nargs": "+",
+        "metavar": ("FILE", "N"),
+        "help": "write a checkpoint after the last step; with a number, into a folder after every N steps, too",
+    }
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(Path(self.path).resolve()))  # ranks may be in another folder
+
+    @classmethod
+    def from_flag(cls, given: Sequence[str]) -> Save:
+        """A place, and perhaps a number of steps; ValueError for anything else."""
+        if len(given) > 2 or not all(each.isdigit() for each in given[1:]):
+            raise ValueError(f"--save needs a file, or a folder and a number of steps, got {' '.join(given)}")
+        return cls(given[0], *map(int, given[1:]))
+
+    def check(self, job: Job) -> Job:
+        """ValueError for a place that can't be written to, and for a second one."""
+        if sum(isinstance(extra, Save) for extra in job.extras) > 1:
+            raise ValueError("a run saves to one place: give one lab.Save, with every=... for a folder of checkpoints")
+        if self.every is not None:
+            positive_int("every", self.every)
+            positive_int("keep", self.keep)
+            with suppress(OSError):  # the next line says where
+                Path(self.path).mkdir(exist_ok=True)
+        check_place(self.place(0))
+        return job
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError for a folder with checkpoints of later steps than this run begins at: of another run, then."""
+        if self.every is None or max(steps_in(self.path), default=0) <= job.first_step:
+            return
+        with suppress(CheckpointError):  # those that are damaged will be replaced
+            found, _ = newest(self.path)
+            if found.step > job.first_step:
+                raise ValueError(
+                    f"{self.path} has a checkpoint of step {found.step}, and this run begins after step "
+                    f"{job.first_step}: go on from it with lab.Resume({self.path!r}), or save into another folder"
+                )
+
+    @contextmanager
+    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> Iterator[None]:
+        """Let an interrupt wait until the checkpoint is written."""
+        with gently(places) as came:
+            yield
+            if came:
+                step = job.first_step + max(place.steps for place in places())
+                raise KeyboardInterrupt(
+                    f"{came[0].name} after step {step}: saved in {self.place(step)}; lab.Resume goes on from there"
+                )
+
+    def listen(self, rank: Rank) -> Listener:
+        """Collect on the way, and at the end."""
+        return _Saving(rank, self)
+
+    def finish(self, job: Job, reports: Sequence[_Report]) -> str:
+        """Write the file; returns its path. NotSaved where that fails."""
+        step = job.first_step + reports[0].steps
+        arguments = [report.saved for report in reports], step, job.workload.name
+        try:
+            path = self.write(*arguments, job.first_step)
+        except (OSError, ValueError) as error:  # a disk is full, or a folder has gone
+            raise NotSaved(self.place(step), error, arguments) from error
+        if failed := reports[0].failed:
+            warnings.warn(f"not saved on the way: {'; '.join(failed)}", stacklevel=2)
+        return path
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return Path(self.path, f"step-{step:08}.safetensors") if self.every else Path(self.path)
+
+    def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
+        """Write a checkpoint and remove those that are older than the last `keep`, but for the one that the run began
+        from, which a comparison with one process reads again; returns its path."""
+        path, found = write(self.place(step), saved, step, model), steps_in(self.path) if self.every else {}
+        for old in sorted(number for number in found if number <= step)[: -self.keep]:
+            if old != began:
+                found[old].unlink(missing_ok=True)
+        return path
+
+
+@dataclass(frozen=True)
+class _Report:
+    saved: Saved
+    steps: int  # of this run
+    failed: tuple[str, ...]  # checkpoints on the way
+
+
+class _Saving(Listener):
+    events = frozenset(("turn",))
+
+    def __init__(self, rank: Rank, save: Save):
+        self.rank, self.save, self.steps, self.failed = rank, save, 0, []
+
+    def end(self, event: str, losses: Sequence[float]) -> None:
+        """Between two steps: stop if that was asked for, or save if it is time. At the last one, `report` does it."""
+        context, job, self.steps = self.rank.context, self.rank.job, len(losses)
+        if self.steps == job.options.steps:
+            return
+        self.rank.last = agree_to_stop(context)
+        step = job.first_step + self.steps
+        if self.rank.last or not self.save.every or step % self.save.every:
+            return
+        found = [None] * context.num_ranks if context.rank == 0 else None
+        context.watch("collecting a checkpoint", True)
+        with naming("collecting a checkpoint"):
+            dist.gather_object(self.collect(), found)
+        if found is not None:
+            context.watch("writing a checkpoint")
+            try:
+                self.save.write(found, step, job.workload.name, job.first_step)
+            except (OSError, ValueError) as error:
+                self.failed.append(f"step {step} ({error})")
+
+    def collect(self) -> Saved:
+        """What this rank saves of the stages that it answers for."""
+        rank = self.rank
+        own = own_stages(rank.context.rank, rank.job.schedule)
+        return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
+
+    def report(self) -> _Report:
+        """The last checkpoint's part."""
+        return _Report(self.collect(), self.steps, tuple(self.failed))
+
+
+def steps_in(folder: str | os.PathLike) -> dict[int, Path]:
+    """The checkpoints in a folder, by the steps in their names."""
+    named = ((re.fullmatch(r"step-(\d+)\.safetensors", path.name), path) for path in Path(folder).glob("step-*"))
+    return {int(match[1]): path for match, path in named if match and path.is_file()}
+
+
+def newest(folder: str | os.PathLike) -> tuple[Checkpoint, list[str]]:
+    """The last whole checkpoint in a folder, and what is wrong with those after it.
+
+    Raises FileNotFoundError when there is none, CheckpointError when all are damaged.
+    """
+    wrong: list[str] = []
+    for _, path in sorted(steps_in(folder).items(), reverse=True):
+        try:
+            found = Checkpoint.open(path)
+            found.check()
+            return found, wrong
+        except CheckpointError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(wrong)}")
+    how = f"save some with lab.Save({str(folder)!r}, every=100), or pplab train --save {folder} 100"
+    raise FileNotFoundError(f"there is no checkpoint in {folder}: {how}")

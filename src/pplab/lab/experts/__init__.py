@@ -1,0 +1,17 @@
+"""Overlapping pairs whose halves take turns on a rank while tokens cross to their experts.
+
+Chapter 9 uses it. Gradients stay those of one process.
+"""
+
+from ...optional import lazily
+
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "beside": "Beside",
+        "experts": "Experts",
+        "pieces": "Pieces",
+        "under_prediction": "Measured UnderPrediction measure_under",
+        "wire": "Wire",
+    },
+)

@@ -1,0 +1,207 @@
+"""The halves of an overlap beside each other, layer by layer: while one's tokens are on the wire, the other computes.
+
+Each half runs in a thread of its own. On a GPU both put their work into one stream, in the order of their turns: so
+what one computes runs while the other's all-to-all, which has a stream of its own, is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import torch
+
+from ...actions import Overlap
+from ...runtime import Extra, Listener
+from ...runtime.deferred import accumulate
+from ...runtime.gpu import cuda
+from ...runtime.options import Job
+from ...runtime.stage import Stage
+from ...runtime.training import Rank
+from ..extras import Meter
+from .pieces import Pieces
+from .turns import DONE, ON_THE_WIRE, Half, Late, Turns, together
+from .wire import wire_of
+
+_LOOK_S = 1.0  # a pair that takes longer says which half it is in
+
+
+@dataclass(frozen=True)
+class Beside(Extra):
+    """Run the halves of overlaps beside each other. `pieces`: on a CPU, how long the pieces of a layer shall last.
+
+    What a `Meter` counts is the first pass; there, where there is one, halves run one after the other.
+    """
+
+    pieces: Pieces | None = None
+    name = "beside"
+
+    def check(self, job: Job) -> Job:
+        """ValueError where the workload has a way of its own to run overlaps."""
+        if job.workload.overlap is not None:
+            raise ValueError("the workload runs its overlaps itself (`overlap`): leave that out, or lab.Beside")
+        return replace(job, how="paced") if self.pieces else job
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError for pieces on a GPU."""
+        if self.pieces and devices[0] != "cpu":
+            raise ValueError("pieces are paced on a CPU; on a GPU they last as long as they do: leave `pieces` out")
+
+    def listen(self, rank: Rank) -> Listener:
+        """Run this rank's overlaps."""
+        turns = wire_of(rank).turns = Turns(rank.context.device, self.pieces)
+        turns.stages = rank.stages
+        for stage in rank.stages.values():
+            stage.backward_weight = partial(weights_in_pieces, stage, turns)
+        metered = any(isinstance(extra, Meter) for extra in rank.job.extras)
+        rank.overlap = Pairs(turns, rank.context.watch)
+        return Taking(turns, rank.overlap, metered)
+
+    def finish(self, job: Job, reports: Sequence[Late]) -> Late:
+        """How late paced pieces were, on all ranks together."""
+        return together(reports)
+
+    def lines(self, found: Late) -> list[str]:
+        """How many pieces took longer than they were told to."""
+        if not found.pieces:
+            return []
+        too_long = f"{found.overran} took {1e3 * found.overran_s:.1f} ms too long"
+        return [f"paced pieces     {found.pieces}, of which {too_long}"]
+
+
+class Taking(Listener):
+    """Every action takes its turn, in an overlap or alone."""
+
+    events = frozenset(("action", "call", "row", "steps"))
+
+    def __init__(self, turns: Turns, pairs: Pairs, metered: bool):
+        self.turns, self.pairs = turns, pairs
+        pairs.in_turn = metered
+
+    def begin(self, event: str, what: object) -> None:
+        """An action begins, or the measured steps do."""
+        if event == "steps":
+            self.turns.late = Late()
+        elif event != "row":
+            self.turns.begin(what)
+
+    def end(self, event: str, what: object) -> None:
+        """An action is done, or a row, after the first of which nobody counts bytes any more."""
+        if event == "row":
+            self.pairs.in_turn = False
+        elif event != "steps":
+            self.turns.end()
+
+    def report(self) -> Late:
+        """How late pieces were."""
+        self.pairs.close()
+        return self.turns.late
+
+
+class Pairs:
+    """Runs the halves of an overlap, each in a thread: functions without arguments, partial ones whose first argument
+    is the action. Raises what the first that fails raises, and doesn't wait for the other: its run is over."""
+
+    def __init__(self, turns: Turns, watch: Callable[..., None]):
+        self.turns, self.watch, self.in_turn = turns, watch, False
+        self._todo: list[SimpleQueue] = []
+        self._done: SimpleQueue = SimpleQueue()
+
+    def __call__(self, *calls: partial) -> list[object]:
+        """Run them; returns what they return."""
+        if self.in_turn:
+            return [call() for call in calls]
+        while len(self._todo) < len(calls):
+            self._todo.append(SimpleQueue())
+            threading.Thread(target=self._work, args=(self._todo[-1],), daemon=True).start()
+        halves = self.turns.together([call.args[0] for call in calls])
+        settings = Settings.of(self.turns.device)
+        for number, (todo, half, call) in enumerate(zip(self._todo, halves, calls, strict=False)):
+            todo.put((number, half, call, settings))
+        made: dict[int, object] = {}
+        while len(made) < len(calls):
+            number, result, error = self._next(halves)
+            if error is not None:
+                self.watch(f"at {_shown(halves)} in its {halves[number].action}")
+                raise error
+            made[number] = result
+        self.turns.apart(halves)
+        return [made[number] for number in range(len(calls))]
+
+    def close(self) -> None:
+        """End the threads."""
+        for todo in self._todo:
+            todo.put(None)
+        self._todo.clear()
+
+    def _next(self, halves: Sequence[Half]) -> tuple[int, object, BaseException | None]:
+        """What is done next. Who waits long for it is told where each half is."""
+        said = ""
+        while True:
+            try:
+                return self._done.get(timeout=_LOOK_S)
+            except Empty:
+                left = [half for half in halves if half.state is not DONE]
+                where = " and ".join(f"{half.action} {half.state}" for half in left)
+                waits = "waits " * all(half.state is ON_THE_WIRE for half in left)
+                if (say := f"{waits}at {_shown(halves)} while {where}") != said:
+                    self.watch(said := say, bool(waits))
+
+    def _work(self, todo: SimpleQueue) -> None:
+        while (given := todo.get()) is not None:
+            number, half, call, settings = given
+            result, error = None, None
+            try:
+                self.turns.run(half)
+                with settings:
+                    result = call()
+            except BaseException as raised:
+                error = raised
+            self._done.put((number, result, error))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What torch keeps per thread, as the thread has it that asks for a pair."""
+
+    device: torch.device
+    stream: cuda.Stream | None
+    threads: int
+    grad: bool
+
+    @classmethod
+    def of(cls, device: torch.device) -> Settings:
+        """This thread's."""
+        stream = cuda.current_stream(device) if device.type == "cuda" else None
+        return cls(device, stream, torch.get_num_threads(), torch.is_grad_enabled())
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            cuda.set_device(self.device)
+            cuda.set_stream(self.stream)
+        elif torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        torch.set_grad_enabled(self.grad)
+
+    def __exit__(self, *error: object) -> None:
+        """A thread of a pair does nothing else."""
+
+
+def weights_in_pieces(stage: Stage, turns: Turns, microbatch: int) -> tuple[()]:
+    """`Stage.backward_weight`, piece by piece: between two of them another half may compute."""
+    products, half = stage.due.pop(microbatch), turns.half((stage.index, microbatch))
+    for number, (piece, count) in enumerate(turns.put_off.pop((stage.index, microbatch), [])):
+        if number:
+            turns.pause(half)
+        accumulate(products[:count])
+        del products[:count]  # what a piece has used is free when it is done
+        turns.lasts(half, piece)
+    accumulate(products)
+    return ()
+
+
+def _shown(halves: Sequence[Half]) -> str:
+    return str(Overlap(*(half.action for half in halves)))

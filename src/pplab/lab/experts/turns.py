@@ -1,0 +1,224 @@
+"""Turns of what runs on one rank: one half of an overlap computes at a time, the other while the first is on the wire.
+
+An action computes from its start to its end but for the time in which its tokens are on the wire: then it gives the
+rank's compute away, and takes it back. Alone it gets it back at once.
+
+Where pieces are paced, each lasts as long as it was told to, by a clock of the action's own that starts with it. What a
+thread sleeps too long isn't passed on to the piece behind; what a piece computes too long is. While one half lasts, the
+other may do what it has to: its own piece begins, by its clock, where the first one's ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ...actions import Action, I, W
+from ...runtime.stage import Stage
+from ..extras import random_state, set_random_state
+from .pieces import ATTENTION, EXPERTS, ORDER, Pieces
+from .wire import COMBINE, DISPATCH
+
+WAITS, COMPUTES, ON_THE_WIRE, DONE = "waits to compute", "computes", "is on the wire", "is done"
+_GRACE_S = 0.001  # so long after it should be back, nobody waits any more for a half that is on the wire
+
+
+@dataclass(eq=False)
+class Half:
+    """An action that runs, alone or as a half of an overlap."""
+
+    action: Action
+    at_s: float  # when what it has done so far should have ended
+    state: str = WAITS
+    random: Sequence[Tensor] = ()  # where its random numbers stand, while another half computes
+    behind: str | None = None  # the piece that its backward is in
+    due: int = 0  # weights' gradients that it had put off when that began
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """Who has the lower one goes first."""
+        return self.at_s, ORDER[self.action.kind]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Under which what a forward leaves for its backward finds the backward's half."""
+        return self.action.stage, self.action.microbatch
+
+
+@dataclass
+class Late:
+    """How far paced pieces were from what they should have been."""
+
+    pieces: int = 0
+    overran: int = 0  # of these: their own work took longer
+    overran_s: float = 0.0
+    woke_s: float = 0.0  # slept too long, all of them together
+
+
+def together(found: Sequence[Late]) -> Late:
+    """All of them as one."""
+    return Late(*(sum(getattr(each, name) for each in found) for name in vars(Late())))
+
+
+@dataclass(eq=False)
+class Turns:
+    """Who computes on this rank. `pieces`: how long pieces last at least; None: as long as they do."""
+
+    device: torch.device
+    pieces: Pieces | None = None
+    late: Late = field(default_factory=Late)
+
+    def __post_init__(self) -> None:
+        self.seconds = self.pieces.seconds if self.pieces else {}
+        self.halves: dict[tuple[int, int], Half] = {}
+        self._changed, self._own = threading.Condition(), threading.local()
+        self._computes: Half | None = None
+        self._drew: Half | None = None  # whose random numbers are the device's
+        self._free_at_s = 0.0
+        self.stages: Mapping[int, Stage] = {}
+        # Of an input gradient that has run: its pieces that compute, and how many weights' gradients each has put off.
+        self.put_off: dict[tuple[int, int], list[tuple[str, int]]] = {}
+
+    @property
+    def key(self) -> tuple[int, int] | None:
+        """The key of the half that this thread runs."""
+        half = getattr(self._own, "half", None)
+        return half and half.key
+
+    def half(self, key: tuple[int, int] | None) -> Half | None:
+        """The half that runs what belongs to that key."""
+        return self.halves.get(key)
+
+    def together(self, actions: Sequence[Action]) -> list[Half]:
+        """These begin now, beside each other."""
+        now = time.perf_counter()
+        state = random_state(self.device)
+        halves = [Half(action, now, random=state) for action in actions]
+        self.halves.update((half.key, half) for half in halves)
+        self._drew = None
+        return halves
+
+    def apart(self, halves: Sequence[Half]) -> None:
+        """They are done. The first one's random numbers go on, as if it had run alone."""
+        if self._drew not in (None, halves[0]):
+            set_random_state(self.device, halves[0].random)
+        self._drew = None
+
+    def run(self, half: Half) -> None:
+        """This thread runs that half."""
+        self._own.half = half
+
+    def begin(self, action: Action) -> None:
+        """An action begins in this thread; it goes on once it may compute."""
+        half = getattr(self._own, "half", None)
+        if half is None:
+            half = self._own.half = self.halves[action.stage, action.microbatch] = Half(action, time.perf_counter())
+        self._take(half)
+
+    def end(self) -> None:
+        """It is done."""
+        half, self._own.half = self._own.half, None
+        self._backward_piece(half)
+        for piece, _ in self.put_off.pop(half.key, []) if half.action.kind is W else []:
+            self.lasts(half, piece)  # another engine has computed them in one go
+        self._give(half, DONE)
+
+    def give(self, half: Half, name: str, backward: bool) -> None:
+        """Its tokens go on the wire: others may compute."""
+        if backward:
+            self._backward_piece(half)
+            half.behind = EXPERTS if name == COMBINE else ATTENTION
+        else:
+            self.lasts(half, ATTENTION if name == DISPATCH else EXPERTS)
+        self._give(half, ON_THE_WIRE, self.seconds.get(name, 0))
+
+    def take_back(self, half: Half, name: str) -> None:
+        """Its tokens are there: it waits until it may compute."""
+        if self.seconds:
+            self._count(half)
+            self._sleep(half)
+        else:
+            half.at_s = time.perf_counter()
+        self._take(half)
+
+    def pause(self, half: Half) -> None:
+        """A piece of it is done, and another half may compute before it goes on."""
+        self._give(half, WAITS)
+        self._take(half)
+
+    def lasts(self, half: Half, piece: str, times: int = 1) -> None:
+        """A piece has computed: wait until its time is up. What another half computes meanwhile counts from then on."""
+        if self.seconds:
+            half.at_s += times * self.seconds[piece]
+            self._count(half)
+            with self._changed:
+                self._release(half)
+            self._sleep(half)
+
+    def _backward_piece(self, half: Half) -> None:
+        """A backward is through with what it computed since its tokens were on the wire, if they were."""
+        if half.behind:
+            self.lasts(half, half.behind, 1 if half.action.kind is I else 2)
+            if half.action.kind is I:
+                stage = self.stages.get(half.action.stage)
+                due = len(stage.due[half.action.microbatch]) if stage else 0
+                self.put_off.setdefault(half.key, []).append((half.behind, due - half.due))
+                half.due = due
+
+    def _count(self, half: Half) -> None:
+        """A piece's own work is done, in time or too late."""
+        self.late.pieces += 1
+        if (late_s := time.perf_counter() - half.at_s) > 0:
+            self.late.overran += 1
+            self.late.overran_s += late_s
+            half.at_s += late_s
+
+    def _sleep(self, half: Half) -> None:
+        """Until what it has done so far should have ended."""
+        if (left_s := half.at_s - time.perf_counter()) > 0:
+            time.sleep(left_s)
+            self.late.woke_s += time.perf_counter() - half.at_s
+
+    def _give(self, half: Half, state: str, seconds: float = 0) -> None:
+        with self._changed:
+            self._release(half)
+            half.state, half.at_s = state, half.at_s + seconds if self.seconds else time.perf_counter()
+            if state is DONE:
+                del self.halves[half.key]
+
+    def _release(self, half: Half) -> None:
+        if self._computes is half:
+            self._computes, self._free_at_s = None, half.at_s
+            self._changed.notify_all()
+
+    def _take(self, half: Half) -> None:
+        with self._changed:
+            half.state = WAITS
+            while wait_s := self._waits(half):
+                self._changed.wait(None if wait_s == inf else wait_s)
+            self._computes, half.state = half, COMPUTES
+            half.at_s = max(half.at_s, self._free_at_s)
+            if half.random and self._drew is not half:
+                if self._drew:
+                    self._drew.random = random_state(self.device)
+                set_random_state(self.device, half.random)
+                self._drew = half
+
+    def _waits(self, half: Half) -> float:
+        """How long a half has to wait at most before it looks again; 0 when it may compute."""
+        if self._computes is not None:
+            return inf
+        for other in self.halves.values():
+            if other is not half and other.turn < half.turn:
+                if other.state is WAITS:
+                    return inf
+                if other.state is ON_THE_WIRE and self.seconds:  # it is back at a moment that is known
+                    if (left := other.at_s + _GRACE_S - time.perf_counter()) > 0:
+                        return left
+        return 0

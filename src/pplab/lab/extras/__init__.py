@@ -1,0 +1,24 @@
+"""What a run can be given besides its schedule: a pace, a meter of memory, clipping, recomputation, a learning rate,
+evaluation, a budget.
+
+Chapters 2 to 14 use them. Each is an `Extra`, which the runtime doesn't know by name; a run without it is the same.
+"""
+
+from ...optional import lazily
+
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "budget": "Budget",
+        "clip": "Clip own_stages",
+        "evaluation": "Evaluate",
+        "learning_rate": "LearningRate",
+        "meter": "Held Meter readable_bytes",
+        "pace": "Pace paced settle",
+        "padded": "Padded",
+        "progress": "Progress",
+        "random_numbers": "random_state set_random_state",
+        "recompute": "Recompute",
+        "reduction": "Drain",
+    },
+)

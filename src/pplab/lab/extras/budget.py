@@ -1,0 +1,159 @@
+"""A rank holds so much and no more: where it would need more, the run ends and says where and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from numbers import Real
+
+import torch
+from torch import nn
+
+from ...actions import Action
+from ...runtime import Extra, Listener
+from ...runtime.gpu import cuda
+from ...runtime.options import Job, Options
+from ...runtime.rank import RankContext
+from ...runtime.training import Rank, RankReport
+from .meter import Counting, Held, Meter, readable_bytes
+
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class OutOfMemoryError(MemoryError):
+    """A rank needs more than its budget. The caller is told by a RankError, whose `rank` and `action` say where."""
+
+
+@dataclass(frozen=True)
+class Budget(Meter):
+    """End the run where a rank would hold more than `limit`: bytes, or text such as "80 MB" (a million bytes each).
+
+    It is a `Meter`, too, so `run.held` is there, and its `memory` has the stages' state. On the CPU, where no allocator
+    counts, a rank holds what the meter counts and its state: weights, gradients and what the optimizer keeps, all of it
+    from the start, as where they have buffers of their own. Else a schedule that can't train would run until the second
+    step, the first with an optimizer's state. Not counted are messages under way, and what an action needs only while
+    it computes.
+
+    An action that another microbatch has run on that stage before is refused before it runs, for it takes as much. Of
+    the first nobody knows: it runs, and then the run ends. All that happens in the first pass, which isn't timed. Every
+    step holds as much, so the others run without a count.
+
+    On a GPU it is the limit of the process' allocator (torch's `set_per_process_memory_fraction`) in all steps. That
+    counts whatever it hands out, with what it keeps to hand out again, and the gradients and the optimizer's state from
+    when they are there. Afterwards the limit is what it was.
+    """
+
+    limit: float | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limit", _bytes(self.limit))
+
+    def check(self, job: Job) -> Job:
+        """In place of other meters. ValueError for two budgets."""
+        if sum(isinstance(extra, Budget) for extra in job.extras) > 1:
+            raise ValueError("a run has one Budget, which is every rank's: leave the others out")
+        others: tuple[Extra, ...] = tuple(extra for extra in job.extras if type(extra) is not Meter)
+        return replace(job, extras=others, engine=partial(train_within, self.limit, job.engine))
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError for torch's runtime, which doesn't say which action it runs."""
+        if job.engine_name != "pplab":
+            raise ValueError("Budget needs pplab's engine: torch's runtime doesn't say which action comes next")
+
+    def listen(self, rank: Rank) -> Listener:
+        """Count on this rank, and look whether there is room where no allocator does."""
+        return _Bounded(rank, inf if rank.context.device.type == "cuda" else self.limit)
+
+    def lines(self, found: Held) -> list[str]:
+        """The budget, and what the meter says."""
+        state = ", ".join(map(readable_bytes, found.state_of))
+        return [f"budget           {readable_bytes(self.limit)}; state of each stage: {state}", *super().lines(found)]
+
+
+class _Bounded(Counting):
+    """Counts, and raises OutOfMemoryError where that and the state are more than `limit`."""
+
+    def __init__(self, rank: Rank, limit: float):
+        super().__init__(rank)
+        self.limit, self.name = limit, f"rank {rank.context.rank}"
+        self.found.state = {stage: state_bytes(module, rank.job.options) for stage, module in rank.modules.items()}
+        self.state = sum(self.found.state.values())
+        if self.state > limit:
+            raise OutOfMemoryError(
+                f"weights, gradients and the optimizer's state of {self.name} take {readable_bytes(self.state)}, and "
+                f"the budget is {readable_bytes(limit)}: give it less of the model (another cut, or more ranks)"
+            )
+
+    def begin(self, event: str, what: Action) -> None:
+        """Refuse an action for which there is no room, if another microbatch has shown what it takes."""
+        if event == "action" and (what.stage, what.kind) in self.found.changes:
+            self._look(f"{what} takes", self.meter.held, self.found.changes[what.stage, what.kind][1])
+        super().begin(event, what)
+
+    def end(self, event: str, what: Action) -> None:
+        """Look whether there was room."""
+        super().end(event, what)
+        if event == "action":
+            self._look(f"{what} took", self._before, self.meter.lately - self._before)
+
+    def _look(self, takes: str, held: int, more: int) -> None:
+        if self.state + held + more > self.limit:
+            raise OutOfMemoryError(words(self.name, self.state + held, takes, readable_bytes(more), self.limit))
+
+
+def state_bytes(module: nn.Module, options: Options) -> int:
+    """A stage's weights, buffers, gradients, and what the optimizer will keep for it after its first step."""
+    found = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            found += p.nbytes
+            if options.optimizer:  # which doesn't say: so it takes a step on a copy
+                copy = nn.Parameter(torch.zeros_like(p, device="cpu"))
+                copy.grad = torch.zeros_like(copy)
+                optimizer = options.optimizer([(name, copy)])
+                optimizer.step()
+                found += sum(x.nbytes for x in optimizer.state[copy].values() if isinstance(x, torch.Tensor))
+    return found
+
+
+def train_within(limit: float, engine: Callable, context: RankContext, job: Job) -> RankReport:
+    """Run the engine, on a GPU with no more than `limit` bytes to hand out."""
+    if context.device.type != "cuda":
+        return engine(context, job)
+    device = context.device
+    before = cuda.get_per_process_memory_fraction(device)
+    whole = cuda.get_device_properties(device).total_memory
+    cuda.empty_cache()  # what earlier runs left would count
+    cuda.set_per_process_memory_fraction(min(before, limit / whole), device)
+    try:
+        return engine(context, job)
+    except torch.OutOfMemoryError as error:
+        asked = re.search(r"Tried to allocate ([\d.]+) ([KMG])iB", str(error))
+        more = readable_bytes(float(asked[1]) * 1024 ** (1 + "KMG".index(asked[2]))) if asked else "piece"
+        held = cuda.memory_allocated(device)
+        raise OutOfMemoryError(words(f"rank {context.rank}", held, "it asks for", more, limit)) from error
+    finally:
+        cuda.set_per_process_memory_fraction(before, device)
+
+
+def words(name: str, held: int, takes: str, more: str, limit: float) -> str:
+    """What happened, and what to do."""
+    return (
+        f"{name} holds {readable_bytes(held)}, {takes} another {more}, and the budget is {readable_bytes(limit)}: have "
+        "fewer microbatches in flight (1F1B), recompute (lab.Recompute), or cut the model elsewhere"
+    )
+
+
+def _bytes(given: object) -> float:
+    """Bytes, from a number or from text."""
+    match = re.fullmatch(r"([\d.]+) *([kMG]?B)", given) if isinstance(given, str) else None
+    try:
+        value = float(match[1]) * UNITS[match[2]] if match else given
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < inf:
+        raise ValueError(f'Budget takes a number of bytes above 0, or text such as "80 MB" or "1.5 GB", got {given!r}')
+    return value

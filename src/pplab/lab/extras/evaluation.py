@@ -1,0 +1,140 @@
+"""Evaluation beside training: held-out batches through the same stages on the same ranks, forward only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...actions import F, parts
+from ...errors import positive_int
+from ...lowering import lower
+from ...runtime import Batch, Executor, Extra, Listener, Stage
+from ...runtime.comm import naming
+from ...runtime.listener import Listeners
+from ...runtime.options import Job
+from ...runtime.training import Rank, Whereabouts, connect
+from ...runtime.workload import check_divides, loss_shares
+from ...schedule import Schedule
+
+_NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"
+
+
+@dataclass(frozen=True)
+class Evaluate(Extra):
+    """The mean loss over held-out batches of one size after every so many steps, counted from the first run's, and
+    after the last one: the Run's `extras["evaluations"]`, pairs of a number of steps and a loss.
+
+    The batches run through the forwards of the run's own schedule, without dropout and gradients, between two steps.
+    Training learns the same with them and without. `batches` is a list, which travels to the ranks, or an object with a
+    length and items that loads each where it is wanted.
+    """
+
+    every: int
+    batches: Sequence[Batch]
+    name = "evaluations"
+
+    def check(self, job: Job) -> Job:
+        """ValueError for no batches, and for some that don't divide into the schedule's microbatches."""
+        positive_int("every", self.every)
+        kind, has_items = type(self.batches).__name__, hasattr(self.batches, "__getitem__")  # a DataLoader has none
+        if not (has_items and hasattr(self.batches, "__len__") and len(self.batches)):
+            raise ValueError(f"{_NEEDED}, got a {kind}{' of none' * has_items}")
+        if not isinstance(first := self.batches[0], Batch):
+            raise ValueError(f"{_NEEDED}, got a {kind} that begins with a {type(first).__name__}")
+        check_divides(len(self.batches[0].target), job.schedule.num_microbatches)
+        return job
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError for torch's runtime."""
+        if job.engine_name != "pplab":
+            raise ValueError("Evaluate needs pplab's engine: for torch's runtime, save, and evaluate the checkpoint")
+
+    def listen(self, rank: Rank) -> Listener:
+        """Evaluate on this rank, together with the others."""
+        return _Evaluating(rank, self)
+
+    def finish(self, job: Job, reports: Sequence[list[tuple[int, float]]]) -> tuple[tuple[int, float], ...]:
+        """All ranks' parts of the losses."""
+        return tuple((parts[0][0], sum(loss for _, loss in parts)) for parts in zip(*reports, strict=True))
+
+    def lines(self, found: tuple[tuple[int, float], ...]) -> list[str]:
+        """The losses, and when."""
+        return [f"held-out loss    {', '.join(f'{loss:.4f} after step {step}' for step, loss in found)}"]
+
+
+class _Evaluating(Listener):
+    events = frozenset(("turn",))
+
+    def __init__(self, rank: Rank, asked: Evaluate):
+        self.rank, self.asked, self.found = rank, asked, []
+        self.samples = len(asked.batches[0].target)
+        context, schedule = rank.context, rank.job.schedule
+        rows = [[a for item in row for a in parts(item) if a.kind is F] for row in schedule.rows]
+        forwards = Schedule(rows, f"the forwards of {schedule.name}")
+        lowered, home = lower(forwards, ahead=1), forwards.home()
+        row, stages = lowered[context.rank], {index: _Forwards(stage) for index, stage in rank.stages.items()}
+        around = Listeners([Whereabouts(row, schedule.num_stages, context.watch)])
+        self.comm, self.stages = connect(context, lowered, home), stages  # shapes of its own, on the same channels
+        self.executor = Executor(context.rank, row, stages, schedule.num_stages, home, self.comm, around)
+
+    @torch.no_grad()
+    def end(self, event: str, losses: Sequence[float]) -> None:
+        """Between two steps."""
+        rank, device, options = self.rank, self.rank.context.device, self.rank.job.options
+        step = rank.job.first_step + len(losses)
+        if step % self.asked.every and len(losses) < options.steps:
+            return
+        training = {each: each.training for module in rank.modules.values() for each in module.modules()}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            try:
+                for module in rank.modules.values():
+                    module.eval()
+                found = [self._loss(number) for number in range(len(self.asked.batches))]
+            finally:
+                for each, was in training.items():
+                    each.training = was
+        self.found.append((step, sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found)))
+
+    def _loss(self, number: int) -> tuple[float, float]:
+        """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as in training."""
+        self.rank.context.watch(f"loading held-out batch {number}")
+        batch, job = self.asked.batches[number], self.rank.job
+        if (samples := len(batch.target)) != self.samples:
+            said = f"held-out batch {number} has {samples} samples and the first one {self.samples}"
+            raise ValueError(f"{said}: give batches of one size")
+        self.rank.context.watch("starting together", True)
+        with naming("starting together"):
+            dist.barrier()  # messages don't say of which batch they are: so one batch, or step, at a time
+        microbatches = batch.microbatches(job.schedule.num_microbatches)
+        self.comm.expect(microbatches)
+        self.executor.run([each.to(self.rank.context.device) for each in microbatches])
+        self.comm.flush()
+        shares = loss_shares(job.workload, microbatches)
+        part = sum(loss.item() * shares[m] for stage in self.stages.values() for m, loss in stage.losses if shares[m])
+        for stage in self.stages.values():
+            stage.losses.clear()
+        weight = 1.0 if job.workload.reduction == "sum" else sum(map(job.workload.weight, microbatches))
+        return part, weight
+
+    def report(self) -> list[tuple[int, float]]:
+        """This rank's parts, by the number of steps."""
+        return self.found
+
+
+class _Forwards:
+    """A stage that keeps nothing for a backward."""
+
+    def __init__(self, stage: Stage):
+        self.stage, self.losses = stage, []
+
+    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """What the next stage needs; the last one keeps the loss."""
+        outputs = self.stage.run(received, batch)
+        if not self.stage.is_last:
+            return outputs
+        self.losses.append((microbatch, outputs[0]))
+        return ()

@@ -1,0 +1,21 @@
+"""Where the random numbers of the host, and of a GPU that computes, stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...runtime.gpu import cuda
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """To be put back with `set_random_state`."""
+    return [torch.get_rng_state(), *([cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
+    """Let random numbers go on from there."""
+    for value, put in zip(state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False):
+        put(value)

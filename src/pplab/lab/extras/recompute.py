@@ -1,0 +1,105 @@
+"""Recomputation: a forward runs without autograd, keeps what it received, and runs again when the backward is due."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...runtime import Batch, Extra, Stage
+from ...runtime.options import Job
+from ...runtime.stage import roots_of
+from ...runtime.training import Rank
+from .random_numbers import random_state, set_random_state
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers with commas between."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} names no stages: expected their numbers, such as 0,2") from None
+
+
+@dataclass(frozen=True)
+class Recompute(Extra):
+    """Let some stages, such as [0], or all keep only what they receive, and run their forwards again for backwards."""
+
+    stages: Iterable[int] | None = None  # all
+    name = "recompute"
+    flag = {
+        "name": "--recompute",
+        "type": _numbers,
+        "metavar": "S,S",
+        "nargs": "?",
+        "const": True,
+        "help": "stages that run their forward again in the backward: some, or by the flag alone all",
+    }
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stages, Iterable):
+            object.__setattr__(self, "stages", tuple(self.stages))  # a generator lasts only once
+
+    def check(self, job: Job) -> Job:
+        """ValueError unless the stages are among the schedule's."""
+        num_stages = job.schedule.num_stages
+        given = self.stages if isinstance(self.stages, tuple) else () if self.stages is None else (None,)
+        if any(type(s) is not int or not 0 <= s < num_stages for s in given):
+            some = f"some of the stages 0 to {num_stages - 1}, such as [0]"
+            raise ValueError(f"Recompute takes {some}, or nothing for all of them, got {self.stages!r}")
+        return job
+
+    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
+        """ValueError for torch's runtime."""
+        if job.engine_name != "pplab":
+            raise ValueError(
+                "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
+            )
+
+    def listen(self, rank: Rank) -> None:
+        """Put others in the place of this rank's stages."""
+        for index, stage in rank.stages.items():
+            if self.stages is None or index in self.stages:
+                rank.stages[index] = Recomputing(stage)
+
+
+class Recomputing(Stage):
+    """A `Stage` that keeps only what it receives. `around("again", index)` is told of forwards that run again."""
+
+    def __init__(self, stage: Stage):
+        vars(self).update(vars(stage))
+        # microbatch -> its batch, and where the random numbers stood, if the forward drew some
+        self.again: dict[int, tuple[Batch, Sequence[Tensor]]] = {}
+
+    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """As a stage's, but what it keeps is only what is needed to run it again."""
+        before = random_state(batch.target.device)
+        with torch.no_grad():
+            made = super().forward(microbatch, received, batch)
+        drew = not all(map(torch.equal, before, random_state(batch.target.device)))
+        self.again[microbatch] = (batch, before if drew else [])
+        return made
+
+    def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run the forward again as it ran the first time, then the backward.
+
+        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run twice.
+        """
+        batch, random = self.again.pop(microbatch)
+        held, device = self.held[microbatch], batch.target.device
+        with self.around("again", self.index):
+            now = random_state(device) if random else ()
+            buffers = [(b, b.clone()) for b in self.module.buffers()]
+            set_random_state(device, random)
+            try:
+                held.roots, held.differentiable = roots_of(self.run(held.leaves, batch))
+            finally:
+                set_random_state(device, now)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
+        del held  # so that it goes as soon as the backward has used it
+        return super().backward(microbatch, gradients)

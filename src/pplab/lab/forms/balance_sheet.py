@@ -1,0 +1,76 @@
+"""The schedules' balance sheet, the messages that it counts, and tables that draw themselves in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from ...actions import parts
+from ...deps import outgoing
+from ...schedule import Schedule
+from ...timeline import Timeline
+
+
+def num_messages(schedule: Schedule) -> int:
+    """Messages between ranks in one step: activations and gradients that cross from one rank to another."""
+    home = schedule.home()
+    return sum(
+        home[message.receive.stage, message.receive.microbatch] != rank
+        for rank, row in enumerate(schedule.rows)
+        for item in row
+        for action in parts(item)
+        if (message := outgoing(action, schedule.num_stages))
+    )
+
+
+_COLUMNS = "schedule, makespan, bubble fraction, bubble ratio, span bubble, peak held, messages, parameters"
+
+
+class Table(list):
+    """Rows of cells under `columns`, which print as text and draw themselves in a notebook."""
+
+    columns: tuple[str, ...] = tuple(_COLUMNS.split(", "))
+
+    def __str__(self) -> str:
+        lines = [self.columns, *self]
+        widths = [max(len(line[c]) for line in lines) for c in range(len(self.columns))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *body = (
+            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line)
+            for tag, line in (("th", self.columns), *(("td", line) for line in self))
+        )
+        rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+        return (
+            f'<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+
+
+def table(timelines: Iterable[Timeline]) -> Table:
+    """The schedules' balance sheet, a row each.
+
+    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in copies of the model.
+    """
+    return Table(_balance(timeline) for timeline in timelines)
+
+
+def _balance(timeline: Timeline) -> tuple[str, ...]:
+    schedule = timeline.schedule
+    per_replica = schedule.num_ranks // len(schedule.replicas)
+    peaks = ", ".join(f"{peak * per_replica / schedule.num_stages:g}" for peak in timeline.peak_in_flight)
+    return (
+        schedule.name,
+        f"{timeline.makespan:g}{timeline.unit and ' ' + timeline.unit}",
+        f"{timeline.bubble_fraction:.4f}",
+        f"{timeline.bubble_ratio:.4f}",
+        f"{timeline.span_bubble_fraction:.4f}",
+        peaks,
+        str(num_messages(schedule)),
+        str(schedule.copies),
+    )

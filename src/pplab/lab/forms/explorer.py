@@ -1,0 +1,101 @@
+"""Schedules and timelines in the page's explorer: in one HTML file that needs nothing else, or in an address."""
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+
+from ...actions import B
+from ...builders import ALL
+from ...costs import Costs
+from ...errors import expect, shown
+from ...schedule import Schedule
+from ...simulator import simulate
+from ...timeline import Timeline
+
+STATIC = Path(__file__).parents[2] / "static" / "explorer"  # the book's page loads the same files
+SCRIPTS = ("core.js", "rows.js", "chart.js", "settings.js", "explorer.js")
+TOLD = ("name", "aliases", "rules", "source", "options", "placement")  # what the page knows of a builder
+LONGEST = 8000  # characters of an address that are passed on everywhere
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """An explorer with something in it, which a notebook shows: `page` is its HTML, `path` its file, if it has one."""
+
+    page: str = field(repr=False)
+    path: str | Path | None
+    fragment: str = field(repr=False)  # what an address says to show the same; "" where none can
+
+    def link(self, explorer: str) -> str:
+        """The address that shows this in the book's explorer, which is at `explorer`. ValueError where none can."""
+        if 0 < len(self.fragment) <= LONGEST:
+            return f"{explorer}#{self.fragment}"
+        long = f"it takes {len(self.fragment)} characters, and {LONGEST} are passed on everywhere"
+        why = long if self.fragment else "one holds a single schedule, and costs that the page has fields for"
+        raise ValueError(f'no address shows this: {why}; send the file that lab.explore(..., "explorer.html") writes')
+
+    def _repr_html_(self) -> str:
+        return (STATIC / "frame.html").read_text("utf-8").replace("/*page*/", escape(self.page))
+
+
+def explore(thing: object, path: str | Path | None = None, *, costs: Costs | None = None) -> Exploration:
+    """Open a schedule, a timeline, a run (its median step), or a list of these on one time axis, in the explorer.
+
+    Schedules take `costs`, all ones when left out, and can be changed there; timelines stay as they are. With a `path`,
+    the page becomes that file. What is returned shows itself in a notebook, and its `link(explorer)` is an address for
+    the book's page. ValueError for what can't be shown, OSError for a path that can't be written.
+    """
+    costs = Costs() if costs is None else costs
+    expect(Costs, costs=costs)
+    things = [getattr(each, "timeline", each) for each in (thing if isinstance(thing, list | tuple) else [thing])]
+    if not things or {*map(type, things)} - {Schedule, Timeline}:
+        raise ValueError(f"explore takes a Schedule, a Timeline, a Run or a list of them, got {shown(thing)}")
+    schedules = [each for each in things if isinstance(each, Schedule)]
+    for schedule in schedules:
+        costs.check(schedule.num_stages, schedule.num_ranks)
+    fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
+    things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
+    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
+    page, style, *scripts = ((STATIC / name).read_text("utf-8") for name in ("page.html", "explorer.css", *SCRIPTS))
+    filled = {
+        "style": style,
+        "state": escape(f"schedule=own{fields}"),
+        "scripts": "\n".join([f"var pplabSchedules = {told};", *scripts]),
+        "given": in_script([record(each, costs.unit) for each in things]),
+    }
+    page = re.sub(r"/\*(\w+)\*/", lambda place: filled[place[1]], page)  # at once: a name may look like a place
+    if path is not None:
+        Path(path).write_text(page, "utf-8")
+    rows = schedules[0].rows if schedules == [thing] and fields else ()  # in characters without escapes, for rows.js:
+    rows = "~".join(".".join(str(x).partition("OVERLAP")[0] for x in row) for row in rows).replace(";", "-")
+    return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
+
+
+def in_script(value: object) -> str:
+    """JSON that may stand in a `<script>` of a page, whatever its texts say: it has no `<`, which alone could end the
+    element or make a comment of it, and of a character that is only half there it has a question mark."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode("utf-8")
+    return text.replace("<", r"\u003c")
+
+
+def record(thing: Schedule | Timeline, unit: str = "") -> dict:
+    """A schedule, or a timeline with its spans, as the explorer and `lab.timeline_from_dict` read it."""
+    schedule = getattr(thing, "schedule", thing)
+    plain = {"schedule": schedule.name, "rows": [list(map(str, row)) for row in schedule.rows], "unit": unit}
+    if thing is schedule:
+        return plain
+    spans, others = ([[s.rank, str(s.action), s.start, s.end] for s in each] for each in (thing.spans, thing.others))
+    return plain | {"unit": thing.unit, "how": thing.how, "spans": spans, "others": others}
+
+
+def _fields(costs: Costs, num_stages: int) -> str:
+    """What the page's fields have to say for these costs; "" where they can't."""
+    times = {"forward": costs.forward, "backward-input": costs.backward_input, "backward-weight": costs.backward_weight}
+    plain = Costs(*times.values(), costs.latency, overlap=costs.overlap, message=costs.message, unit=costs.unit)
+    same = all(plain.of(B, stage) == costs.of(B, stage) for stage in range(num_stages))
+    if not same or replace(costs, backward=None) != plain or not isinstance(costs.overlap, str | int | float):
+        return ""
+    times |= {"latency": costs.latency, "overlap" if isinstance(costs.overlap, str) else "pair": costs.overlap}
+    return "&per=stage" + "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())

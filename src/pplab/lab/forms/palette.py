@@ -1,0 +1,22 @@
+"""Colours of what isn't an action of a schedule: messages, parts of a step, ranks, layers. They stay apart, too."""
+
+from __future__ import annotations
+
+from ...palette import FILL, NAME, OTHER
+
+MESSAGE = {"send": "#3d3350", "receive": "#d9d2e9"}  # of a rank's queue, under its actions
+PART: dict[str, str] = {  # of a step, in drawings of where its time went; its bubble looks as in Gantt charts
+    **{NAME[kind]: fill for kind, fill in FILL.items()},
+    "overlap": "#1d4f72",
+    "optimizer": OTHER,
+    "gradients of both copies": "#a28dd1",
+    "gradients of all copies": "#a28dd1",
+    "clipping": "#5f6268",
+    "imbalance": "#f2d376",
+    "communication": "#79d7f4",
+    "overhead": "#9a7a66",
+    "jitter": "#79999f",
+}
+# What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
+CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
+LIMIT = "#cf3131"  # what a GPU has room for

@@ -1,0 +1,125 @@
+"""What each layer takes and holds on this machine: one process runs the model cut into single layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ...actions import Action, B, F
+from ...costs import Costs
+from ...errors import positive_int
+from ...footprint import Memory
+from ...runtime import Pool, Workload
+from ...schedule import Schedule
+from ..extras import Meter, Recompute
+from ..models import LayeredModel, Modules, weights_of
+
+
+@dataclass(frozen=True)
+class MeasuredLayers:
+    """A model's layers in order, embedding and head included, each with its values for one microbatch."""
+
+    names: tuple[str, ...]
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+    activations: tuple[int, ...]  # bytes that a forward keeps for its backward
+    inputs: tuple[int, ...]  # bytes of them that a stage which starts here keeps when it recomputes
+    parameters: tuple[int, ...]  # bytes of weights
+    ends: bool = (
+        True  # whether the first and the last are an embedding and a head, which a workload's cut doesn't count
+    )
+
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Forward and backward of every layer."""
+        return tuple(f + b for f, b in zip(self.forward_ms, self.backward_ms, strict=True))
+
+    def layers(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """What a workload's `cut` is for these counts of layers, which include embedding and head."""
+        self._stages(counts)
+        only = [*counts]
+        only[0] -= self.ends
+        only[-1] -= self.ends
+        return tuple(only)
+
+    def costs(self, counts: Sequence[int], recompute: Collection[int] = ()) -> Costs:
+        """Predicted costs of a run with so many layers per stage, where some stages recompute."""
+        stages = self._stages(counts)
+        forward, backward = ([sum(values[part]) for part in stages] for values in (self.forward_ms, self.backward_ms))
+        again = [f if stage in recompute else 0 for stage, f in enumerate(forward)]
+        return Costs(forward, backward, 0, recompute=again, unit="ms")
+
+    def memory(self, counts: Sequence[int], recompute: Collection[int] = ()) -> Memory:
+        """Predicted bytes per stage and microbatch, without parameters."""
+        stages = self._stages(counts)
+        whole = [sum(self.activations[part]) for part in stages]
+        kept = [self.inputs[part.start] if s in recompute else whole[s] for s, part in enumerate(stages)]
+        return Memory(kept, recomputed=[w - k for w, k in zip(whole, kept, strict=True)], unit="bytes")
+
+    def _stages(self, counts: Sequence[int]) -> list[slice]:
+        if sum(counts) != len(self.names) or min(counts) < 1:
+            raise ValueError(
+                f"expected at least one layer per stage and {len(self.names)} in all"
+                f"{', embedding and head included' * self.ends}, got {tuple(counts)}"
+            )
+        ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
+        return [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':12}{'F (ms)':>9}{'B (ms)':>9}{'activations (kB)':>18}{'weights (kB)':>14}"]
+        rows = zip(self.names, self.forward_ms, self.backward_ms, self.activations, self.parameters, strict=True)
+        for name, forward, backward, activations, parameters in rows:
+            lines.append(f"{name:12}{forward:9.2f}{backward:9.2f}{activations / 1e3:18.0f}{parameters / 1e3:14.0f}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def measure_layers(
+    workload: Workload,
+    num_microbatches: int = 8,
+    *,
+    steps: int = 5,
+    threads: int = 1,
+    device: str = "auto",
+) -> MeasuredLayers:
+    """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of all microbatches.
+
+    The workload is one of `lab.models`, of which `Modules` needs an nn.Sequential, whose children are the layers; or
+    any that has `num_layers` and can be cut into as many stages. `threads` and `device` (as `Pool` takes it) must be
+    those of the planned run. Starts a process, and ends it. What a stage keeps once for several layers, such as a mask,
+    or an output that is the next layer's input, counts with each of them here: so a stage holds at most what follows.
+    """
+    layerwise, names = _layer_by_layer(workload)
+    last = len(names) - 1
+    row = []
+    for m in range(positive_int("num_microbatches", num_microbatches)):
+        row += [Action(stage, F, m) for stage in range(last + 1)] + [Action(s, B, m) for s in range(last, -1, -1)]
+    schedule = Schedule([row], name="layer by layer")
+    with Pool(1, device=device, threads=threads) as pool:
+        run = pool.train(schedule, layerwise, Meter(), steps=steps)
+        inputs = pool.train(schedule, layerwise, Meter(), Recompute(), steps=1, warmup=0).held.bytes_of
+    if isinstance(layerwise, LayeredModel):
+        sizes = layerwise.stage_bytes(last + 1)  # which builds the model once
+    else:
+        sizes = tuple(weights_of(layerwise.build_stage(stage, last + 1)) for stage in range(last + 1))
+    found = names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, sizes
+    return MeasuredLayers(*found, ends=isinstance(workload, LayeredModel))
+
+
+def _layer_by_layer(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """The workload as it has a stage for every layer, and the layers' names. ValueError where it counts none."""
+    if isinstance(workload, LayeredModel):
+        layerwise = replace(workload, cut=(0, *[1] * workload.num_layers, 0))
+        return layerwise, ("embedding", *workload.layer_names, "head")
+    if not getattr(workload, "num_layers", None):
+        raise ValueError(
+            f"measure_layers needs a workload with num_layers, which can be cut into as many stages, and this "
+            f"{type(workload).__name__} has none: give Modules one nn.Sequential, or a Workload of your own num_layers"
+        )
+    if not isinstance(workload, Modules):
+        return workload, tuple(f"layer {layer}" for layer in range(workload.num_layers))
+    layerwise = copy.copy(workload)
+    layerwise.cut = None
+    return layerwise, tuple(workload.children)

@@ -1,0 +1,58 @@
+"""NCCL between ranks that share a GPU, for tests of the path with NCCL on a machine with one.
+
+NCCL refuses a second rank on a GPU of the same host. With a host's name of its own (NCCL_HOSTID), every rank is taken
+for one on another host, and messages cross by sockets: the kernels, streams and waits are those of several GPUs, the
+speed is not. From 2.30 on, NCCL allows it by NCCL_MULTI_RANK_GPU_ENABLE=1. Its authors don't support it before, and its
+guide warns that kernels of ranks on one GPU may wait for each other's turn: this is for tests alone.
+Source: NCCL's guide on environment variables, and `init.cc` and `utils.cc` of NCCL 2.28.9. `make gpu` tries it in its
+part `nccl`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...runtime import Pool
+from ...runtime.rank import RankContext
+
+SWITCH = "PPLAB_NCCL_ON_ONE_GPU"
+_SHARED_GPU = (2, 30)  # from which NCCL on shares a GPU when asked to
+
+
+class OneGpuPool(Pool):
+    """A pool whose ranks share GPUs and send by NCCL all the same: `OneGpuPool(2)`, where SWITCH is 1.
+
+    ValueError where it isn't, or the ranks don't share a GPU.
+    """
+
+    def __init__(self, num_ranks: int, **options: object):
+        if os.environ.get(SWITCH) != "1":
+            raise ValueError(f"NCCL between ranks on one GPU is for tests alone: {SWITCH}=1 asks for it")
+        super().__init__(num_ranks, **options)
+        if self.devices[0] == "cpu" or len(set(self.devices)) == num_ranks:
+            where = "are on the CPU" if self.devices[0] == "cpu" else "have a GPU each"
+            raise ValueError(f"{SWITCH}=1 is for ranks that share a GPU, and these {where}: unset it")
+        self.transport = "nccl"
+        self.notes = (
+            *self.notes,
+            "NCCL takes ranks on one GPU for different hosts: this is for tests, no time is valid",
+        )
+
+    def _start(self) -> object:
+        ranks = super()._start()
+        self.run(stand_alone)  # before the first group is made
+        return ranks
+
+
+def environment(rank: int, version: tuple[int, ...]) -> dict[str, str]:
+    """What has NCCL of this version accept a rank on a GPU that has others."""
+    if version >= _SHARED_GPU:
+        return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return {"NCCL_HOSTID": f"pplab-rank-{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def stand_alone(context: RankContext) -> None:
+    """On a rank: set its environment, which NCCL reads when it makes its first communicator."""
+    from ...runtime.gpu import cuda
+
+    os.environ.update(environment(context.rank, tuple(cuda.nccl.version())))

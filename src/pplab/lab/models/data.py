@@ -1,0 +1,132 @@
+"""Reviews with one to five stars: the hub's Yelp data set, or a sample that comes with pplab.
+
+The sample is made by `tools/make_sample.py`; no line of it is a real review. Which one was used is in `Reviews.source`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from ...errors import positive_int
+from ...optional import bring
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DATASET = "Yelp/yelp_review_full"
+SAMPLE = Path(__file__).parent / "sample"
+REVISION = "c1f9ee939b7d05667af864ee1cb066393154bf85"  # of 2024: what is fetched is always the same
+_PROBE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Reviews:
+    """Texts with labels 0 to 4 (one to five stars), and where they came from."""
+
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+    source: str
+
+    def __repr__(self) -> str:
+        return f"<{len(self.texts)} reviews from {self.source}>"
+
+
+@cache
+def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> Reviews:
+    """The first `limit` reviews of a split ("train" or "test").
+
+    `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be reached), "sample" takes
+    the bundled sample, "auto" the hub where it can be reached and the sample elsewhere.
+
+    >>> reviews("test", source="sample", limit=3)
+    <3 reviews from pplab's sample>
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f'unknown split {split!r}: expected "train" or "test"')
+    if source not in ("auto", "hub", "sample"):
+        raise ValueError(f'unknown source {source!r}: expected "auto", "hub" or "sample"')
+    positive_int("limit", limit)
+    reason = ""
+    if source != "sample":
+        try:
+            return _from_hub(split, limit)
+        except OSError as error:  # datasets raises ConnectionError and FileNotFoundError, both of this kind
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if source == "hub":
+                raise ConnectionError(
+                    f"the hub's {DATASET} can't be reached ({reason}): check the network, "
+                    'or use source="sample" or "auto"'
+                ) from error
+    found = "pplab's sample" + (f" (the hub's {DATASET} can't be reached)" if reason else "")
+    with gzip.open(SAMPLE / f"{split}.json.gz", "rt") as lines:  # which takes nothing but Python
+        return _take((dict(zip(("label", "text"), json.loads(line), strict=True)) for line in lines), limit, found)
+
+
+def hub_is_reachable() -> bool:
+    """Whether the hub answers within a second, through a proxy if there is one. The hub's own client would retry for
+    half a minute, and looking up a name can hang for as long: so a thread asks, which nobody waits for any longer."""
+    constants = bring("huggingface_hub.constants")
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: Queue[bool] = Queue()
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_PROBE_S)
+            answers.put(True)
+        except Exception:  # whatever it is, the hub hasn't answered
+            answers.put(False)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=_PROBE_S)
+    except Empty:
+        return False
+
+
+@cache
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer trained on the sample, in this process: the same every time."""
+    bring("transformers")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(reviews(source="sample", limit=10**6).texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, special.index(name)) for name in ("[CLS]", "[SEP]")]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def _from_hub(split: str, limit: int) -> Reviews:
+    """Stream what is needed rather than fetch 323 MB; offline, what an earlier download left in the cache."""
+    load_dataset = bring("datasets").load_dataset
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return _take(load_dataset(DATASET, revision=REVISION, split=split), limit, f"the hub's {DATASET} (cached)")
+    if not hub_is_reachable():
+        raise ConnectionError(f"{constants.ENDPOINT} doesn't answer")
+    return _take(load_dataset(DATASET, revision=REVISION, split=split, streaming=True), limit, f"the hub's {DATASET}")
+
+
+def _take(rows: Iterable[Mapping], limit: int, source: str) -> Reviews:
+    taken = list(islice(rows, limit))
+    return Reviews(tuple(row["text"] for row in taken), tuple(row["label"] for row in taken), source)

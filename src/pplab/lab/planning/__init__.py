@@ -1,0 +1,26 @@
+"""From a model and machines to layouts and bills: closed forms, parameters and bytes of a transformer, layers cut into
+stages, FSDP, the running case with its ledger, sweeps.
+
+All chapters use the formulas and the case, 6, 11 and 12 the rest. Formulas say where they hold, and are tested against
+simulations.
+"""
+
+from ...optional import lazily
+
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "case": "Case Entry LLAMA_3_8B Ledger",
+        "expert_layers": "ExpertLayers",
+        "formulas": (
+            "bubble_fraction bubble_ratio floor_makespan formulas free_bandwidth free_tokens message_time "
+            "one_f_one_b_peak_in_flight sharded_step"
+        ),
+        "fsdp": "fsdp_row",
+        "layout": "Layout Machine Plan best dp_degree layouts plan",
+        "partitioning": "partition",
+        "stage_costs": "layers_of recomputed_of",
+        "sweeps": "Sweep sweep",
+        "transformer": "Transformer",
+    },
+)

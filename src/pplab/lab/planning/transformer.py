@@ -1,0 +1,94 @@
+"""What a language model computes, holds and sends, from its shape alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import positive_int
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each.
+
+    `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out). The MLP is
+    `mlp_width` wide, four times the width when left out, and has a third matrix when it is `gated` (SwiGLU). Weights,
+    gradients and activations take `bytes_each` per number. Norms and biases aren't counted.
+
+    >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
+    >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
+    (8.03, 34.0)
+    """
+
+    num_layers: int
+    width: int
+    sequence: int
+    bytes_each: int = 2
+    heads: int = 1
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    gated: bool = False
+    vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width"):
+            if (value := getattr(self, name)) is not None:
+                positive_int(name, value)
+        if self.vocabulary:
+            positive_int("vocabulary", self.vocabulary)
+        if self.width % self.heads or self.heads % (self.kv_heads or 1):
+            raise ValueError(
+                f"width must be a multiple of heads, and heads of kv_heads, got {self.width}, {self.heads} and "
+                f"{self.kv_heads}"
+            )
+
+    @property
+    def kv_width(self) -> int:
+        """Of a layer's keys, and of its values."""
+        return self.width // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def mlp_columns(self) -> int:
+        """The widths of the MLP's matrices between its input and its output, added up."""
+        return (3 if self.gated else 2) * (self.mlp_width or 4 * self.width)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of a layer: queries and output, keys and values, the MLP. 12 C^2 when nothing but the width C is given."""
+        return self.width * (2 * self.width + 2 * self.kv_width + self.mlp_columns)
+
+    @property
+    def table_parameters(self) -> int:
+        """Of the embedding, and as many of the head."""
+        return self.vocabulary * self.width
+
+    @property
+    def parameters(self) -> int:
+        """Of all layers, the embedding and the head."""
+        return self.num_layers * self.layer_parameters + 2 * self.table_parameters
+
+    def layer_flops(self, samples: int) -> int:
+        """Of a layer's forward; a backward takes twice as many.
+
+        Two per weight and token, and attention's two products, of which the causal mask leaves half.
+        """
+        tokens = samples * self.sequence
+        return 2 * self.layer_parameters * tokens + 2 * tokens * self.sequence * self.width
+
+    def head_flops(self, samples: int) -> int:
+        """Of the head's forward. The embedding is a look-up."""
+        return 2 * self.table_parameters * samples * self.sequence
+
+    def layer_bytes(self, samples: int) -> int:
+        """What a layer keeps for its backward, without attention's scores (FlashAttention computes them again).
+
+        Inputs and outputs of two norms, queries, keys, values and what they give, and what the MLP's activation
+        function and last matrix read; without a gate, two dropout masks of a byte each. That is 34 bytes per token and
+        width for GPT (Korthikanti et al. 2022, section 4.1), and for Llama-3-8B with a fused SwiGLU.
+        """
+        numbers = 6 * self.width + 2 * self.kv_width + self.mlp_columns
+        return samples * self.sequence * (self.bytes_each * numbers + (0 if self.gated else 2 * self.width))
+
+    def boundary_bytes(self, samples: int) -> int:
+        """What crosses between two layers: (samples, sequence, width) numbers."""
+        return samples * self.sequence * self.width * self.bytes_each

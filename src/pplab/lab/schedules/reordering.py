@@ -1,0 +1,74 @@
+"""Warm-up and cool-down of a plan in another order, as early as it can be had in the same memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import accumulate
+
+from ...actions import Action, B, F, I, W
+from ...deps import needs
+
+Plan = list[tuple[float, Action]]
+
+
+def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> list[list[Action]]:
+    """The plans, squeezed and, outside of the steady state from `begin` to `end`, reordered in no more memory.
+
+    Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
+    F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
+    is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
+    """
+    most = max(peak(action for _, action in plan) for plan in plans)
+    left = [_parts(plan, begin, end) for plan in plans]
+    rows: list[list[Action]] = [[] for _ in plans]
+    held, done = [0] * len(plans), set()
+
+    def is_ready(action: Action) -> bool:
+        return all(Action(n.stage, n.kinds[-1], n.microbatch) in done for n in needs(action, num_stages))
+
+    def chosen(rank: int) -> Action | None:
+        ahead = highest = held[rank]  # when what is passed over runs as planned, and the most until here
+        tried, weight = set(), None
+        for action in left[rank][0] if left[rank] else ():
+            stage, kind, _ = action
+            if (stage, kind) not in tried:  # of these, later microbatches aren't ready earlier
+                tried.add((stage, kind))
+                if (kind is not F or highest < most) and is_ready(action):
+                    if kind is not W:
+                        return action
+                    weight = weight or action
+            ahead += change(action)
+            highest = max(highest, ahead)
+        return weight
+
+    while any(left):
+        running = [(rank, action) for rank in range(len(plans)) if (action := chosen(rank))]
+        for rank, action in running:
+            rows[rank].append(action)
+            done.add(action._replace(kind=I) if action.kind is B else action)
+            held[rank] += change(action)
+            left[rank][0].remove(action)
+            if not left[rank][0]:
+                left[rank].popleft()
+    return rows
+
+
+def _parts(plan: Plan, begin: float, end: float) -> deque[list[Action]]:
+    """A plan in parts that are run one after the other, each in any order."""
+    if end < begin:
+        return deque([[action for _, action in plan]])
+    before = [action for start, action in plan if start < begin]
+    between = [[action] for start, action in plan if begin <= start <= end]
+    after = [action for start, action in plan if start > end]
+    return deque(part for part in (before, *between, after) if part)
+
+
+def change(action: Action) -> int:
+    """By how much a rank holds more activations after an action. It holds them while the W or B runs, too."""
+    return (action.kind is F) - (action.kind is W or action.kind is B)
+
+
+def peak(row: Iterable[Action]) -> int:
+    """The most activations that a row holds."""
+    return max(accumulate(map(change, row)))

@@ -1,0 +1,126 @@
+"""The running case with its sequences in slices: rows of its ledger, and a search for the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ...builders import build
+from ...errors import number, positive_int
+from ...footprint import Memory
+from ...timeline import total
+from ..planning import Case, Entry, Ledger, layers_of, recomputed_of
+from .slices import Slices
+
+_GB = 1e9  # bytes
+
+
+def sliced_row(
+    case: Case,
+    slices: int | Slices,
+    num_microbatches: int,
+    *,
+    schedule: str = "Seq1F1B",
+    microbatch: int = 1,
+    cut: Sequence[int] | None = None,
+    recompute: bool | Sequence[int] = False,
+    overhead_ms: float = 0,
+    **options: object,
+) -> Entry:
+    """A row of the case's ledger, as `Case.row`, whose microbatches go through the pipeline in slices.
+
+    A number of `slices` are equal ones; `Slices` say their lengths. Attention's share comes from the model, and what
+    every action takes beside its work is `overhead_ms`. A rank holds what its slices hold, the gradients of keys and
+    values that wait for their slices and, of a layer that is recomputed, keys and values, which later slices read.
+    `options` are the schedule's.
+
+    >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
+                                    M   step    busy  fullest rank  fits in 80 GB  a billion tokens
+    Seq1F1B, 4 slices, cut 9+9+8+6  16  4.60 s  92 %  65.7 GB       yes            $78.1 in 9.8 h
+    """
+    model, cutting = case.model, slices if isinstance(slices, Slices) else Slices.even(slices)
+    positive_int("num_microbatches", num_microbatches)
+    sizes = {"num_ranks": case.num_ranks, "num_microbatches": num_microbatches * cutting.count}
+    rows = build(schedule, **sizes, slices=cutting.count, **options)
+    if rows.num_stages == case.num_ranks:
+        whole = case.plan("1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute)
+    else:
+        looped = {"stages_per_rank": rows.num_stages // case.num_ranks}
+        whole = case.plan("Interleaved1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute, **looped)
+    layers = layers_of(model, rows.num_stages, cut)
+    flops = [n * model.layer_flops(microbatch) for n in layers]
+    flops[-1] += model.head_flops(microbatch)
+    of_attention = 2 * microbatch * model.sequence**2 * model.width  # of a layer: see `Transformer.layer_flops`
+    cutting = replace(
+        cutting,
+        attention=[n * of_attention / each for n, each in zip(layers, flops, strict=True)],
+        overhead=number("overhead_ms", overhead_ms) / 1e3,
+    )
+    timeline = cutting.simulate(rows, whole.costs)
+    kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / _GB  # keys and values of a layer
+    memory = _keeping(whole.memory, recomputed_of(layers, recompute), kept)
+    memory = cutting.memory(memory, [n * kept for n in layers])
+    return Entry(
+        case,
+        f"{rows.name}, {cutting.count} slice{'s' * (cutting.count > 1)}",
+        num_microbatches,
+        microbatch,
+        cut=None if cut is None else tuple(cut),
+        recompute=recompute if isinstance(recompute, bool) else tuple(recompute),
+        step_s=timeline.makespan,
+        busy=total(timeline.busy) / (case.num_ranks * timeline.makespan),
+        held_gb=rows.peak_held(memory),
+        timeline=timeline,
+        memory=memory,
+    )
+
+
+def _keeping(memory: Memory, again: Sequence[int], kept: float) -> Memory:
+    """The memory in GB, with so much per layer that runs its forward again kept all the same: keys and values."""
+    names = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
+    in_gb = {name: [size / _GB for size in getattr(memory, name)] for name in names}
+    in_gb["activation"] = [size + n * kept for size, n in zip(in_gb["activation"], again, strict=True)]
+    in_gb["recomputed"] = [size - min(n, 1) * kept for size, n in zip(in_gb["recomputed"], again, strict=True)]
+    in_gb["while_input_gradient"] = [
+        size - max(n - 1, 0) * kept for size, n in zip(in_gb["while_input_gradient"], again, strict=True)
+    ]
+    return Memory(**in_gb, unit="GB")
+
+
+def best_slices(case: Case, num_microbatches: int, slices: Iterable[int] = (1, 2, 4, 8, 16), **asked: object) -> Ledger:
+    """The case's ledger with a row for every number of equal slices, each with the best cut of the layers found for
+    it: the fastest that fits, or where none does the one that needs the least. `asked` is what `sliced_row` takes.
+
+    From an even cut, the search moves the layer from one stage to another that helps most, until none does.
+    """
+    ledger = Ledger(case)
+    for count in slices:
+        ledger.entries.append(_best_cut(case, count, num_microbatches, asked))
+    return ledger
+
+
+def _best_cut(case: Case, count: int, num_microbatches: int, asked: dict) -> Entry:
+    num_stages = case.num_ranks * asked.get("stages_per_rank", 1)
+    each, rest = divmod(case.model.num_layers, num_stages)
+
+    def row(cut: Sequence[int]) -> Entry:
+        return sliced_row(case, count, num_microbatches, cut=cut, **asked)
+
+    def worth(entry: Entry) -> tuple[float, float]:
+        return max(0, max(entry.held_gb) - case.memory_gb), entry.step_s
+
+    best = row([each + (stage < rest) for stage in range(num_stages)])
+    while True:
+        nearest = min(map(row, _moved(best.cut)), key=worth, default=best)
+        if worth(nearest) >= worth(best):
+            return best
+        best = nearest
+
+
+def _moved(cut: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The cuts with one layer moved; every stage keeps one."""
+    stages = range(len(cut))
+    for a in stages:
+        for b in stages:
+            if a != b and cut[a] > 1:
+                yield tuple(n - (s == a) + (s == b) for s, n in enumerate(cut))

@@ -1,0 +1,36 @@
+"""The Gantt chart of a schedule of slices, with microbatches and slices by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import positive_int
+from ...plot import gantt
+from ...timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def sliced_gantt(timeline: Timeline, slices: int, ax: Axes | None = None, **options: object) -> Axes:
+    """Draw a timeline as `pplab.gantt` does (and with its options), with `3b` for the second slice of microbatch 3."""
+    k = positive_int("slices", slices)
+    ax = gantt(timeline, ax, **options)
+    for text in ax.texts:
+        if text.get_text().isdigit():
+            text.set_text(slice_name(int(text.get_text()), k))
+    return ax
+
+
+def slice_name(number: int, slices: int) -> str:
+    """What a schedule's microbatch of that number is, when each k of them are the slices of one.
+
+    >>> slice_name(7, 2), slice_name(27, 27), slice_name(53, 27)
+    ('3b', '1a', '1aa')
+    """
+    m, j = divmod(number, slices)
+    letters = ""
+    while j >= 0:
+        letters = chr(ord("a") + j % 26) + letters
+        j = j // 26 - 1
+    return f"{m}{letters}"

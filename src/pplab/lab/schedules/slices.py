@@ -1,0 +1,205 @@
+"""A sequence cut into slices: how long each takes where attention is causal, and what ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import sqrt
+
+from ...actions import COMPUTE, INPUT_GRADIENT, Action, I, Kind, Overlap, W, parts
+from ...costs import Costs, PerStage, check_length, of_stage, per_stage
+from ...errors import ScheduleError, expect, number, positive_int
+from ...footprint import Memory
+from ...links import lags_of, queueing
+from ...schedule import Columns, Schedule
+from ...simulator import run
+from ...timeline import Timeline, total
+from .sliced_schedules import check_slices
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Lengths of a sequence's slices, in tokens or as shares, and how their work grows with their place.
+
+    - `attention`: what share of a stage's forward of a whole sequence is attention, and of its backward: a number, or
+      one per stage. A token looks at itself and all before it, so that attention's work up to a place grows as the
+      square of the place. What isn't attention takes the same for every token, weights' gradients among it.
+    - `overhead`: what every action takes in addition, whatever its length, in the unit of the costs.
+
+    Costs and memory are those of a whole microbatch, as anywhere else.
+
+    >>> from pplab import build
+    >>> Slices.even(4).simulate(build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)).makespan
+    26.25
+    >>> Slices.even(4, attention=0.5).shares
+    (0.15625, 0.21875, 0.28125, 0.34375)
+    """
+
+    lengths: Sequence[float]
+    attention: PerStage = 0
+    overhead: float = 0
+
+    def __post_init__(self) -> None:
+        lengths = per_stage("lengths", self.lengths)
+        if not isinstance(lengths, tuple) or not lengths or min(lengths) <= 0:
+            raise ValueError(f"lengths must be those of the slices, each above 0, got {self.lengths!r}")
+        vars(self).update(lengths=lengths, attention=per_stage("attention", self.attention, 1))
+        vars(self)["overhead"] = number("overhead", self.overhead)
+
+    @classmethod
+    def even(cls, slices: int, attention: PerStage = 0, overhead: float = 0) -> Slices:
+        """Slices of equal lengths: where attention counts, a later one takes longer."""
+        return cls((1,) * positive_int("slices", slices), attention, overhead)
+
+    @classmethod
+    def balanced(
+        cls, slices: int, attention: float, overhead: float = 0, *, tokens: int | None = None, multiple: int = 1
+    ) -> Slices:
+        """Slices that take equal times: a later one is shorter. Of a sequence of so many `tokens`, lengths are rounded
+        to multiples of `multiple`, as fast kernels want them.
+
+        >>> Slices.balanced(4, attention=0.5, tokens=8192, multiple=128).lengths
+        (2944, 2176, 1664, 1408)
+        """
+        count, share = positive_int("slices", slices), number("attention", attention, 1)
+        # Where w of the work is done, of (1 - a) x + a x^2:
+        places = [
+            2 * w / (sqrt((1 - share) ** 2 + 4 * share * w) + 1 - share) for w in (j / count for j in range(1, count))
+        ]
+        ends = [0, *places, 1]
+        if tokens is not None:
+            units, rest = divmod(positive_int("tokens", tokens), positive_int("multiple", multiple))
+            if rest:
+                raise ValueError(f"tokens = {tokens} isn't a multiple of {multiple}")
+            ends = [multiple * round(units * end) for end in ends]
+            if any(a == b for a, b in pairwise(ends)):
+                raise ValueError(f"{count} slices of {tokens} tokens leave one without {multiple} tokens: take fewer")
+        return cls([b - a for a, b in pairwise(ends)], share, overhead)
+
+    @property
+    def count(self) -> int:
+        """Slices of a sequence (k)."""
+        return len(self.lengths)
+
+    @cached_property
+    def widths(self) -> tuple[float, ...]:
+        """Every slice's share of the sequence: of what its tokens hold and send, and of work without attention."""
+        return tuple(length / total(self.lengths) for length in self.lengths)
+
+    @cached_property
+    def triangles(self) -> tuple[float, ...]:
+        """Every slice's share of causal attention's work."""
+        whole, ends = total(self.lengths), [*accumulate(self.lengths, initial=0)]
+        return tuple((b * b - a * a) / whole**2 for a, b in pairwise(ends))
+
+    @property
+    def shares(self) -> tuple[float, ...] | tuple[tuple[float, ...], ...]:
+        """Every slice's share of a forward's time, and of a backward's; per stage, where attention's share is."""
+        if isinstance(self.attention, tuple):
+            return tuple(self._mixed(share) for share in self.attention)
+        return self._mixed(self.attention)
+
+    def _mixed(self, share: float) -> tuple[float, ...]:
+        return tuple((1 - share) * w + share * t for w, t in zip(self.widths, self.triangles, strict=True))
+
+    def check(self, schedule: Schedule) -> None:
+        """Raise ScheduleError unless the schedule can run with as many slices: see `check_slices`."""
+        expect(Schedule, schedule=schedule)
+        check_slices(schedule, self.count)
+        check_length("attention", self.attention, schedule.num_stages)
+        if schedule.columns.overlaps:
+            raise ScheduleError(
+                f"{schedule.name} runs two actions at once, and how long two slices take together isn't known",
+                "take a schedule without overlaps",
+            )
+
+    def durations_of(self, kind: Kind, stage: int, costs: Costs) -> tuple[float, ...]:
+        """How long `kind` takes on `stage`, slice by slice.
+
+        The work of a backward without weights' gradients is what a slice's share of the whole backward leaves: all of
+        attention's is in it. ValueError where that would be more than the input gradient takes.
+        """
+        share = of_stage(self.attention, stage)
+        forward, whole, again = self._mixed(share), costs.of(kind, stage), of_stage(costs.recompute, stage)
+        if kind is W:
+            found = [whole * width for width in self.widths]
+        elif kind is I:
+            inputs, weights = whole - again, costs.of(W, stage)
+            if share * (inputs + weights) > inputs * (1 + 1e-9):
+                raise ValueError(
+                    f"attention's share of stage {stage}'s backward, {share:g} of {inputs + weights:g}, is more than "
+                    f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
+                )
+            each = zip(forward, self.widths, strict=True)
+            found = [(inputs + weights) * part - weights * width + again * part for part, width in each]
+        else:
+            found = [whole * part for part in forward]
+        return tuple(each + self.overhead for each in found)
+
+    def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:
+        """Predict the timeline of a schedule of slices: as `pplab.simulate`, by the same loop. `costs` are those of a
+        whole microbatch; a slice's message is as large as its share of the tokens.
+
+        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs that don't fit.
+        """
+        costs = Costs() if costs is None else costs
+        expect(Costs, costs=costs)
+        self.check(schedule)
+        costs.check(schedule.num_stages, schedule.num_ranks)
+        graph, lags = schedule.graph, lags_of(schedule.graph, costs)
+        send = queueing(graph, costs, lags, self.widths) if costs.has_queues else None
+        starts, ends = run(graph, self._durations(schedule.columns, costs), lags, send)
+        return Timeline(schedule, starts, ends, unit=costs.unit)
+
+    def _durations(self, columns: Columns, costs: Costs) -> list[float]:
+        kinds, stages = COMPUTE & set(columns.kinds), range(columns.num_stages)
+        table = {(kind, stage): self.durations_of(kind, stage, costs) for kind in kinds for stage in stages}
+        each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
+        return [table[kind, stage][n % self.count] for kind, stage, n in each]
+
+    def memory(self, memory: Memory | None = None, carried: PerStage = 0) -> Memory:
+        """What slices hold, from what whole microbatches do: for `Schedule.peak_held`, `validate`, `memory_chart`.
+
+        A slice holds its share of the tokens, its keys and values included. `carried` is what the gradients of a
+        stage's keys and values take, of a whole microbatch: the last slice's backward makes those of all before it,
+        and each of their backwards uses up its own.
+
+        >>> from pplab import build
+        >>> build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4).peak_held(Slices.even(4).memory())
+        (1.75, 1.5, 1.25, 1.0)
+        """
+        memory = memory or Memory()
+        expect(Memory, memory=memory)
+        whole = {each.name: getattr(memory, each.name) for each in fields(Memory)}
+        return _SlicedMemory(**whole, slices=self, carried=per_stage("carried", carried))
+
+
+@dataclass(frozen=True)
+class _SlicedMemory(Memory):
+    """`Memory` of whole microbatches, of which each action adds and frees its slice's share."""
+
+    slices: Slices = field(kw_only=True)
+    carried: PerStage = field(kw_only=True)
+
+    def check(self, num_stages: int) -> None:
+        """As a Memory's."""
+        super().check(num_stages)
+        check_length("carried", self.carried, num_stages)
+
+    def levels(self, row: Sequence[Action | Overlap]) -> Iterator[tuple[float, float]]:
+        """As a Memory's."""
+        stages = sorted({action.stage for item in row for action in parts(item)})
+        changes, widths = {stage: self.changes(stage) for stage in stages}, self.slices.widths
+        after = self.constant(stages)
+        for item in row:
+            ended = 0
+            for stage, kind, n in parts(item):
+                j, (at_start, at_end) = n % len(widths), changes[stage][kind]
+                after += at_start * widths[j]
+                ended += at_end * widths[j]
+                if kind in INPUT_GRADIENT:
+                    ended += of_stage(self.carried, stage) * ((j == len(widths) - 1) - widths[j])
+            during, after = after, after + ended
+            yield during, after

@@ -1,0 +1,216 @@
+"""The shortest order there is, with a proof: a `lab.Problem` given to OR-Tools' CP-SAT solver."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import expect, number
+from ...schedule import Schedule
+from ...simulator import simulate
+from ...timeline import Timeline
+from .bounds import Floor, check_objective, floor
+from .constraints import FEW, Coarse, Model, Scale, constraint_solver, scale_of
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver, CpSolverSolutionCallback
+
+CLOSE = 1e-6  # a bound that is nearer than this share has been met: less than rounding takes away
+
+
+class BestSoFar(NamedTuple):
+    """What a search is told meanwhile: the best order so far, and what none can beat."""
+
+    seconds: float
+    value: float
+    bound: float
+
+
+@dataclass(frozen=True, repr=False)
+class Optimum:
+    """The shortest order that was found, and how short one can be at all.
+
+    - `timeline`: of the order, as `pplab.simulate` has it; its schedule is `timeline.schedule`.
+    - `value`: its makespan, or its longest span.
+    - `bound`: no order of the problem is shorter.
+    - `exact`: whether times are whole multiples of some unit that isn't too fine for the solver; else it was given
+      times that are rounded down, and the bound is by up to a millionth too low.
+    - `floor`: the closed-form bound, for comparison.
+    - `interrupted`: whether Ctrl-C ended the search.
+    """
+
+    problem: Problem
+    objective: str
+    timeline: Timeline
+    value: float
+    bound: float
+    floor: Floor
+    seconds: float
+    exact: bool = True
+    interrupted: bool = False
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order."""
+        return self.timeline.schedule
+
+    @property
+    def gap(self) -> float:
+        """How much longer the order is than the bound, as a share of the bound. 0 when it is proved."""
+        return 0.0 if self.proved else self.value / self.bound - 1
+
+    @property
+    def proved(self) -> bool:
+        """Whether no order is shorter (by more than rounding: a millionth)."""
+        return self.value <= self.bound * (1 + CLOSE)
+
+    def __repr__(self) -> str:
+        said = "proved: no order is shorter" if self.proved else f"not below {self.bound:g}, a gap of {self.gap:.1%}"
+        return f"<Optimum {self.objective} {self.value:g}, {said}>"
+
+
+def optimum(
+    problem: Problem,
+    *,
+    objective: str = "makespan",
+    time_limit: float = 60,
+    workers: int | None = None,
+    start: Sequence[Schedule] = (),
+    use_floor: bool = True,
+    on_progress: Callable[[BestSoFar], None] | None = None,
+) -> Optimum:
+    """Look for the order with the least makespan, or the least longest span of a rank, and prove that it is.
+
+    It begins with the best of `start` and of the published schedules that stay within the problem's limit, and with
+    the closed-form bound, `lab.floor`. Where these meet there is nothing to look for; else CP-SAT searches and proves,
+    on as many `workers` as there are cores by default, until it is done, or `time_limit` seconds are over, or Ctrl-C is
+    pressed: then the result has the best order so far, the best bound, and their gap. `use_floor=False` leaves the
+    closed form out, so that the solver proves all by itself. `on_progress` is called with every better order. Several
+    workers race, so which of several shortest orders is found differs from run to run.
+
+    Needs OR-Tools (`pip install 'pplab[prove]'`). Raises ValueError for another objective.
+
+    >>> found = optimum(Problem(4, 8, placement="V", limit=6))
+    >>> found, found.schedule.peak_in_flight
+    (<Optimum makespan 53, proved: no order is shorter>, (6, 6, 6, 6))
+    """
+    began = time.perf_counter()
+    expect(Problem, problem=problem)
+    check_objective(objective)
+    number("time_limit", time_limit)
+    known = min(problem.known(start), key=lambda timeline: value_of(timeline, objective))
+    lowest = floor(problem, objective)
+    search = _Search(problem, objective, known, lowest.value if use_floor else 0)
+    if not search.is_over:
+        search.run(began + time_limit, workers or 0, on_progress)
+    value = value_of(search.best, objective)
+    return Optimum(
+        problem,
+        objective,
+        search.best,
+        value,
+        min(value, search.bound),
+        lowest,
+        time.perf_counter() - began,
+        search.scale.exact,
+        search.interrupted,
+    )
+
+
+def value_of(timeline: Timeline, objective: str) -> float:
+    """The makespan, or the longest span."""
+    return timeline.makespan if objective == "makespan" else max(timeline.spans_per_rank)
+
+
+class _Search:
+    """The best order so far, and the bound."""
+
+    def __init__(self, problem: Problem, objective: str, known: Timeline, lowest: float):
+        self.problem, self.objective, self.best, self.interrupted = problem, objective, known, False
+        self.scale = scale_of(problem)
+        self.lowest = self.scale.at_least(lowest)
+        self.bound = max(lowest, self.scale.back(self.lowest))
+
+    @property
+    def is_over(self) -> bool:
+        return value_of(self.best, self.objective) <= self.bound * (1 + CLOSE)
+
+    def run(self, until: float, workers: int, on_progress: Callable[[BestSoFar], None] | None) -> None:
+        """Let the solver look for a better order, and take what it finds.
+
+        Where times are fine, it first solves the problem in coarse ones, for a third of the time: it finds good
+        orders sooner there, and the best of them is where it begins.
+        """
+        began = time.perf_counter()
+        if self.scale.longest > 2 * FEW * self.scale.unit:
+            coarse, solver = self._solve(Coarse(self.scale), 0, began + (until - began) / 3, workers, None)
+            if coarse and not self.interrupted:
+                self._keep(simulate(coarse.schedule(solver), self.problem.costs))
+        if not self.interrupted and not self.is_over:
+            tell = on_progress and self._telling(began, on_progress)
+            model, solver = self._solve(self.scale, self.lowest, until, workers, tell)
+            self.bound = max(self.bound, self.scale.back(round(solver.best_objective_bound)))
+            if model:
+                self._take(model.schedule(solver), self.scale.back(round(solver.objective_value)))
+
+    def _solve(
+        self, scale: Scale | Coarse, lowest: int, until: float, workers: int, tell: CpSolverSolutionCallback | None
+    ) -> tuple[Model | None, CpSolver]:
+        """A model and the solver that has its best order; None in place of the model if there is none."""
+        cp_model = constraint_solver()
+        model = Model(cp_model.CpModel(), self.problem, scale, self.best.schedule)
+        model.minimise(self.objective, lowest)
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.01, until - time.perf_counter())
+        solver.parameters.num_workers = workers
+        with _interrupts(solver):
+            status = solver.solve(model.model, tell)
+        assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN), solver.status_name()
+        limit = solver.parameters.max_time_in_seconds
+        spent = solver.wall_time >= limit - max(0.2 * limit, 0.1)  # it may end a little early
+        self.interrupted = status != cp_model.OPTIMAL and not spent
+        return (None if status == cp_model.UNKNOWN else model), solver
+
+    def _telling(self, began: float, on_progress: Callable[[BestSoFar], None]) -> CpSolverSolutionCallback:
+        back = self.scale.back
+
+        class Telling(constraint_solver().CpSolverSolutionCallback):
+            def on_solution_callback(self) -> None:
+                values = back(round(self.objective_value)), back(round(self.best_objective_bound))
+                on_progress(BestSoFar(time.perf_counter() - began, *values))
+
+        return Telling()
+
+    def _take(self, schedule: Schedule, claimed: float) -> None:
+        """Keep the solver's order if it is the better one: it takes what was claimed, and holds what it may."""
+        found = simulate(schedule, self.problem.costs)
+        value = value_of(found, self.objective)
+        assert self.problem.fits(schedule), "the solver's order is above the limit"
+        is_claimed = self.objective == "makespan" or len(self.problem.streams) == 1  # else see Model.first
+        assert value <= claimed * (1 + CLOSE) or not is_claimed, f"{value} is simulated, and {claimed} was claimed"
+        self._keep(found)
+
+    def _keep(self, found: Timeline) -> None:
+        if value_of(found, self.objective) < value_of(self.best, self.objective):
+            self.best = found
+
+
+@contextmanager
+def _interrupts(solver: CpSolver) -> Iterator[None]:
+    """While it runs, the solver answers Ctrl-C itself, by ending. Afterwards it would leave the signal without Python's
+    handler, so that the next Ctrl-C killed the process. In another thread than the main one it leaves signals alone."""
+    if threading.current_thread() is not threading.main_thread():
+        solver.parameters.catch_sigint_signal = False
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

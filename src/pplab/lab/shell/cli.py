@@ -1,0 +1,333 @@
+"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run them.
+
+A flag is a dict of what argparse's `add_argument` takes, with its name as "name".
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from ... import __version__, builders
+from ...costs import Costs, Link
+from ...footprint import Memory
+from ...optional import EXTRA_OF, bring
+from ...schedule import Schedule
+from ...simulator import simulate, validate
+from ...timeline import Timeline
+from ..forms import num_messages, printable, read_csv, timeline_to_dict, to_csv, to_perfetto
+
+Flag = Mapping[str, object]
+
+_SHARED = ("forward", "backward_input", "backward_weight", "recompute")  # of a share, or of each stage
+MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some minutes
+
+
+class Command(NamedTuple):
+    """A word after `pplab`."""
+
+    name: str
+    says: str
+    run: Callable[[argparse.Namespace], int | None]  # returns the exit status; None is 0
+    flags: Callable[[], Iterable[Flag]]  # called only for the command that is given
+
+
+def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -> int:
+    """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error that is told on
+    stderr, 2 for usage."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(prog="pplab", description="list, simulate, validate and run schedules")
+    parser.add_argument("--version", action="version", version=f"pplab {__version__}")
+    chosen = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    for command in (*COMMANDS, *more):
+        inner = chosen.add_parser(command.name, help=command.says)
+        inner.set_defaults(run=command.run)
+        asks = not {"-h", "--help"}.isdisjoint(arguments)
+        for flag in _flags(command, inner, asks) if command.name in arguments[:1] else ():
+            words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
+            words |= {word: value for word, value in flag.items() if word != "name"}
+            words["help"] += " (default %(default)s)" * bool(flag.get("default"))
+            inner.add_argument(flag["name"], **words)
+    given = parser.parse_args(arguments)
+    try:
+        if getattr(given, "png", None):
+            bring("matplotlib")
+        for name in ("json", "png", "perfetto", "csv"):  # before anything is measured that couldn't be written
+            place = getattr(given, name, None)
+            if place == "-" and name != "json":
+                raise ValueError(f"--{name} needs the name of a file, got -: only --json writes to standard output")
+            if isinstance(place, str) and not Path(place).parent.is_dir():
+                raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
+        status = given.run(given) or 0
+        if sys.stdout:  # None where a shell has closed it: `>&-`
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        return _closed(given.name, error)
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        say(f"pplab {given.name}: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF:
+            say(f"pplab {given.name}: {error}", file=sys.stderr)
+            return 1
+        if os.environ.get("PPLAB_TRACEBACK"):
+            raise
+        said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
+        say(f"pplab {given.name}: {said}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        say(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
+        return 130
+
+
+def say(*texts: object, file: TextIO | None = None) -> None:
+    """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no command."""
+    print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
+
+
+def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> list[Flag]:
+    """The flags of a command; who `asks` for help gets to see those that can be had without what is missing."""
+    flags: list[Flag] = []
+    try:
+        for flag in command.flags():
+            flags.append(flag)
+    except ModuleNotFoundError as error:  # some load torch
+        if not asks:
+            parser.exit(1, f"pplab {command.name}: {error}\n")
+        parser.epilog = f"These are not all of its flags: {error}"
+    return flags
+
+
+def _closed(name: str, error: BrokenPipeError) -> int:
+    """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is standard output."""
+    out = select.poll()
+    if sys.stdout:
+        out.register(sys.stdout.fileno(), 0)  # tells of errors alone
+    if not out.poll(0):
+        say(f"pplab {name}: {error}", file=sys.stderr)
+        return 1
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
+    return 128 + 13
+
+
+def _schedules(given: argparse.Namespace) -> None:
+    names = ("name", "placement", "rules", "options", "source")
+    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.ALL}
+    if given.json:
+        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.ALL)
+        say(json.dumps(list(listed), indent=1))
+        return
+    for b in builders.ALL:
+        say(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
+        say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+
+
+def _simulate(given: argparse.Namespace) -> None:
+    names = (*_SHARED, "latency", "overlap", "bandwidth", "message")
+    whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
+    schedule = schedule_of(given, whole)
+    cut = _cut(schedule)
+    timeline = simulate(schedule, _of_stages(whole, cut, schedule))
+    figures = summary(timeline)
+    if {*cut} != {1}:
+        shares = [f"1/{each:g}".removesuffix("/1") for each in cut]
+        takes = f"stages take {', '.join(shares)}" if len({*cut}) > 1 else f"a stage takes {shares[0]}"
+        figures["times"] = f"numbers are of a rank's whole share, of which {takes}"
+        figures["times"] += "; a list has each stage's own" * any(
+            isinstance(getattr(whole, name), tuple) for name in _SHARED
+        )
+    draw(given, timeline)
+    texts = [f"{name:22} {_readable(value)}" for name, value in figures.items()]
+    write(given, {**figures, **timeline_to_dict(timeline)}, texts)
+
+
+def _cut(schedule: Schedule) -> list[float]:
+    """Of every stage, into how many its rank's share of the model is cut. Two ranks that mirror each other have half a
+    share of each of their stages."""
+    cut = [1.0] * schedule.num_stages
+    for ranks in schedule.replicas[::-1]:
+        for own in map(schedule.stages_of, ranks):
+            for stage in own:
+                cut[stage] = len(own) / sum(rank in ranks for rank in schedule.columns.holders[stage])
+    return cut
+
+
+def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = None) -> Costs:
+    """What stages take where a number says what a rank's whole share takes, and a list what each stage does: so
+    schedules are compared on one model, into however many stages they cut it."""
+    given = vars(whole).items()
+    lists = {name: value for name, value in given if isinstance(value, tuple)}
+    finer = {each: whole.finer(each) for each in cut}
+    if len(finer) == 1:
+        return replace(finer[cut[0]], **lists)
+    numbers = {name: tuple(getattr(finer[each], name) for each in cut) for name in _SHARED if name not in lists}
+    if not isinstance(whole.overlap, str):
+        each = map(schedule.stages_of, range(schedule.num_ranks))
+        pairs = (pair for own in each for pair in product(own, own))
+        numbers["overlap"] = {(a, b): finer[cut[a]].overlap for a, b in pairs}
+    return replace(whole, **numbers)
+
+
+def _validate(given: argparse.Namespace) -> None:
+    schedule = _read(given.file, "stdin" if given.file == "-" else Path(given.file).name)
+    memory = Memory(given.activation, given.weight_input)
+    validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
+    say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
+
+
+def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
+    """What the flags SCHEDULE ask for: built, for these costs if its builder takes them, or read from a CSV file."""
+    if given.schedule is None:
+        if given.csv is None:
+            raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
+        schedule = _read(given.csv, Path(given.csv).stem)
+        _check_sizes(given, schedule)
+        return schedule
+    if given.ranks is None or given.microbatches is None:
+        raise ValueError("a schedule by name needs --ranks and --microbatches")
+    work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
+    if work > MOST_WORK:
+        raise ValueError(
+            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most {MOST_WORK:,} are built "
+            "here: take fewer, the figures hardly change"
+        )
+    options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
+    builder = builders.find(given.schedule)
+    if costs is not None and "costs" in builder.options:
+        options["costs"] = _of_stages(costs, [2 if builder.placement == "V" else 1])
+    schedule = builders.build(given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options)
+    if given.csv:
+        Path(given.csv).write_text(to_csv(schedule))
+    return schedule
+
+
+def _read(file: str, name: str) -> Schedule:
+    """The schedule in a CSV file, or on standard input for -."""
+    place = "standard input" if file == "-" else file
+    try:
+        return read_csv(sys.stdin.buffer.read().decode("utf-8-sig") if file == "-" else Path(file), name)
+    except UnicodeDecodeError:
+        expected = "expected a text file with a line per rank and an action per cell, such as 0F0,0B0"
+        raise ValueError(f"{place} is no text in UTF-8: {expected}") from None
+
+
+def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
+    """ValueError where flags ask for other sizes than a file's."""
+    sizes = {
+        "--ranks": (given.ranks, schedule.num_ranks),
+        "--microbatches": (given.microbatches, schedule.num_microbatches),
+        "--stages-per-rank": (given.stages_per_rank, schedule.num_stages / schedule.num_ranks),
+    }
+    for flag, (asked, has) in sizes.items():
+        if asked not in (None, has):
+            raise ValueError(f"{flag} {asked}: {given.csv} has {has:g}, and a file's sizes are fixed: leave {flag} out")
+
+
+def summary(timeline: Timeline) -> dict:
+    """The figures of a timeline as plain JSON values."""
+    schedule = timeline.schedule
+    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
+    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
+    figures = {name: getattr(timeline, name) for name in names}
+    return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}
+
+
+def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable[object]) -> None:
+    """Print `texts` and write `data`, as the flag JSON asks for."""
+    text = json.dumps(data, indent=1) if given.json else ""
+    say(*(texts if given.json != "-" else [text]))
+    if given.json not in (None, "-"):
+        Path(given.json).write_text(text + "\n")
+
+
+def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
+    """Draw and trace what OUTPUT asks for. `trace`: whose `to_perfetto` writes the file, if not the timeline's."""
+    if given.png:
+        from ...plot import gantt
+
+        bring("matplotlib").use("Agg")
+        gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
+    if given.perfetto:
+        trace.to_perfetto(given.perfetto) if trace else to_perfetto(timeline, given.perfetto)
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_readable, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _overlap(text: str) -> str | float:
+    try:
+        return text if text in ("sum", "max") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither sum nor max, nor a number") from None
+
+
+def _link(text: str) -> tuple[tuple[int, int], Link]:
+    try:
+        pair, latency, *bandwidth = text.split(":")
+        source, target = pair.split("-")
+        return (int(source), int(target)), Link(float(latency), *map(float, bandwidth))
+    except (ValueError, TypeError) as error:
+        expected = "expected SOURCE-TARGET:LATENCY or SOURCE-TARGET:LATENCY:BANDWIDTH, such as 1-2:0.5:8"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a link: {expected} ({error})") from None
+
+
+def _times(text: str) -> float | tuple[float, ...]:
+    try:
+        values = tuple(float(part) if {*".enai"} & {*part.lower()} else int(part) for part in text.split(","))
+    except ValueError:
+        expected = "expected a number, or one for each stage with commas between, such as 1,1,2"
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: {expected}") from None
+    return values[0] if len(values) == 1 else values
+
+
+SCHEDULE: tuple[Flag, ...] = (
+    dict(name="--schedule", metavar="NAME", help="see pplab schedules"),
+    dict(name="--ranks", type=int, metavar="P", help="processes in the pipeline"),
+    dict(name="--microbatches", type=int, metavar="M", help="slices of the batch"),
+    dict(name="--stages-per-rank", type=int, metavar="V", help="for schedules that have several"),
+    dict(name="--csv", metavar="FILE", help="read the schedule from FILE, or with --schedule write it there"),
+)
+JSON: Flag = dict(name="--json", nargs="?", const="-", metavar="FILE", help="everything, to FILE or standard output")
+OUTPUT: tuple[Flag, ...] = (
+    JSON,
+    dict(name="--png", metavar="FILE", help="the Gantt chart"),
+    dict(name="--perfetto", metavar="FILE", help="a trace for the Perfetto viewer"),
+)
+_OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2"
+_TIME = {"type": _times, "default": 1, "metavar": "T", "help": _OF}
+_COSTS: tuple[Flag, ...] = (
+    *({"name": name, **_TIME} for name in ("--forward", "--backward-input", "--backward-weight")),
+    dict(name="--recompute", type=_times, default=0, metavar="T", help="added to backwards, likewise"),
+    dict(name="--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number, likewise"),
+    dict(name="--latency", type=float, default=0, metavar="T", help="of a message between ranks"),
+    dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
+    dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
+    dict(name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"),
+)
+_MEMORY: tuple[Flag, ...] = (
+    dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
+    dict(name="--max-in-flight", type=int, metavar="N", help="forwards that a rank may hold at once"),
+    dict(name="--limit", type=float, metavar="X", help="the most that a rank may hold, in activations"),
+    dict(name="--activation", type=_times, default=1, metavar="X", help="of a forward, per stage"),
+    dict(name="--weight-input", type=_times, metavar="X", help="what stays of it after I (default: all)"),
+)
+_LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
+COMMANDS = (
+    Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
+    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *OUTPUT)),
+    Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
+)

@@ -1,0 +1,239 @@
+"""What runs schedules from a shell: `pplab train`, `pplab predict` and `pplab bench`.
+
+Loading this module loads no torch: what does is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from ...errors import number, positive_int
+from ...optional import bring
+from ..forms import run_to_dict
+from . import cli
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
+
+if TYPE_CHECKING:
+    from ...runtime import Extra, Run, Workload
+    from ...schedule import Schedule
+    from ..measuring import Mps
+
+# What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
+# the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
+EXTRAS = [
+    "pplab.lab.extras.clip:Clip",
+    "pplab.lab.extras.learning_rate:LearningRate",
+    "pplab.lab.checkpoints.saving:Save",
+    "pplab.lab.checkpoints.resuming:Resume",
+    "pplab.lab.extras.progress:Progress",
+    "pplab.lab.measuring.profiling:Profile",
+    "pplab.lab.against_torch.torch_engine:TorchEngine",
+    "pplab.lab.extras.recompute:Recompute",
+    "pplab.lab.extras.reduction:Drain",
+    "pplab.lab.measuring.mps:Mps",
+]
+
+
+def option_flags() -> Iterator[Flag]:
+    """A flag of `pplab train` for every option of a run, from its name, its default and what it says of itself."""
+    torch = bring("torch")
+    from ...runtime import Options
+
+    other = {  # where a shell has other words than Python
+        "steps": {"default": 5},
+        "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
+        "optimizer": {
+            "name": "--learning-rate",
+            "type": _adamw,
+            "metavar": "R",
+            "default": "0.001",
+            "help": "of AdamW",
+        },
+        "autocast": {
+            "name": "--bf16",
+            "action": "store_const",
+            "const": torch.bfloat16,
+            "help": "compute in bfloat16 where that is safe",
+        },
+    }
+    for each in fields(Options):
+        name, kind = f"--{each.name.replace('_', '-')}", type(each.default)
+        usual = {"dest": each.name, "name": name, "help": each.metadata["says"], "default": each.default}
+        taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
+        yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
+
+
+def _adamw(rate: str) -> partial:
+    """What makes AdamW, by a learning rate as text."""
+    from torch.optim import AdamW
+
+    try:
+        return partial(AdamW, lr=number("a learning rate", float(rate)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{rate} is not a learning rate: expected a number from 0 on") from error
+
+
+def _train_flags() -> Iterator[Flag]:
+    yield from (*SCHEDULE, *WORKLOAD)  # which need no torch
+    yield from option_flags()
+    yield dict(name="--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks")
+    yield dict(name="--explain", action="store_true", help="say where the median step's time went, also in --perfetto")
+    for path in EXTRAS:
+        yield {"dest": path, **resolve_name(path).flag}
+    yield from OUTPUT
+
+
+def _train(given: argparse.Namespace) -> int:
+    from ...runtime import Options
+    from ..schedules import replicate
+    from .torchrun import is_torchrun, train_here
+
+    options = {each.name: getattr(given, each.name) for each in fields(Options)}
+    what = replicate(schedule_of(given), given.replicas), workload_of(given)
+    extras, beside = _extras(given)
+    if not is_torchrun():
+        run = _train_in_pool(given, *what, *extras, beside=beside, **options)
+    elif beside is not None:
+        raise ValueError("--share mps is for ranks that pplab starts: torchrun has started these")
+    elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
+        return 0  # another rank has the run
+    found = None
+    if (given.explain or given.json) and run.job.engine_name == "pplab":
+        from ..measuring import where
+
+        found = where(run.timeline)
+    explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
+    draw(given, run.timeline, explained)
+    printed = [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
+    data = {**run_to_dict(run), "where": found and found.to_dict()}
+    write(given, data, (run, *([explained] if explained else []), *printed))
+    return 0 if run.gradients is None or run.gradients.equal else 1
+
+
+def _extras(given: argparse.Namespace) -> tuple[list[Extra], Mps | None]:
+    """What the flags of EXTRAS ask for: of the run, and of its pool. ValueError for what doesn't go together."""
+    from ...runtime import Extra
+    from ..against_torch import TorchEngine
+    from ..extras import Meter
+
+    extras, beside = [Meter()], None
+    for path in EXTRAS:
+        kind, value = resolve_name(path), getattr(given, path)
+        if value is None or value is False:
+            continue
+        make = getattr(kind, "from_flag", kind)
+        asked = make() if value is True else make(value)
+        if isinstance(asked, Extra):
+            extras.append(asked)
+        elif asked is not None:
+            beside = asked
+    if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
+        raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
+    return extras, beside
+
+
+def _train_in_pool(
+    given: argparse.Namespace,
+    schedule: Schedule,
+    workload: Workload,
+    *extras: Extra,
+    beside: Mps | None,
+    **options: object,
+) -> Run:
+    from ...runtime import Pool
+    from ...runtime.options import make_job
+
+    num_ranks = schedule.num_ranks
+    make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
+    with Pool(num_ranks, device=given.device, beside=beside) as pool:
+        say(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        return pool.train(schedule, workload, *extras, **options)
+
+
+def workload_of(given: argparse.Namespace) -> Workload:
+    """What the flags WORKLOAD ask for."""
+    from .. import models
+
+    sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
+    if sizes and given.model not in ("gpt", "mixture"):
+        asked = ", ".join(SIZES[name] for name in sizes)
+        raise ValueError(f"{asked}: gpt and mixture have these sizes to choose, {given.model} has its own")
+    if (width := sizes.get("width", 0)) > 4 * _HEAD and width % _HEAD == 0:
+        sizes["num_heads"] = width // _HEAD
+    return models.workload(given.model, batch_size=given.batch_size, source=given.source, **sizes)
+
+
+def _predict(given: argparse.Namespace) -> None:
+    from ...runtime import Pool
+    from ..measuring import check, predict
+
+    rows = [argparse.Namespace(**{**vars(given), "schedule": name, "csv": None}) for name in given.predict]
+    (measured, *others), workload = map(schedule_of, (given, *rows)), workload_of(given)
+    asked = {"steps": given.steps, "rounds": given.rounds}
+    check(measured.num_ranks, measured, others, workload, **asked)  # so that errors come before "measuring"
+    with Pool(measured.num_ranks, device=given.device) as pool:
+        say(f"measuring {measured.name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
+        found = predict(pool, measured, others, workload, **asked)
+    write(given, found.to_dict(), [found])
+
+
+def _predict_flags() -> Iterator[Flag]:
+    yield from (*SCHEDULE, *WORKLOAD, JSON)
+    yield dict(name="predict", nargs="+", metavar="NAME", help="schedules to predict, of the same stages")
+    yield dict(name="--steps", type=int, default=3, metavar="N", help="measured steps of a run")
+    rounds = "runs of each, in turn; the fastest step counts"
+    yield dict(name="--rounds", type=int, default=3, metavar="N", help=rounds)
+
+
+def _bench(given: argparse.Namespace) -> None:
+    from ...runtime import Pool
+    from ...runtime.options import make_job
+    from ..against_torch import HEADINGS, TorchEngine, versus
+
+    schedule, workload, rounds = schedule_of(given), workload_of(given), positive_int("rounds", given.rounds)
+    make_job(schedule, workload, schedule.num_ranks, [TorchEngine()], steps=given.steps)
+    with Pool(schedule.num_ranks, device=given.device) as pool:
+        say(f"{workload.name}, {rounds} rounds of {given.steps} steps in turn", file=sys.stderr)
+        found = versus(pool, schedule, workload, rounds=rounds, steps=given.steps)
+        notes = [f"note: {note}" for note in (*workload.notes, *pool.notes)]
+    write(given, found.to_dict(), [HEADINGS, found, *notes])
+
+
+def _bench_flags() -> Iterator[Flag]:
+    yield from (*SCHEDULE, *WORKLOAD, JSON)
+    yield dict(name="--against", default="torch", choices=["torch"], help="what to compare with")
+    yield dict(name="--rounds", type=int, default=5, metavar="N", help="of both")
+    yield dict(name="--steps", type=int, default=6, metavar="N", help="of each in a round")
+
+
+_HEAD = 64  # the width of an attention head of a wide model, which GPUs have fast kernels for
+SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  # of a model that is made here
+WORKLOAD: tuple[Flag, ...] = (
+    dict(
+        name="--model",
+        default="gpt",
+        help="gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
+    ),
+    dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
+    dict(name="--device", default="auto", help="auto, cpu or cuda"),
+    dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
+    dict(dest="num_layers", name="--layers", type=int, metavar="N", help="of gpt or mixture"),
+    dict(name="--width", type=int, metavar="N", help="of gpt or mixture; heads of width 64 beyond 256"),
+    dict(name="--context", type=int, metavar="N", help="of gpt or mixture: the length of a sequence"),
+)
+COMMANDS = (
+    Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
+    Command("predict", "measure one schedule, predict others, measure them too", _predict, _predict_flags),
+    Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line with all its commands; returns the exit status."""
+    return cli.main(arguments, more=COMMANDS)

@@ -1,0 +1,220 @@
+"""Activations copied to the host's memory while they wait for their backward: simulated, on streams beside compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
+from ...costs import Costs, PerStage, check_length, of_stage, per_stage
+from ...errors import expect, number, positive_int
+from ...footprint import Memory
+from ...links import lags_of, queueing
+from ...schedule import Graph, Schedule
+from ...simulator import Send, durations_of, run, validate
+from ...timeline import Span, Timeline, total
+from ..planning import Case, Entry
+
+Changes = list[tuple[float, float]]  # when, and by how much
+Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
+
+
+@dataclass(frozen=True)
+class Offload:
+    """How long copies take, and which are made.
+
+    - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or one value per stage;
+      `back`: the copy back, as long when left out.
+    - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are for that share.
+    - `ahead`: how many of its rank's backwards before its own a copy back may begin.
+
+    A rank has an engine for each direction. Each makes one copy at a time: out in the order of forwards, back in the
+    order of backwards. What a rank's next action already needs isn't copied. Copies are named like actions: `0O3`
+    after `0F3`, and `0R3` before `0B3` or `0I3`.
+
+    >>> from pplab import build
+    >>> found = Offload(out=1).simulate(build("GPipe", num_ranks=4, num_microbatches=8))
+    >>> found.timeline.makespan, found.peak_held(), found.peak_on_host()
+    (33, (3, 3, 3, 3), (7, 7, 7, 7))
+    """
+
+    out: PerStage
+    back: PerStage | None = None
+    share: PerStage = 1
+    ahead: int = 1
+
+    def __post_init__(self) -> None:
+        given = {"out": self.out, "back": self.out if self.back is None else self.back}
+        vars(self).update({name: per_stage(name, value) for name, value in given.items()})
+        vars(self)["share"] = per_stage("share", self.share, 1)
+        positive_int("ahead", self.ahead)
+
+    def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:
+        """Predict when everything happens, computation by `pplab.simulate`'s loop.
+
+        That loop runs until nothing moves any more: copies wait for forwards, and backwards for copies, so each pass
+        starts nothing earlier than the one before. ScheduleError and ValueError as `pplab.simulate`.
+        """
+        expect(Schedule, schedule=schedule)
+        costs = Costs() if costs is None else costs
+        expect(Costs, costs=costs)
+        costs.check(schedule.num_stages, schedule.num_ranks)
+        for name in ("out", "back", "share"):
+            check_length(name, getattr(self, name), schedule.num_stages)
+        validate(schedule)
+        graph, lags = schedule.graph, lags_of(schedule.graph, costs)
+        durations, there = durations_of(schedule.columns, costs), {}
+        while True:
+            wait = _waiting(graph, lags, there, costs)
+            timeline = Timeline(schedule, *run(graph, durations, lags, wait), unit=costs.unit)
+            copies = [span for rank in range(schedule.num_ranks) for span in self._copies(timeline, rank)]
+            arrived = {copy.action: copy.end for copy in copies}
+            ready = {entry: arrived[name] for entry, name in _backwards(graph) if name in arrived}
+            if ready == there:
+                return Offloaded(replace(timeline, others=tuple(copies)), self)
+            there = ready
+
+    def _copies(self, timeline: Timeline, rank: int) -> list[Span]:
+        """A rank's copies, out and back, for the times at which its actions run."""
+        spans = timeline.spans_of(rank)
+        leaving, turns = leaving_of(timeline.schedule.rows[rank], self.share)
+        free, gone, copies = 0.0, {}, []
+        for (stage, m), i in leaving.items():
+            start = max(free, spans[i].end)
+            free = gone[stage, m] = start + of_stage(self.out, stage)
+            copies.append(Span(rank, f"{stage}O{m}", start, free))
+        free, at = 0.0, list(turns.values())
+        for j, (stage, m) in enumerate(turns):
+            if (stage, m) in gone:
+                begun = spans[at[j - self.ahead]].start if j >= self.ahead else 0
+                start = max(free, gone[stage, m], begun)
+                free = start + of_stage(self.back, stage)
+                copies.append(Span(rank, f"{stage}R{m}", start, free))
+        return copies
+
+
+def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
+    """Whose activations leave, in the order of forwards, and all turns to come back, in the order of backwards: by
+    stage and microbatch, with their places in the row. What the next action already needs stays."""
+    at = [(part, i) for i, item in enumerate(row) for part in parts(item)]
+    forwards = {(part.stage, part.microbatch): i for part, i in at if part.kind is F}
+    turns = {(part.stage, part.microbatch): i for part, i in at if part.kind in INPUT_GRADIENT}
+    return {key: i for key, i in forwards.items() if turns[key] > i + 1 and of_stage(share, key[0])}, turns
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the GPU."""
+
+    timeline: Timeline
+    offload: Offload
+
+    def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
+        """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages' activations."""
+        return tuple(map(peak_of, self._changes(memory or Memory()), self._always(memory or Memory())))
+
+    def peak_on_host(self, memory: Memory | None = None) -> tuple[float, ...]:
+        """Per rank, the most that lies in its host's memory: from the start of a copy out to the end of that back."""
+        return tuple(peak_of(each) for each in self._on_host(memory or Memory()))
+
+    def _always(self, memory: Memory) -> list[float]:
+        schedule = self.timeline.schedule
+        return [memory.constant(schedule.stages_of(rank)) for rank in range(schedule.num_ranks)]
+
+    def _moved(self, copy: Span, memory: Memory) -> float:
+        """How much a copy moves."""
+        stage = _stage_of(copy)
+        return of_stage(self.offload.share, stage) * of_stage(memory.activation, stage)
+
+    def _changes(self, memory: Memory) -> list[Changes]:
+        """Per rank, when what its GPU holds changes, and by how much."""
+        expect(Memory, memory=memory)
+        memory.check(self.timeline.schedule.num_stages)
+        found: list[Changes] = [[] for _ in self.timeline.schedule.rows]
+        for span in self.timeline.spans:
+            for stage, kind, _ in parts(span.action):
+                came, went = memory.changes(stage)[kind]
+                found[span.rank] += [(span.start, came), (span.end, went)]
+        for copy in self.timeline.others:
+            moved = self._moved(copy, memory)
+            found[copy.rank].append((copy.end, -moved) if _is_out(copy) else (copy.start, moved))
+        return found
+
+    def _on_host(self, memory: Memory) -> list[Changes]:
+        """Per rank, when what lies on its host changes."""
+        found: list[Changes] = [[] for _ in self.timeline.schedule.rows]
+        for copy in self.timeline.others:
+            moved = self._moved(copy, memory)
+            found[copy.rank].append((copy.start, moved) if _is_out(copy) else (copy.end, -moved))
+        return found
+
+
+def peak_of(changes: Changes, held: float = 0) -> float:
+    """The most that is held; at one time, what goes goes first."""
+    most = held
+    for _, change in sorted(changes):
+        held += change
+        most = max(most, held)
+    return most
+
+
+def _is_out(copy: Span) -> bool:
+    return "O" in copy.action
+
+
+def _stage_of(copy: Span) -> int:
+    return int(re.match(r"\d+", copy.action)[0])
+
+
+def _backwards(graph: Graph) -> list[tuple[int, str]]:
+    """Every entry that is a backward, with the name of the copy back that it needs."""
+    columns = graph.columns
+    each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
+    return [(i, f"{s}R{m}") for i, (kind, s, m) in enumerate(each) if kind in INPUT_GRADIENT]
+
+
+def _waiting(graph: Graph, lags: Sequence[float], there: dict[int, float], costs: Costs) -> Send:
+    """What tells the loop when a message arrives: no sooner than the copy that the backward needs, too."""
+    send, M = queueing(graph, costs, lags) if costs.has_queues else None, graph.columns.num_microbatches
+
+    def wait(entry: int, now: float) -> float:
+        arrival = send(entry, now) if send else now + lags[entry]
+        return max(arrival, there.get(graph.entries[graph.slots[entry] + M], 0))
+
+    return wait
+
+
+def offloaded_row(
+    case: Case,
+    schedule: str | Schedule,
+    num_microbatches: int,
+    gb_per_s: float = 25,
+    *,
+    share: PerStage = 1,
+    ahead: int = 1,
+    **options: object,
+) -> Entry:
+    """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a second each way.
+
+    >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5)
+                                       M  step    busy  fullest rank  fits in 80 GB  a billion tokens
+    1F1B, 50 % to the host at 50 GB/s  8  3.37 s  63 %  72.8 GB       yes            $114 in 14.3 h
+    """
+    number("gb_per_s", gb_per_s)
+    if not gb_per_s > 0:
+        raise ValueError(f"gb_per_s must be more than 0, got {gb_per_s!r}")
+    row = case.row(schedule, num_microbatches, **options)
+    if row.timeline is None:
+        raise ValueError(f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one")
+    rows, memory, share = row.timeline.schedule, row.memory, per_stage("share", share, 1)
+    check_length("share", share, rows.num_stages)
+    plan = case.plan(rows, num_microbatches, row.microbatch, cut=row.cut, recompute=row.recompute)
+    kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]  # GB
+    found = Offload([gb / gb_per_s for gb in kept], share=share, ahead=ahead).simulate(rows, plan.costs)
+    step = row.step_s - row.timeline.makespan + found.timeline.makespan
+    busy = total(found.timeline.busy) / (case.num_ranks * step)
+    held = found.peak_held(memory)
+    said = "" if isinstance(share, tuple) else f"{share:.0%} ".replace("%", " %")
+    what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s"
+    return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=found.timeline)

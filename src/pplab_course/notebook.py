@@ -1,0 +1,176 @@
+"""What notebooks show beside figures: `%load_ext pplab_course.notebook`, sources of functions, and views with settings.
+
+With the extension, matplotlib's figures and timelines are kept as `figures` says: for the book's page in its own text
+colour, for other viewers as pictures, and for readers who don't see them in words. Schedules are grids of colours.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pplab import builders, lab  # noqa: F401 (with its schedules)
+from pplab.costs import Costs, PerStage
+from pplab.schedule import Schedule
+from pplab.simulator import simulate
+from pplab.timeline import Timeline
+
+from . import figures
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from matplotlib.axes import Axes
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Show figures, timelines and schedules by `pplab_course.figures`."""
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib_inline.config import InlineBackend
+
+    from pplab.plot import AxesColumn
+
+    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
+    shell.run_line_magic("matplotlib", "inline")
+    plt.close("all")
+    InlineBackend.instance(parent=shell).figure_formats = set()
+    formatter = shell.display_formatter
+    formatter.mimebundle_formatter.for_type(Figure, figures.figure_bundle)
+    formatter.mimebundle_formatter.for_type(Timeline, figures.timeline_bundle)
+    formatter.formatters["text/html"].for_type(Schedule, figures.schedule_html)
+    for kind in (Axes, AxesColumn):  # a cell that ends with a drawing shows the drawing, not also its Axes
+        formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
+
+
+class Source:
+    """The own source of functions or classes, which a notebook shows as code."""
+
+    def __init__(self, *things: Callable | type):
+        self.text = "\n\n".join(textwrap.dedent(inspect.getsource(thing)).rstrip() for thing in things)
+
+    def _repr_markdown_(self) -> str:
+        return f"```python\n{self.text}\n```"
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Slider:
+    """Figures behind a slider on the book's page: one for every value of `name`, the first one shown until it is moved.
+
+    Works there without a kernel, from the keyboard, and without scripts shows the first figure. Other viewers show all
+    figures, one above the other.
+    """
+
+    def __init__(self, name: str, drawings: Mapping[object, Axes]):
+        from matplotlib import pyplot as plt
+
+        self.name, self.values = name, list(drawings)
+        self._frames, self._pictures, self._said = [], [], []
+        for value, ax in drawings.items():
+            self._frames.append(figures.figure_html(ax.figure))
+            self._said.append(f"{name} {value}: {figures.alternative_text(ax.figure)}")
+            slides = "" if self._pictures else " (on the book's page, a slider moves it)"
+            ax.figure.text(0.01, 1, f"{name}: {value}{slides}", va="bottom", fontsize=10)
+            self._pictures.append(figures.figure_picture(ax.figure))
+            plt.close(ax.figure)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+        return figures.bundle(self._page(), self._pictures, "\n".join(self._said))
+
+    def _page(self) -> str:
+        frames = "".join(
+            f'<div class="pplab-frame"{" hidden" if number else ""}>{frame}</div>'
+            for number, frame in enumerate(self._frames)
+        )
+        values = html.escape(",".join(map(str, self.values)), quote=True)
+        move = (
+            "const p=this.closest('.pplab-slider'),v=this.dataset.values.split(',')[this.value];"
+            "p.querySelectorAll('.pplab-frame').forEach((f,i)=>{f.hidden=i!=this.value});"
+            "p.querySelector('output').textContent=v;this.setAttribute('aria-valuetext',v)"
+        )
+        return (
+            f'<div class="pplab-slider"><label style="display:flex;gap:.8em;align-items:center;max-width:34em">'
+            f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" '
+            f'max="{len(self.values) - 1}" step="1" value="0" data-values="{values}" '
+            f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move, quote=True)}">'
+            f'<output style="min-width:2em">{self.values[0]}</output></label>{frames}</div>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
+
+
+def explore(
+    schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings: float | str
+) -> Axes:
+    """Draw one schedule, or two to compare, for settings to play with: what the book's page has an explorer for.
+
+    `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
+    """
+    from pplab.plot import compare as compared
+    from pplab.plot import gantt
+
+    shown = explored(schedule, compare, **settings)
+    if len(shown) > 1:
+        return compared(shown, path=path)
+    return gantt(shown[0], until=max(until, shown[0].makespan), path=path)
+
+
+def explored(
+    schedule: str = "1F1B",
+    compare: str = "",
+    *,
+    rows: str = "",
+    ranks: int = 4,
+    microbatches: int = 8,
+    stages_per_rank: int = 2,
+    slices: int = 2,
+    attention: float = 0,
+    forward: PerStage = 1,
+    backward_input: PerStage = 1,
+    backward_weight: PerStage = 1,
+    latency: float = 0,
+    overlap: str = "sum",
+    pair: float = 0,
+    per: str = "rank",
+) -> list[Timeline]:
+    """The timelines of the schedules named, simulated.
+
+    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
+    `per` says; one value per stage is for the stages, whatever their ranks. A forward and a backward at once take
+    `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
+    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what
+    can't be.
+    """
+
+    def of_stage(stages: float) -> Costs:
+        parts = microbatches if per == "batch" else 1
+        whole = Costs(forward, backward_input, backward_weight, latency, overlap=pair / parts if pair else overlap)
+        given = {name: getattr(whole, name) for name in ("forward", "backward_input", "backward_weight")}
+        times = {n: tuple(x / parts for x in at) if isinstance(at, tuple) else at / parts for n, at in given.items()}
+        costs, lists = replace(whole, **times), {n: at for n, at in times.items() if isinstance(at, tuple)}
+        return costs if per == "stage" else replace(costs.finer(stages), **lists)
+
+    found = []
+    for name in filter(None, (schedule, compare)):
+        run = simulate
+        if name == "own":
+            named = re.sub(r"\((\d+(.)\d+)-(\d+(.)\d+)\)", r"(\1;\3)OVERLAP_\2_\4", rows)
+            built = lab.read_csv(named.replace(".", ",").replace("~", "\n"))
+        else:
+            builder, pieces = builders.find(name), microbatches
+            if "slices" in builder.options:
+                run, pieces = lab.Slices.even(slices, attention).simulate, microbatches * slices
+            costs = of_stage(2 if builder.placement == "V" else 1)
+            options = {"stages_per_rank": stages_per_rank, "slices": slices, "costs": costs}
+            built = builder(ranks, pieces, **{key: options[key] for key in options.keys() & set(builder.options)})
+        found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
+    return found

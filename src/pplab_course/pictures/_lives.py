@@ -1,0 +1,62 @@
+"""Microbatches that a stage holds, one under the other: how many are held at one moment, and why no more can be."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from pplab.errors import number, positive_int
+
+from ._canvas import BLUE, FAINT, GREY, LIMIT, LINE, WIDTH, arrow, box, canvas, line, say
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ROW, _HIGH = 26, 16  # points: from microbatch to microbatch, a life
+_LEFT, _ABOVE, _BELOW = 92, 46, 26
+
+
+def lives(
+    lifespan: float, interval: float, microbatches: int = 6, *, at: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds `at` a moment.
+
+    Without a moment, the start of the last microbatch but one, when as many are held as ever.
+    """
+    lifespan, interval = number("lifespan", lifespan), number("interval", interval)
+    M = positive_int("microbatches", microbatches)
+    now = interval * max(M - 2, 0) if at is None else number("at", at)
+    held = [m for m in range(M) if m * interval <= now < m * interval + lifespan]
+    most = ceil(lifespan / interval - 1e-9)
+    end = interval * (M - 1) + lifespan
+    height = M * _ROW + _ABOVE + _BELOW
+    ax = canvas(
+        height,
+        ax,
+        f"A stage holds each microbatch for {lifespan:g} units, and a new one comes every {interval:g}. At {now:g} it "
+        f"holds {len(held)} of them; the starts of those that are held lie within the {lifespan:g} units before, and "
+        f"there are at most {most}",
+    )
+    scale = (WIDTH - _LEFT - 6) / end
+
+    def x(time: float) -> float:
+        return _LEFT + time * scale
+
+    bottom, top = _BELOW, height - _ABOVE
+    box(ax, x(now - lifespan), bottom, lifespan * scale, top - bottom, fc=FAINT)
+    for m in range(M):
+        low = top - (m + 1) * _ROW + (_ROW - _HIGH) / 2
+        say(ax, 0, low + _HIGH / 2, f"microbatch {m}", ha="left")
+        alpha = 1 if m in held else 0.35
+        box(ax, x(m * interval), low, lifespan * scale, _HIGH, fc=BLUE, alpha=alpha)
+    line(ax, (x(now), bottom - 6), (x(now), top + 4), ec=LIMIT, lw=1.6 * LINE)
+    say(ax, x(now), bottom - 15, f"now: {len(held)} held", color=LIMIT)
+    _measure(ax, x(now - lifespan), x(now), top + 14, f"lifespan {lifespan:g}")
+    return ax
+
+
+def _measure(ax: Axes, left: float, right: float, y: float, text: str) -> None:
+    """A length with what it is above it."""
+    arrow(ax, ((left + right) / 2, y), (left, y), colour=GREY)
+    arrow(ax, ((left + right) / 2, y), (right, y), colour=GREY)
+    say(ax, (left + right) / 2, y + 14, text)
