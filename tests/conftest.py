@@ -323,7 +323,7 @@ def built(builder, P: int, M: int, **options) -> Schedule | None:
 @functools.cache
 def registry(num_ranks: int, num_microbatches: int) -> tuple[Schedule, ...]:
     """Every schedule that can have these sizes, built once: two of them are found by a search."""
-    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.ALL)))
+    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.known())))
 
 
 def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True) -> Costs:

@@ -6,10 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from pplab.lab.extras.reduction import Draining
-from pplab.runtime import Extra, Listener
-from pplab.runtime.options import Job
-from pplab.runtime.reduction import Reducer
-from pplab.runtime.training import Rank
+from pplab.runtime import Extra, Job, Listener, Rank, Reducer
 
 
 class _Timing(Reducer):

@@ -18,8 +18,7 @@ import modules
 import pplab as pp
 from pplab.lab import Checkpoint, Meter, Resume, Save, measure_layers, partition
 from pplab.lab.models import Modules, gpt
-from pplab.runtime import Batch, Pool, RankError
-from pplab.runtime.options import make_job
+from pplab.runtime import Batch, Pool, RankError, make_job
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,8 @@ from conftest import built, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
-from pplab.runtime import Pool, RankError
+from pplab.runtime import Pool, RankError, RankReport
 from pplab.runtime.reference import report_gradients
-from pplab.runtime.training import RankReport
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
 REDUCTIONS = {"end": [], "drain": [lab.Drain()]}
@@ -75,7 +74,7 @@ def test_of_copies_the_one_that_differs_most_counts():
 
     def report(*gradient: float) -> RankReport:
         of_a = {"a": np.array(gradient, np.float32)}
-        return RankReport([], [], 0.5, of_a, frozenset(), ())
+        return RankReport([], [], 0.5, of_a, frozenset(), (), "gloo")
 
     for reports in ([report(1, 3), report(1, 1)], [report(1, 1), report(1, 3)]):
         found = report_gradients(reports, (1.0, {"a": one}))
@@ -94,7 +93,7 @@ def tiny(**options):
 
 
 # In the drain every schedule reduces at other moments; at the end all do the same, wherever their stages are.
-REDUCED = [(builder.name, "drain") for builder in pp.builders.ALL]
+REDUCED = [(builder.name, "drain") for builder in pp.builders.known()]
 REDUCED += [(name, "end") for name in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipe")]
 
 
@@ -114,7 +113,7 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.known()])
 def test_tied_weights_equal_one_process(four, name):
     s = built(pp.builders.find(name), 4, 8)
     run = four.train(s, tiny(tied=True, num_layers=8), steps=1, check_gradients=True)

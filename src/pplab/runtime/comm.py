@@ -79,7 +79,9 @@ class Comm:
             listed = [(shape, _name(dtype)) for shape, dtype in spec]
             self.store.set(self.key + str(made), json.dumps(listed))
         if spec != (agreed := self.expected(send)):
-            raise ValueError(f"{send} carries {_show(spec)}, but its stages agreed on {_show(agreed)}")
+            raise ValueError(
+                f"{send} carries {_show(spec)}, but its stages agreed on {_show(agreed)}"
+            )
         return spec
 
     def expected(self, action: Action) -> Spec:

@@ -114,7 +114,9 @@ class Board:
         self.path, layout = path, Status * num_ranks
         size = ctypes.sizeof(layout)
         with open(path, "a+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # no room is an error now, and no crash later
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # no room is an error now, and no crash later
             self.statuses = layout.from_buffer(mmap.mmap(file.fileno(), size))
 
     def __reduce__(self) -> tuple:
@@ -183,7 +185,11 @@ class Mail:
 
 
 def rank_main(
-    rank: int, join: Callable[[Status], RankContext], jobs: Connection, board: Board, log: Connection
+    rank: int,
+    join: Callable[[Status], RankContext],
+    jobs: Connection,
+    board: Board,
+    log: Connection,
 ) -> None:
     """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank
     prints.

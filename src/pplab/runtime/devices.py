@@ -33,7 +33,9 @@ def choose_transport(
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
     if one_host and sys.platform != "linux":
-        raise ValueError(f"a pool of ranks needs Linux, and this is {sys.platform}: take a container")
+        raise ValueError(
+            f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
+        )
     by_host = "shared" if one_host else "gloo"
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
@@ -120,8 +122,12 @@ class Pipes:
 
 
 def join(
-    context: RankContext, threads: int, port: int, folder: str, environment: Mapping[str, str],
-    status: Status
+    context: RankContext,
+    threads: int,
+    port: int,
+    folder: str,
+    environment: Mapping[str, str],
+    status: Status,
 ) -> RankContext:
     """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and
     lends a `folder` for what its ranks share. `environment` is set before CUDA starts.

@@ -72,7 +72,9 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
             cause = f"rank {rank} failed {words}: {failure.error}"
             return RankError(rank, action, cause, failure.traceback + _printed(ranks, rank))
     statuses = ranks.board.statuses
-    rank = min(dead, key=lambda rank: statuses[rank].waits)  # one that waited may have ended for that
+    rank = min(
+        dead, key=lambda rank: statuses[rank].waits
+    )  # one that waited may have ended for that
     process = ranks.processes[rank]
     process.join(1.0)
     code, (action, words) = process.exitcode, whereabouts(statuses[rank].doing)
@@ -203,7 +205,9 @@ class Stillness:
         stuck = sorted(pending, key=lambda rank: _excuse(pending[rank]))
         what = [f"rank {r} {whereabouts(pending[r].doing, now=True)[1]}" for r in stuck]
         what += [f"rank {f.rank} failed {whereabouts(f.phase)[1]}: {f.error}" for f in failures]
-        cause = f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"
+        cause = (
+            f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"
+        )
         raise RankError(stuck[0], whereabouts(pending[stuck[0]].doing)[0], cause)
 
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ..actions import Action, Item
 
 if TYPE_CHECKING:
-    from .options import Job
     from .context import Status
+    from .options import Job
     from .rank import Rank
 
 
@@ -198,9 +198,7 @@ class Clock(Listener):
         yield
         self.add(label, start, self.mark())
 
-    def add(
-        self, what: Item | str, start: object, end: object, event: str = "receive"
-    ) -> None:
+    def add(self, what: Item | str, start: object, end: object, event: str = "receive") -> None:
         """Record something from mark to mark: beside the rank's row, or an "item" of it."""
         self._found[event].append((what, start, end))
 

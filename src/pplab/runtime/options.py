@@ -94,7 +94,11 @@ class Job:
 
 
 def make_job(
-    schedule: Schedule, workload: Workload, num_ranks: int, extras: Sequence[Extra] = (), **options: object
+    schedule: Schedule,
+    workload: Workload,
+    num_ranks: int,
+    extras: Sequence[Extra] = (),
+    **options: object,
 ) -> Job:
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
     from .training import train

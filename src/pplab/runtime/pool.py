@@ -27,8 +27,8 @@ from .workload import Workload
 
 if TYPE_CHECKING:
     from .processes import Ranks
-    from .reference import GradientReport
     from .rank import RankReport
+    from .reference import GradientReport
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
@@ -219,14 +219,18 @@ def make_run(
         notes = extra.notes(devices, notes)
     notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
     if unsplit := ", ".join(sorted(set().union(*(report.unsplit for report in reports)))):
-        notes.append(f"gradients of weights in {unsplit} are computed with the input's, not put off")
+        notes.append(
+            f"gradients of weights in {unsplit} are computed with the input's, not put off"
+        )
     if again := sorted({stage for trace in traces for stage, _, _ in trace.again}):
         notes.append(f"forwards run again in the backward: stages {', '.join(map(str, again))}")
     clock_error_ms = max(trace.error_ns for trace in traces) / 1e6
     if clock_error_ms > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     first_loss, *losses = map(sum, zip(*((r.first_loss, *r.losses) for r in reports), strict=True))
-    if wrong := [step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)]:
+    if wrong := [
+        step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)
+    ]:
         where = f"in {len(wrong)} of {len(losses)} steps, first in step {wrong[0]}"
         remedy = "lower the learning rate, or look at data and weights"
         notes.append(f"the loss is NaN or infinite {where}: {remedy}")

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 # What ranks take from the environment of now.
 _SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
-_PEERS_S = 10.0  # so much more time than the pool, which knows who is late, has what ranks do together
+_PEERS_S = (
+    10.0  # so much more time than the pool, which knows who is late, has what ranks do together
+)
 
 # A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
 os.register_at_fork(after_in_child=multiprocess._children.clear)
@@ -102,8 +104,12 @@ class Ranks:
             theirs += [far, log]
             where = torch.device(device), pool.transport, patience
             joining = partial(
-                join, RankContext(rank, pool.num_ranks, *where), pool.threads, stores[0].port,
-                str(folder), environment
+                join,
+                RankContext(rank, pool.num_ranks, *where),
+                pool.threads,
+                stores[0].port,
+                str(folder),
+                environment,
             )
             arguments = rank, joining, far, self.board, log
             process = context.Process(name=f"pplab rank {rank}", target=rank_main, args=arguments)
@@ -112,7 +118,11 @@ class Ranks:
         self._launch(made, theirs, line, pool.timeout_s)
 
     def _launch(
-        self, made: list[mp.Process], theirs: list[Connection], line: socket.socket, timeout_s: float
+        self,
+        made: list[mp.Process],
+        theirs: list[Connection],
+        line: socket.socket,
+        timeout_s: float,
     ) -> None:
         """Start the processes in a thread, which no interrupt stops between a rank's start and the
         guard's knowing of it. A fork server that stands still is killed: the next pool has a new
@@ -144,7 +154,9 @@ class Ranks:
                     os.kill(server, signal.SIGKILL)
                     # Once it has ended the next pool sees that it needs one.
                     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-                raise OSError(f"the fork server did nothing for {took:.0f} s and was killed: try again")
+                raise OSError(
+                    f"the fork server did nothing for {took:.0f} s and was killed: try again"
+                )
         if failed and type(failed[0]) is EOFError:
             raise OSError("the fork server has ended: try again")
         for error in failed:

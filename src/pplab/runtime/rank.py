@@ -66,7 +66,9 @@ class Rank:
         self.overlap = workload.overlap
         self.apart: set[nn.Parameter] = set()
         self.last = False
-        self.shares: list[float] = []  # what each microbatch's loss counts for in the step's batch's
+        self.shares: list[
+            float
+        ] = []  # what each microbatch's loss counts for in the step's batch's
         self.transport = context.transport
         context.watch("setting up")
         buffers = [b for module in self.modules.values() for b in module.buffers()]

@@ -65,9 +65,7 @@ class Stage:
         self.hold: Callable[[Tensor], object] | None = None
         self.around = Listeners(())
 
-    def forward(
-        self, microbatch: int, received: Tensors, batch: Batch
-    ) -> Tensors:
+    def forward(self, microbatch: int, received: Tensors, batch: Batch) -> Tensors:
         """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
 
         `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T,
@@ -108,9 +106,7 @@ class Stage:
         found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
         return self.recast(found, torch.float32, torch.bfloat16)
 
-    def recast(
-        self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype
-    ) -> Tensors:
+    def recast(self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype) -> Tensors:
         """What crosses the boundary, in another dtype where that is one of these."""
         if self.autocast is not torch.bfloat16:
             return tuple(tensors)

@@ -27,9 +27,7 @@ class Whereabouts(Listener):
 
     events = frozenset(("item", "receive", "send"))
 
-    def __init__(
-        self, row: Sequence[Item], num_stages: int, watch: Callable[..., None]
-    ):
+    def __init__(self, row: Sequence[Item], num_stages: int, watch: Callable[..., None]):
         self._watch = watch
         self._at = {item: f"at {item}" for item in row}
         self._waits: dict[Action | None, str] = {}  # by what is awaited

@@ -137,7 +137,9 @@ def check_workload(given: object) -> None:
         raise ValueError(f"{kind} is not {what}: {how}")
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):
-            raise ValueError(f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it")
+            raise ValueError(
+                f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it"
+            )
     if not isinstance(getattr(given, "name", None), str) or given.reduction not in ("mean", "sum"):
         needs = 'a name in words, a batch_size, and a reduction that is "mean" or "sum"'
         raise ValueError(f"{kind} needs {needs}")

@@ -9,8 +9,7 @@ from torch import nn
 
 from ...costs import Costs
 from ...lowering import LoweredRow
-from ...runtime import Batch, Pool, Run, Workload
-from ...runtime.rank import RankContext
+from ...runtime import Batch, Pool, RankContext, Run, Workload
 from ...schedule import Schedule
 from ..extras import Pace
 from ..streams import compute_of, parse_lowered, simulate_lowered

@@ -12,12 +12,21 @@ from torch import Tensor
 from ...actions import F, parts
 from ...errors import positive_int
 from ...lowering import lower
-from ...runtime import Batch, Executor, Extra, Listener, Stage
-from ...runtime.comm import naming
-from ...runtime.listener import Listeners
-from ...runtime.options import Job
-from ...runtime.training import Rank, Whereabouts, connect
-from ...runtime.workload import check_divides, loss_shares
+from ...runtime import (
+    Batch,
+    Executor,
+    Extra,
+    Job,
+    Listener,
+    Listeners,
+    Rank,
+    Stage,
+    Whereabouts,
+    check_divides,
+    connect,
+    loss_shares,
+    naming,
+)
 from ...schedule import Schedule
 
 _NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"

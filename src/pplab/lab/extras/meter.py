@@ -7,15 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cuda, nn
 
 from ...actions import F, I, Kind, W
 from ...footprint import Memory
-from ...runtime import Extra, Listener
-from ...runtime.comm import Spec
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, Spec
 from ...schedule import Schedule
 
 

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ...optional import bring
-from ...runtime import Batch, Extra, Listener
-from ...runtime.options import Job
-from ...runtime.rank import Place
-from ...runtime.training import Rank
+from ...runtime import Batch, Extra, Job, Listener, Rank
 from ..shell import is_torchrun
 from .clip import own_stages
 
@@ -45,19 +42,19 @@ class Progress(Extra):
         return cls() if when == "always" or (when == "terminal" and sys.stderr.isatty()) else None
 
     @contextmanager
-    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> Iterator[None]:
+    def during(self, job: Job, statuses: Callable[[], Sequence[Status]]) -> Iterator[None]:
         """Draw the bar in a thread of the caller's process."""
         holder = next(rank for rank in range(job.schedule.num_ranks) if _has_loss(rank, job))
         if is_torchrun() and int(os.environ["RANK"]) != holder:
             yield
             return
-        for place in places():  # a pool's are those of its last run
-            place.steps = 0
+        for status in statuses():  # a pool's are those of its last run
+            status.steps = 0
         bar, over = _bar(job), threading.Event()
 
         def follow() -> None:
             while not over.wait(EVERY_S):
-                _draw(bar, job, places())
+                _draw(bar, job, statuses())
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
@@ -66,11 +63,11 @@ class Progress(Extra):
         finally:
             over.set()
             thread.join()
-            _draw(bar, job, places())
+            _draw(bar, job, statuses())
             bar.close()
 
     def listen(self, rank: Rank) -> Listener:
-        """Write what this rank knows into its place."""
+        """Write what this rank knows into its status."""
         return _Telling(rank)
 
     def finish(self, job: Job, reports: Sequence[object]) -> None:
@@ -96,8 +93,8 @@ class _Telling(Listener):
     def end(self, event: str, what: Sequence[Batch] | Sequence[float]) -> None:
         """A measured step is done."""
         if event == "turn":
-            place, trace = self.rank.context.place, self.rank.clock.traces[-1]
-            place.loss, place.units, place.seconds = what[-1], self.units, (trace.end - trace.start) / 1e9
+            status, trace = self.rank.context.status, self.rank.clock.traces[-1]
+            status.loss, status.units, status.seconds = what[-1], self.units, (trace.end - trace.start) / 1e9
 
 
 def _bar(job: Job):
@@ -114,16 +111,16 @@ def _bar(job: Job):
     return Bar(total=job.options.steps, desc=f"step{began}", bar_format=shape, mininterval=0, leave=True)
 
 
-def _draw(bar, job: Job, places: Sequence[Place]) -> None:
+def _draw(bar, job: Job, statuses: Sequence[Status]) -> None:
     """Say how far all ranks are; until a step is done, what they do."""
-    steps = min((place.steps for place in places), default=0)
+    steps = min((status.steps for status in statuses), default=0)
     if not steps:
-        bar.set_postfix_str(places[0].phase.decode(errors="replace") if places else "starting ranks")
+        bar.set_postfix_str(statuses[0].phase.decode(errors="replace") if statuses else "starting ranks")
         return
-    seconds, units = max(place.seconds for place in places), places[0].units
+    seconds, units = max(status.seconds for status in statuses), statuses[0].units
     said = [f"{1000 * seconds:.0f} ms a step"]
-    if len(places) == job.schedule.num_ranks or job.schedule.copies == 1:  # else others have a part of it
-        said.insert(0, f"loss {sum(place.loss for place in places):.4f}")
+    if len(statuses) == job.schedule.num_ranks or job.schedule.copies == 1:  # else others have a part of it
+        said.insert(0, f"loss {sum(status.loss for status in statuses):.4f}")
     if seconds:
         said.append(f"{units / seconds:,.0f} {'samples' if units == job.workload.batch_size else 'tokens'}/s")
     if not bar.n:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
-from ...runtime.gpu import cuda
+from torch import Tensor, cuda
 
 
 def random_state(device: torch.device) -> list[Tensor]:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...runtime import Batch, Extra, Stage
-from ...runtime.options import Job
-from ...runtime.stage import roots_of
-from ...runtime.training import Rank
+from ...runtime import Batch, Extra, Job, Rank, Stage, roots_of
 from .random_numbers import random_state, set_random_state
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...actions import parts
 from ...errors import unknown
-from ...runtime import Extra
-from ...runtime.options import Job
-from ...runtime.reduction import Reducer
+from ...runtime import Extra, Job, Reducer
 from ...schedule import Schedule
 
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from ...actions import Action, B, F, I, Kind, W, parts
-from ...builders.registry import ALL, Builder
+from ...builders import Builder, known
 from ...costs import Costs, check_length, of_stage, per_stage
 from ...errors import expect, positive_int, shown
 from ...footprint import Memory
@@ -195,7 +195,7 @@ class Problem:
         given = {"costs": self.costs, "memory": self.memory, "stages_per_rank": self.stages_per_rank}
         if self.placement == "one stage per rank" and max(rooms) < inf and min(sizes):
             given["limit"] = max(1, min(int(room / size) for room, size in zip(rooms, sizes, strict=True)))
-        of_placement = [builder for builder in ALL if builder.placement == self.placement]
+        of_placement = [builder for builder in known() if builder.placement == self.placement]
         yield from built(of_placement, self.num_ranks, self.num_microbatches, given)
 
     def known(self, more: Sequence[Schedule] = ()) -> list[Timeline]:

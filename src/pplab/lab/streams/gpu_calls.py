@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...actions import COMPUTE, RECV_B, RECV_F, Action, F, Overlap, W
 from ...lowering import LoweredRow, lower
-from ...runtime.executor import Executor
+from ...runtime import Executor
 from ...schedule import Schedule
 
 
