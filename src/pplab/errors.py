@@ -73,8 +73,6 @@ def unknown(what: str, given: object, known: Iterable[str]) -> ValueError:
     """A ValueError for a name that isn't among `known`, with the nearest ones."""
     known = list(known)
     lowered = {name.lower(): name for name in known}
-    near = [
-        lowered[n] for n in difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)
-    ]
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    near = difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(lowered[name] for name in near)}? " if near else ""
     return ValueError(f"unknown {what} {given!r}: {hint}known: {', '.join(known)}")

@@ -27,7 +27,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab.runtime import Job, Options, Pool, RankError, failures, processes
-from pplab.runtime.training import train
+from pplab.runtime.rank import train
 
 pytestmark = pytest.mark.slow
 
@@ -214,7 +214,7 @@ def test_what_fails_before_a_step_is_named(pool, what, says):
 def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
     """A job of 4 MB is more than a pipe takes."""
     pool.run(modules.chatter)
-    while pool._ranks.board.statuses[0].doing != "idle":  # it has answered, and is about to be
+    while pool._ranks.statuses[0].doing != "idle":  # it has answered, and is about to be
         time.sleep(0.01)
     os.kill(pool.pids[0], signal.SIGSTOP)
     with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while idle"):
@@ -279,7 +279,7 @@ def test_a_pool_that_another_thread_closes(pool):
 
 def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
     """Send a signal to a rank while rank 0 computes, and another rank waits for what it makes."""
-    while not list(folder.iterdir()) or (rank and not pool._ranks.board.statuses[rank].waits):
+    while not list(folder.iterdir()) or (rank and not pool._ranks.statuses[rank].waits):
         time.sleep(0.01)
     os.kill(pool.pids[rank], number)
 

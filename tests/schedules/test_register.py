@@ -128,7 +128,7 @@ for axes in pp.compare([pp.simulate(s, run.costs), run.timeline]):
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["patient, simulated", "patient, measured"]
 
 
-@pytest.mark.parametrize("name", [name for names in LAB.values() for name in names.split()])
+@pytest.mark.parametrize("name", [name for names in LAB.values() for name in names])
 def test_a_schedule_of_lab_is_built_without_an_import_of_it(name):
     code = f"""
 import sys
@@ -148,8 +148,8 @@ def test_the_table_says_what_the_files_of_lab_register():
     for path in sorted(home.rglob("*.py")):
         if names := re.findall(r'^@register\(\s*"([^"]+)"', path.read_text(), flags=re.M):
             found[".".join(path.relative_to(home).with_suffix("").parts)] = " ".join(sorted(names, key=str.lower))
-    assert found == {file: " ".join(sorted(names.split(), key=str.lower)) for file, names in LAB.items()}
-    assert {name for names in LAB.values() for name in names.split()} <= {builder.name for builder in known()}
+    assert found == {file: " ".join(sorted(names, key=str.lower)) for file, names in LAB.items()}
+    assert {name for names in LAB.values() for name in names} <= {builder.name for builder in known()}
 
 
 def test_a_name_of_lab_is_refused_before_lab_was_opened():

@@ -15,7 +15,8 @@ from .registry import Rows, register
 
 @register(
     "Interleaved1F1B",
-    rules="any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on",
+    rules="any number of ranks, microbatches and stages per rank; "
+    "ramps as short as they get from M = P on",
     placement="loop",
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
     aliases=("interleaved",),
@@ -49,10 +50,10 @@ def interleaved(
 #     rank 1       1F0  1F1  1F2  4F0  4F1  4F2  4B0  1F3  4B1  1F4  4B2
 #     rank 2            2F0  2F1  2F2  5F0  5B0  5F1  5B1  5F2  5B2  2F3
 #
-# A group of P is as long as the loop: after 0F2, microbatch 0 is back for 3F0. So (V-1)P forwards take the first group
-# through all of a rank's stages but the last. The rest of the warm-up goes ahead for the ranks below: one forward for
-# each, as in 1F1B, is as fast and holds less where messages take no time; two, as in eager 1F1B, leave each message
-# the time of an action.
+# A group of P is as long as the loop: after 0F2, microbatch 0 is back for 3F0. So (V-1)P forwards
+# take the first group through all of a rank's stages but the last. The rest of the warm-up goes
+# ahead for the ranks below: one forward for each, as in 1F1B, is as fast and holds less where
+# messages take no time; two, as in eager 1F1B, leave each message the time of an action.
 def looped_rows(
     P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
 ) -> list[list[Action]]:

@@ -16,13 +16,8 @@ def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Acti
     >>> actions_of(1, B, range(3))
     [1B0, 1B1, 1B2]
     """
-    return list(
-        map(
-            tuple.__new__,
-            repeat(Action),
-            zip(repeat(stage), repeat(kind), microbatches, strict=False),
-        )
-    )
+    values = zip(repeat(stage), repeat(kind), microbatches, strict=False)
+    return list(map(tuple.__new__, repeat(Action), values))
 
 
 def phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> list[Action]:

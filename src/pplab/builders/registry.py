@@ -7,7 +7,6 @@ import gc
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ..actions import Item
 from ..errors import expect, positive_int, unknown
@@ -26,8 +25,8 @@ class Builder:
     rows: Callable[..., Rows]
     rules: str  # which ranks, microbatches and options it accepts
     source: str
-    # "one stage per rank", "loop" (stage s on rank s mod P), "V" (on s or 2P-1-s) or
-    # "bidirectional" (on both)
+    # "one stage per rank", "loop": stage s on rank s mod P, "V": on s or 2P-1-s, "bidirectional":
+    # on both
     placement: str
     aliases: tuple[str, ...] = ()
 
@@ -38,7 +37,7 @@ class Builder:
     @property
     def names(self) -> frozenset[str]:
         """What it is found by: its name and its aliases, in lower case."""
-        return frozenset(name.lower() for name in (self.name, *self.aliases))
+        return frozenset(map(str.lower, (self.name, *self.aliases)))
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -53,18 +52,16 @@ class Builder:
             if option not in known:
                 what = f"option of {self.name}"
                 raise unknown(what, option, known or ["none: it takes no options"])
-        sizes = (
-            positive_int("num_ranks", num_ranks),
-            positive_int("num_microbatches", num_microbatches),
-        )
+        P = positive_int("num_ranks", num_ranks)
+        M = positive_int("num_microbatches", num_microbatches)
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
-        if prod(sizes) * each > MOST_FORWARDS:
+        if P * M * each > MOST_FORWARDS:
             most = f"more than {MOST_FORWARDS:,} forwards"
             raise ValueError(f"{self.name}: {most}; take fewer ranks or microbatches")
         collects = gc.isenabled()
         gc.disable()  # it would look again and again at millions of new actions, none of them garbage
         try:
-            return Schedule(self.rows(*sizes, **options), self.name)
+            return Schedule(self.rows(P, M, **options), self.name)
         finally:
             if collects:
                 gc.enable()
@@ -72,23 +69,24 @@ class Builder:
 
 ALL: list[Builder] = []  # that are registered so far: `known` has all
 LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it is opened
-    "schedules.more_schedules": "eager-1F1B InterleavedZeroBubble LoopedBFS",
-    "schedules.pairs": "paired-1F1B",
-    "searches.searching": "ZB-1P ZB-2P",
-    "schedules.controllable": "V-Half V-Min",
-    "schedules.sliced_schedules": "Seq1F1B TeraPipe",
+    "schedules.more_schedules": ["eager-1F1B", "InterleavedZeroBubble", "LoopedBFS"],
+    "schedules.pairs": ["paired-1F1B"],
+    "searches.searching": ["ZB-1P", "ZB-2P"],
+    "schedules.controllable": ["V-Half", "V-Min"],
+    "schedules.sliced_schedules": ["Seq1F1B", "TeraPipe"],
 }
 
 
 def _open(names: Iterable[str]) -> None:
     for file, theirs in LAB.items():
-        if not set(theirs.lower().split()).isdisjoint(names):
+        if any(name.lower() in names for name in theirs):
             bring(f"pplab.lab.{file}")
 
 
 def known() -> list[Builder]:
     """All schedules: the small package's, lab's, and those of this session."""
-    _open(" ".join(LAB.values()).lower().split())
+    for file in LAB:
+        bring(f"pplab.lab.{file}")
     return list(ALL)
 
 

@@ -8,6 +8,7 @@ needs of these files.
 from typing import TYPE_CHECKING
 
 from ..optional import bring as _bring
+from ..optional import lazily as _lazily
 
 _bring("torch")
 from .comm import Spec, naming, producer
@@ -19,7 +20,7 @@ from .failures import RankError
 from .listener import Extra, Listener, Listeners
 from .options import Job, Options, make_job
 from .pool import Pool, make_run
-from .rank import Rank, RankReport
+from .rank import Rank, RankReport, Whereabouts, connect
 from .reference import (
     TOLERANCE,
     GradientReport,
@@ -30,7 +31,6 @@ from .reference import (
 )
 from .report import Machine, Run
 from .stage import Stage, autocast, roots_of
-from .training import Whereabouts, connect
 from .workload import (
     Batch,
     Places,
@@ -42,7 +42,10 @@ from .workload import (
 )
 
 if TYPE_CHECKING:
+    from .gpu import cuda
     from .reduction import Reducer
+# These open where a rank computes on a GPU, and where weights have copies.
+_, __getattr__, _ = _lazily(__name__, {"gpu": "cuda", "reduction": "Reducer"})
 
 __all__ = [
     "Batch",
@@ -64,14 +67,9 @@ __all__ = [
     "Status",
     "Workload",
     "autocast",
+    "cuda",
     "naming",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Reducer":  # opened where weights have copies
-        return _bring("pplab.runtime.reduction").Reducer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -74,7 +74,8 @@ class RankContext:
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | None = None  # of the shared transport
-    # How far this clock is ahead of rank 0's, and how exactly that is known, where ranks may be on several hosts.
+    # How far this clock is ahead of rank 0's, and how exactly that is known, in nanoseconds. None
+    # where all ranks are on one host.
     ahead: Callable[[], tuple[int, int]] | None = None
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -107,24 +108,13 @@ class RankContext:
         self.status.put(phase, waits)
 
 
-class Board:
+def open_board(path: Path, num_ranks: int) -> Sequence[Status]:
     """Every rank's status, in a file that the ranks and the pool share."""
-
-    def __init__(self, path: Path, num_ranks: int):
-        self.path, layout = path, Status * num_ranks
-        size = ctypes.sizeof(layout)
-        with open(path, "a+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, size
-            )  # no room is an error now, and no crash later
-            self.statuses = layout.from_buffer(mmap.mmap(file.fileno(), size))
-
-    def __reduce__(self) -> tuple:
-        return Board, (self.path, len(self.statuses))
-
-    def counts(self) -> list[int]:
-        """How often each rank has said what it is doing."""
-        return [status.changes for status in self.statuses]
+    layout = Status * num_ranks
+    size = ctypes.sizeof(layout)
+    with open(path, "a+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # no room is an error now, and no crash later
+        return layout.from_buffer(mmap.mmap(file.fileno(), size))
 
 
 class Mail:
@@ -188,7 +178,7 @@ def rank_main(
     rank: int,
     join: Callable[[Status], RankContext],
     jobs: Connection,
-    board: Board,
+    board: Callable[[], Sequence[Status]],
     log: Connection,
 ) -> None:
     """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank
@@ -197,7 +187,7 @@ def rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    status, mail = board.statuses[rank], Mail(jobs)
+    status, mail = board()[rank], Mail(jobs)
     status.put("starting")
     try:
         context = join(status)
@@ -235,10 +225,9 @@ def pack(value: object) -> bytes:
     try:
         torch.save(value, buffer)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ValueError(
-            f"this can't be sent to another process: {error}: a lambda, or what a function defines, "
-            "must be a module's function or a functools.partial of one"
-        ) from error
+        how = "must be a module's function or a functools.partial of one"
+        what = f"{error}: a lambda, or what a function defines, {how}"
+        raise ValueError(f"this can't be sent to another process: {what}") from error
     return buffer.getvalue()
 
 
@@ -249,7 +238,6 @@ def unpack(payload: bytes) -> object:
     try:
         return torch.load(io.BytesIO(payload), "cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
-        raise TypeError(
-            f"a rank can't import what it was sent ({error}): functions and classes that go to ranks "
-            "must live in a module; what a notebook cell defines can't be sent"
-        ) from error
+        how = "functions and classes that go to ranks must live in a module"
+        remedy = f"{how}; what a notebook cell defines can't be sent"
+        raise TypeError(f"a rank can't import what it was sent ({error}): {remedy}") from error

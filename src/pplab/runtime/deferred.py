@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, what `hold` gave for both.
+# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, and what
+# `hold` gave for both.
 Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 

@@ -49,7 +49,7 @@ def choose_transport(
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
     if transport == "nccl" and blocking not in ("", "0"):
-        why = "makes every host wait for its GPU at every call, and over NCCL hosts that wait hang most schedules"
+        why = "makes hosts wait for their GPUs, and over NCCL hosts that wait hang most schedules"
         how = f'unset it, or use transport="{by_host}"'
         raise ValueError(f"CUDA_LAUNCH_BLOCKING={blocking} {why}: {how}")
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
@@ -80,8 +80,9 @@ def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
         cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
     found = []
     if num_ranks > cores:
-        valid = "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
-        found.append(f"{num_ranks} ranks share {shared}: {valid}")
+        valid = "losses, gradients and memory are valid"
+        invalid = "the times and the bubble are not the schedule's"
+        found.append(f"{num_ranks} ranks share {shared}: {valid}, {invalid}")
     if trouble := usable_gpus(device)[1]:
         found.append(f"ranks are on the CPU: {trouble}")
     return found

@@ -71,7 +71,7 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
             rank, (action, words) = failure.rank, whereabouts(failure.phase)
             cause = f"rank {rank} failed {words}: {failure.error}"
             return RankError(rank, action, cause, failure.traceback + _printed(ranks, rank))
-    statuses = ranks.board.statuses
+    statuses = ranks.statuses
     rank = min(
         dead, key=lambda rank: statuses[rank].waits
     )  # one that waited may have ended for that
@@ -80,13 +80,15 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
     code, (action, words) = process.exitcode, whereabouts(statuses[rank].doing)
     how, remark = f"exited with {code}", ""
     if code == UNGUARDED:
-        remark = ': the ranks import your script, which starts a pool: do that under `if __name__ == "__main__":`'
+        guard = 'do that under `if __name__ == "__main__":`'
+        remark = f": the ranks import your script, which starts a pool: {guard}"
     elif code is None:
         how = "closed its pipe"
     elif code < 0:
         how = f"was killed ({signal.Signals(-code).name})"
         if code == -signal.SIGKILL and oom_kills() > ranks.oom_kills:
-            remark = ": the system had run out of memory: take smaller microbatches, fewer ranks, or recompute"
+            less = "take smaller microbatches, fewer ranks, or recompute"
+            remark = f": the system had run out of memory: {less}"
     elif state(process.pid) not in "ZX":
         how = "the fork server, which starts the ranks, was killed: all ranks were ended"
         return RankError(None, None, how)
@@ -108,7 +110,8 @@ def remedy(error: str, action: object = None) -> str:
         return f": stage {forward.stage} {gets}: {how}"
     if "Too many open files" in error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
+        needs = "a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
+        return f": {limit} are allowed, and {needs}"
     if "AF_UNIX path too long" in error:
         return ": set TMPDIR to a shorter path"
     if "No space left on device" in error:
@@ -127,9 +130,15 @@ def different_batches(
         ranks = [str(rank) for rank, digest in enumerate(digests) if digest == each]
         sides.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}")
     why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
-    remedy = "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks alike"
+    remedy = (
+        "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks "
+        "alike"
+    )
     if several_hosts:
-        remedy += "; all bits count, and other CPUs may round floats differently: compute inputs once, and load them"
+        remedy += (
+            "; all bits count, and other CPUs may round floats differently: compute inputs once, "
+            "and load them"
+        )
     sides = " and ".join(sides)
     return ValueError(f"{sides} have different batches for step {step}: {why}; {remedy}")
 
@@ -176,8 +185,8 @@ class Stillness:
         """
         if self.ranks.closed:
             raise RankError(None, None, "the pool was closed while it ran")
-        now, board = time.monotonic(), self.ranks.board
-        pending = {r: status for r, status in enumerate(board.statuses) if r not in answers}
+        now, statuses = time.monotonic(), self.ranks.statuses
+        pending = {r: status for r, status in enumerate(statuses) if r not in answers}
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
         dead = {rank for rank, answer in answers.items() if answer is GONE}
         if dead or not pending or not all(failure.secondary for failure in failures):
@@ -192,7 +201,8 @@ class Stillness:
                 cause = f"rank {rank} was stopped (SIGSTOP) {words}: all ranks were ended"
                 raise RankError(rank, action, cause)
         if failures:
-            since, counts = self._failed = self._failed or (now, board.counts())
+            counts = [status.changes for status in statuses]
+            since, counts = self._failed = self._failed or (now, counts)
             if now - since <= BLAME_S:
                 return
             if all(each.waits or each.changes != counts[r] for r, each in pending.items()):

@@ -16,8 +16,9 @@ from torch import cuda
 from .context import RankContext
 from .listener import Clock
 
-# Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for a receive that
-# spins; with few hardware queues a stream may block another's; and rows don't keep one order over all their channels.
+# Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for
+# a receive that spins; with few hardware queues a stream may block another's; and rows don't keep
+# one order over all their channels.
 ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "EAGER",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",

@@ -3,8 +3,9 @@ and what ends.
 
 event        what                     around
 "steps"      None                     all measured steps
-"turn"       the losses so far        a measured step and what comes before its barrier; its end is between two steps,
-                                      untimed, and may set the rank's `last`: then no other step follows
+"turn"       the losses so far        a measured step and what comes before its barrier; its end is
+                                      between two steps, untimed, and may set the rank's `last`:
+                                      then no other step follows
 "step"       None                     one step, from the barrier at which it starts
 "row"        its microbatches         the rank's row
 "item"       an action or overlap     an item of the row, once what it needs is there

@@ -101,7 +101,7 @@ def make_job(
     **options: object,
 ) -> Job:
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
-    from .training import train
+    from .rank import train
 
     if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
         how = 'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'

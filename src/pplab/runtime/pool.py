@@ -140,8 +140,7 @@ class Pool:
 
     def statuses(self) -> Sequence[Status]:
         """What ranks say of themselves, and are told; nothing while the pool is down."""
-        board = getattr(self._ranks, "board", None)
-        return board.statuses if board else ()
+        return self._ranks.statuses if self._ranks else ()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -166,7 +165,7 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
     """
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
-    mails, board = ranks.mails, ranks.board
+    mails = ranks.mails
     for mail in mails if job is not None else ():
         mail.send(job)
     while pending := [rank for rank in range(len(mails)) if rank not in answers]:
@@ -183,7 +182,8 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
             elif rank in ended:
                 answers[rank] = GONE
         wrong = ranks.closed or any(a is GONE or isinstance(a, Failure) for a in answers.values())
-        now, counts = time.monotonic(), [*board.counts(), *(mail.moved for mail in mails)]
+        now, counts = time.monotonic(), [mail.moved for mail in mails]
+        counts += [status.changes for status in ranks.statuses]
         if counts != moved:
             moved, moved_at, stillness = counts, now, stillness if wrong else None
         if wrong or now - moved_at > STILL_S:

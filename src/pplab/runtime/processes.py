@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from . import guard
-from .context import Board, Mail, RankContext, rank_main
+from .context import Mail, RankContext, Status, open_board, rank_main
 from .devices import join
 from .failures import STOPPED_S, UNGUARDED, RankError, oom_kills, remedy, state
 
@@ -58,6 +58,7 @@ class Ranks:
         self.oom_kills = oom_kills()
         self.processes: list[mp.Process] = []
         self.mails: list[Mail] = []
+        self.statuses: Sequence[Status] = ()
         self._lent = ExitStack()
         self.owner = os.getpid()
         shared = "/dev/shm"
@@ -81,8 +82,8 @@ class Ranks:
             raise RankError(None, None, cause) from error
 
     def _start(self, pool: Pool) -> None:
-        context, lent, folder = mp.get_context("forkserver"), self._lent, self.folder
-        context.set_forkserver_preload(["pplab.preload"])
+        server, lent, folder = mp.get_context("forkserver"), self._lent, self.folder
+        server.set_forkserver_preload(["pplab.preload"])
         _sweep(folder.parent)
         folder.mkdir(mode=0o700)
         line = _guard(lent, folder, util.get_temp_dir())
@@ -93,27 +94,22 @@ class Ranks:
         if pool.beside is not None:
             lent.callback(pool.beside.close)
             environment |= pool.beside.start(folder)
-        self.board = Board(folder / "board", pool.num_ranks)
+        board = partial(open_board, folder / "board", pool.num_ranks)
+        self.statuses = board()
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
         lent.callback(_kill, self.processes)
         made, theirs, patience = [], [], patience + timedelta(seconds=_PEERS_S)
         for rank, device in enumerate(pool.devices):
-            near, far = context.Pipe()
+            near, far = server.Pipe()
             self.mails.append(Mail(lent.enter_context(near), at_once=True))
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
-            where = torch.device(device), pool.transport, patience
-            joining = partial(
-                join,
-                RankContext(rank, pool.num_ranks, *where),
-                pool.threads,
-                stores[0].port,
-                str(folder),
-                environment,
-            )
-            arguments = rank, joining, far, self.board, log
-            process = context.Process(name=f"pplab rank {rank}", target=rank_main, args=arguments)
-            process.daemon = True
+            place = torch.device(device), pool.transport, patience
+            context = RankContext(rank, pool.num_ranks, *place)
+            arguments = pool.threads, stores[0].port, str(folder), environment
+            joining = partial(join, context, *arguments)
+            process = server.Process(target=rank_main, args=(rank, joining, far, board, log))
+            process.name, process.daemon = f"pplab rank {rank}", True
             made.append(process)
         self._launch(made, theirs, line, pool.timeout_s)
 

@@ -117,15 +117,15 @@ def report_gradients(
     the model's.
     """
     loss, one = whole
-    found: dict[str, float] = {}
-    for name, gradient in (item for report in reports for item in report.gradients.items()):
-        apart = _apart(gradient, one[name]) if name in one else 0.0
-        found[name] = max(found.get(name, 0.0), apart)
+    ours = [item for report in reports for item in report.gradients.items()]
+    found = dict.fromkeys(sorted(name for name, _ in ours), 0.0)
+    for name, gradient in ours:
+        found[name] = max(found[name], _apart(gradient, one[name]) if name in one else 0.0)
     if found.keys() != one.keys():
         missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
         which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
         raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
-    worst = max(sorted(found), key=found.__getitem__)
+    worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)
     by_order = terms**0.5 * 2**-23  # two orders of a sum are 0.4 of it apart

@@ -149,7 +149,8 @@ class Run:
         dtype = job.options.autocast
         mixed = f", mixed precision in {dtype}".replace("torch.", "") if dtype else ""
         lines = [
-            f"{schedule.name}{by}, {job.how}: {ranks} on {machine.device} ({crosses}), {microbatches}{mixed}",
+            f"{schedule.name}{by}, {job.how}: {ranks} on {machine.device} ({crosses}), "
+            f"{microbatches}{mixed}",
             job.workload.name,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",

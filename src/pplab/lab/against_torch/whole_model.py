@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import cuda
 
 from ...errors import positive_int
 from ...runtime import (
@@ -22,6 +21,7 @@ from ...runtime import (
     autocast,
     check_divides,
     collect_gradients,
+    cuda,
     loss_shares,
     train_whole,
 )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from ...runtime import RankContext, naming
+from ...runtime import RankContext, Status, naming
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ...errors import positive_int
-from ...runtime import Extra, Job, Listener, Rank, naming
+from ...runtime import Extra, Job, Listener, Rank, Status, naming
 from ..extras import own_stages
 from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, collect, write
 from .interrupts import agree_to_stop, gently

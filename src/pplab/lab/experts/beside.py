@@ -13,10 +13,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
-from torch import cuda
 
 from ...actions import Overlap
-from ...runtime import Extra, Job, Listener, Rank, Stage, accumulate
+from ...runtime import Extra, Job, Listener, Rank, Stage, accumulate, cuda
 from ..extras import Meter
 from .pieces import Pieces
 from .turns import DONE, ON_THE_WIRE, Half, Late, Turns, together

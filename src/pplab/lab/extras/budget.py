@@ -10,10 +10,10 @@ from math import inf
 from numbers import Real
 
 import torch
-from torch import cuda, nn
+from torch import nn
 
 from ...actions import Action
-from ...runtime import Extra, Job, Listener, Options, Rank, RankContext, RankReport
+from ...runtime import Extra, Job, Listener, Options, Rank, RankContext, RankReport, cuda
 from .meter import Counting, Held, Meter, readable_bytes
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}

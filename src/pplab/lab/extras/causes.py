@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, cuda, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...runtime import (
@@ -29,6 +29,7 @@ from ...runtime import (
     Workload,
     as_tuple,
     autocast,
+    cuda,
     loss_shares,
     names_in_whole,
 )

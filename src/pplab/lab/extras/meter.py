@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
-from torch import Tensor, cuda, nn
+from torch import Tensor, nn
 
 from ...actions import F, I, Kind, W
 from ...footprint import Memory
-from ...runtime import Extra, Job, Listener, Rank, Spec
+from ...runtime import Extra, Job, Listener, Rank, Spec, cuda
 from ...schedule import Schedule
 
 

@@ -10,11 +10,10 @@ from itertools import permutations
 from typing import NamedTuple
 
 import torch
-from torch import cuda
 
 from ...actions import Action, Kind
 from ...costs import Costs
-from ...runtime import Extra, Job, Listener, Rank, producer
+from ...runtime import Extra, Job, Listener, Rank, cuda, producer
 from ..schedules import Slices
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

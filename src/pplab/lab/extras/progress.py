@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ...optional import bring
-from ...runtime import Batch, Extra, Job, Listener, Rank
+from ...runtime import Batch, Extra, Job, Listener, Rank, Status
 from ..shell import is_torchrun
 from .clip import own_stages
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, cuda
+from torch import Tensor
+
+from ...runtime import cuda
 
 
 def random_state(device: torch.device) -> list[Tensor]:

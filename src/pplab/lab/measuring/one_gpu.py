@@ -52,6 +52,6 @@ def environment(rank: int, version: tuple[int, ...]) -> dict[str, str]:
 
 def stand_alone(context: RankContext) -> None:
     """On a rank: set its environment, which NCCL reads when it makes its first communicator."""
-    from torch import cuda
+    from ...runtime import cuda
 
     os.environ.update(environment(context.rank, tuple(cuda.nccl.version())))

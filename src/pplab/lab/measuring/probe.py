@@ -17,7 +17,7 @@ from ...runtime import RankContext
 
 if TYPE_CHECKING:
     from ...runtime import Pool
-from torch import cuda
+from ...runtime import cuda
 
 
 def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)) -> list[float]:

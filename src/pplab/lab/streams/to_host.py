@@ -16,13 +16,13 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor, cuda
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import PerStage, check_length, of_stage, per_stage
 from ...errors import positive_int
-from ...runtime import Batch, Extra, Job, Listener, Rank, Stage
+from ...runtime import Batch, Extra, Job, Listener, Rank, Stage, cuda
 from ..extras import Recompute, readable_bytes
 from .offload import Offload, leaving_of
 
