@@ -49,7 +49,8 @@ def choose_transport(
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
     if transport == "nccl" and blocking not in ("", "0"):
-        why = "makes hosts wait for their GPUs, and over NCCL hosts that wait hang most schedules"
+        what = "makes every host wait for its GPU at every call"
+        why = f"{what}, and over NCCL hosts that wait hang most schedules"
         how = f'unset it, or use transport="{by_host}"'
         raise ValueError(f"CUDA_LAUNCH_BLOCKING={blocking} {why}: {how}")
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport

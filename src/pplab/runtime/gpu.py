@@ -97,7 +97,7 @@ class CudaClock(Clock):
         event.record()
         return event
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Wait until the GPU has reached all marks."""
         self._reach(self._found["item"][-2:])
         cuda.synchronize()

@@ -171,7 +171,7 @@ class Clock(Listener):
         if self.ahead is not None:
             self._offset = self.ahead()
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Wait until all marks can be read."""
 
     def read(self, mark: object) -> int:
@@ -204,7 +204,7 @@ class Clock(Listener):
         self._found[event].append((what, start, end))
 
     def _finish(self, start: object, end: object) -> None:
-        self.settle()
+        self.catch_up()
         ahead, error = self._offset
 
         def at(mark: object) -> int:
