@@ -3,8 +3,6 @@
 The text form is PyTorch's: `0F3` is stage 0, forward, microbatch 3.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

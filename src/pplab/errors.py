@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from numbers import Real

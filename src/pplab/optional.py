@@ -18,8 +18,9 @@ def bring(name: str) -> ModuleType:
         name = str(error.name).partition(".")[0]
         if name not in EXTRA_OF:
             raise
-        how = f"pip install 'pplab[{EXTRA_OF[name]}]'"
-        raise ModuleNotFoundError(f"{name} is missing: {how}", name=name) from None
+        raise ModuleNotFoundError(
+            f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name
+        ) from None
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable, Callable]:

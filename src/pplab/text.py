@@ -1,7 +1,5 @@
 """Actions and schedules as text: PyTorch's form of an action, and a grid of rows for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -32,8 +30,10 @@ def parse(text: str) -> Item:
         if (pair.first.kind, pair.second.kind) != match.groups()[2:]:
             raise ValueError(f"{shown(text)} is not an overlap: expected {pair}")
         return pair
-    forms = f"stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or {_PAIRS}"
-    raise ValueError(f"{shown(text)} is not an action: expected {forms}")
+    raise ValueError(
+        f"{shown(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, "
+        f"1I5, 1W5, or {_PAIRS}"
+    )
 
 
 def overlap(first: Item, second: Item) -> Overlap:
@@ -44,8 +44,10 @@ def overlap(first: Item, second: Item) -> Overlap:
     computes = all(type(a) is Action and type(a.kind) is Kind and a.kind in COMPUTE for a in both)
     if computes and (first.stage, first.microbatch) != (second.stage, second.microbatch):
         return Overlap(*both)
-    expected = f"expected two computations, of different stages or microbatches, as in {_PAIRS}"
-    raise ValueError(f"{shown(Overlap(*both) if computes else both)} is not an overlap: {expected}")
+    raise ValueError(
+        f"{shown(Overlap(*both) if computes else both)} is not an overlap: expected two "
+        f"computations, of different stages or microbatches, as in {_PAIRS}"
+    )
 
 
 def checked(rows: object) -> tuple[tuple[Item, ...], ...]:
@@ -62,8 +64,10 @@ def _checked_row(rank: int, row: tuple[Item | str, ...]) -> tuple[Item, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:
-            expected = "pplab.Action or text such as 0F3"
-            raise ValueError(f"rank {rank}: {strange[0]} is not an action: expected {expected}")
+            raise ValueError(
+                f"rank {rank}: {strange[0]} is not an action: expected pplab.Action or text such "
+                "as 0F3"
+            )
     for item in row if Overlap in kinds else ():  # made as objects: parsed ones have been checked
         if type(item) is Overlap:
             overlap(*item)

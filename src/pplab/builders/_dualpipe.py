@@ -1,7 +1,5 @@
 """DualPipe, which feeds the pipeline from both ends, and DualPipeV, which cuts it in half."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from ..actions import Action, B, F, I, Item, Overlap, W
@@ -25,11 +23,15 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     """
     P, M = num_ranks, num_microbatches
     if P % 2:
-        why = "each rank is paired with its mirror image"
-        raise ValueError(f"DualPipe needs an even number of ranks, got {P}: {why}")
+        raise ValueError(
+            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror "
+            "image"
+        )
     if M % 2 or M < 2 * P:
-        needs = f"an even number of microbatches of at least 2P = {2 * P}"
-        raise ValueError(f"DualPipe on {P} ranks needs {needs}, got {M}")
+        raise ValueError(
+            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, "
+            f"got {M}"
+        )
     rows = []
     for rank in range(P):
         mirror = P - 1 - rank

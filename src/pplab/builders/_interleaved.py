@@ -1,7 +1,5 @@
 """Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -72,8 +70,8 @@ def looped_rows(
         )
     if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
         raise ValueError(
-            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, and rank 0 would wait "
-            f"for itself: take a size that divides {M}, or leave it out"
+            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, "
+            f"and rank 0 would wait for itself: take a size that divides {M}, or leave it out"
         )
     return rows
 
@@ -94,8 +92,10 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
         bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
         return [everything[first:end] for first, end in pairwise(bounds)]
     if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
-        why = "fewer microbatches than ranks don't fill the loop, and rank 0 would wait for itself"
-        raise ValueError(f"group_size must be at least P = {num_ranks}, got {group_size}: {why}")
+        raise ValueError(
+            f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches "
+            "than ranks don't fill the loop, and rank 0 would wait for itself"
+        )
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 

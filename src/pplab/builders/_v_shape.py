@@ -2,8 +2,6 @@
 rank. ZB-V.
 """
 
-from __future__ import annotations
-
 from ..actions import Action, B, F, I, Kind, W
 from .registry import Rows, register
 

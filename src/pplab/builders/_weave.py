@@ -1,7 +1,5 @@
 """What the rows of many schedules are woven from."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat

@@ -1,7 +1,5 @@
 """What a schedule builder is, what it says of itself, and which there are."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -56,10 +54,12 @@ class Builder:
         M = positive_int("num_microbatches", num_microbatches)
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
         if P * M * each > MOST_FORWARDS:
-            most = f"more than {MOST_FORWARDS:,} forwards"
-            raise ValueError(f"{self.name}: {most}; take fewer ranks or microbatches")
+            raise ValueError(
+                f"{self.name}: more than {MOST_FORWARDS:,} forwards; take fewer ranks or "
+                "microbatches"
+            )
         collects = gc.isenabled()
-        gc.disable()  # it would look again and again at millions of new actions, none of them garbage
+        gc.disable()  # it would look at millions of new actions again and again
         try:
             return Schedule(self.rows(P, M, **options), self.name)
         finally:
@@ -135,7 +135,8 @@ def register(
     >>> @register("all forward")
     ... def all_forward(num_ranks, num_microbatches):
     ...     order = range(num_microbatches)
-    ...     return [[f"{r}F{m}" for m in order] + [f"{r}B{m}" for m in order] for r in range(num_ranks)]
+    ...     forwards_first = [f"F{m}" for m in order] + [f"B{m}" for m in order]
+    ...     return [[f"{rank}{action}" for action in forwards_first] for rank in range(num_ranks)]
     >>> print(build("all forward", num_ranks=1, num_microbatches=2))
     all forward: 1 rank, 1 stage, 2 microbatches, 4 actions
     rank 0  0F0 0F1 0B0 0B1
@@ -148,9 +149,11 @@ def register(
         taken = [known for known in ALL if made.names & known.names]
         for known in taken:
             if known.__module__.startswith("pplab.") and known.__module__ != made.__module__:
-                whose = f"{min(made.names & known.names)!r} is a name of pplab's own {known.name}"
-                how = "which others rely on. Register yours under another name"
-                raise ValueError(f"{name!r} can't be registered: {whose}, {how}")
+                raise ValueError(
+                    f"{name!r} can't be registered: {min(made.names & known.names)!r} is a name of "
+                    f"pplab's own {known.name}, which others rely on. Register yours under another "
+                    "name"
+                )
         ALL[:] = [known for known in ALL if known not in taken] + [made]
         return made
 

@@ -150,15 +150,15 @@ class SharedComm(Comm):
 
     def receive(self, receive: Action) -> Tensors:
         """Wait for a message; returns its tensors."""
-        source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
-        while (*content, receive.microbatch) not in self.arrived:
+        source, content = self.peer(receive), content_of(receive)
+        while content not in self.arrived:
             with naming(f"{receive} from rank {source}"):  # sleeps until something is announced
                 headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
             if not headers:
                 raise LostPeer(f"{receive} from rank {source}: it is gone")
             for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
                 self.arrived[tuple(message)] = (nbytes, number, left_ns)
-        nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
+        nbytes, number, self.left_ns = self.arrived.pop(content)
         if (slot := self.incoming.get((source, number))) is None:
             slot = self.incoming[source, number] = self._slot(source, self.rank, number, nbytes)
         views = slot.views(self.expected(receive))
@@ -171,7 +171,7 @@ class SharedComm(Comm):
         change.
         """
         spec = self.agree(send, tensors)
-        target, content = self.peer(send), (producer(send), int(send.kind is SEND_F))
+        target = self.peer(send)
         nbytes = _ALIGNMENT + sum(x.nbytes + _ALIGNMENT for x in tensors)
         slots = self.outgoing[target]
         free = [slot for slot in slots if not slot.memory[0]]
@@ -184,7 +184,7 @@ class SharedComm(Comm):
             view.copy_(tensor)
         slot.memory[0] = 1
         left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
-        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, left_ns)
+        header = _HEADER.pack(*content_of(send), len(slot.memory), slot.number, left_ns)
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)
 
@@ -223,6 +223,13 @@ def naming(what: str) -> Iterator[None]:
 def producer(action: Action) -> int:
     """The stage whose output, or the gradient of whose output, a communication carries."""
     return action.stage if action.kind in (SEND_F, RECV_B) else action.stage - 1
+
+
+def content_of(action: Action) -> tuple[int, ...]:
+    """What tells a message from others, alike at both ends: its producer, whether it is an output,
+    its microbatch.
+    """
+    return producer(action), int(action.kind in (SEND_F, RECV_F)), action.microbatch
 
 
 def _show(spec: Spec) -> str:

@@ -225,9 +225,10 @@ def pack(value: object) -> bytes:
     try:
         torch.save(value, buffer)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
-        how = "must be a module's function or a functools.partial of one"
-        what = f"{error}: a lambda, or what a function defines, {how}"
-        raise ValueError(f"this can't be sent to another process: {what}") from error
+        raise ValueError(
+            f"this can't be sent to another process: {error}: a lambda, or what a function "
+            "defines, must be a module's function or a functools.partial of one"
+        ) from error
     return buffer.getvalue()
 
 
@@ -238,6 +239,7 @@ def unpack(payload: bytes) -> object:
     try:
         return torch.load(io.BytesIO(payload), "cpu", weights_only=False)
     except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
-        how = "functions and classes that go to ranks must live in a module"
-        remedy = f"{how}; what a notebook cell defines can't be sent"
-        raise TypeError(f"a rank can't import what it was sent ({error}): {remedy}") from error
+        raise TypeError(
+            f"a rank can't import what it was sent ({error}): functions and classes that go to "
+            "ranks must live in a module; what a notebook cell defines can't be sent"
+        ) from error

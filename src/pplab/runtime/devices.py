@@ -2,8 +2,6 @@
 can't show.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket
@@ -42,9 +40,10 @@ def choose_transport(
         why = trouble or "this machine has no CUDA device"
         raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
-        found = f"a GPU for each of {num_ranks} ranks and found {gpus}"
         how = 'use "auto", by which ranks share what there is'
-        raise ValueError(f'transport="nccl" needs {found}: {how}')
+        raise ValueError(
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}'
+        )
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
@@ -68,9 +67,12 @@ def usable_gpus(device: str) -> tuple[int, str]:
     if device == "cpu" or hidden or not _DRIVER.exists():
         return 0, ""
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-    why = f"torch {torch.__version__}, built for {built}, can't use the GPU that is there"
-    driver = f"with driver {_DRIVER.read_text().strip()}"
-    return 0, f"{why} {driver}: README.md says which driver and which wheel it needs"
+    return (
+        0,
+        f"torch {torch.__version__}, built for {built}, can't use the GPU that is there with "
+        f"driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it "
+        "needs",
+    )
 
 
 def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:

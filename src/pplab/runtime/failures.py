@@ -106,12 +106,16 @@ def remedy(error: str, action: object = None) -> str:
     if action and (found := re.search(wrong_call, error)):
         forward = max(parts(action), key=lambda half: half.kind is F)  # of an overlap's halves
         how = f"put {found[1]} there" if found[1] else "let its forward take **context"
-        gets = "gets what the one before returns (the first: the inputs), and Batch.context by name"
-        return f": stage {forward.stage} {gets}: {how}"
+        return (
+            f": stage {forward.stage} gets what the one before returns (the first: the inputs), "
+            f"and Batch.context by name: {how}"
+        )
     if "Too many open files" in error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needs = "a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)"
-        return f": {limit} are allowed, and {needs}"
+        return (
+            f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more "
+            "(ulimit -n 1024)"
+        )
     if "AF_UNIX path too long" in error:
         return ": set TMPDIR to a shorter path"
     if "No space left on device" in error:

@@ -2,8 +2,6 @@
 `cuda` and `dist`.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

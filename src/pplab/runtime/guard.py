@@ -6,8 +6,6 @@ nothing: stopped, or in C code. It starts without torch, in milliseconds: `pytho
 OWNER FOLDER TEMPORARY`.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

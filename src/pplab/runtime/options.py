@@ -53,19 +53,24 @@ class Options:
         for name, least in (("steps", 1), ("warmup", 0)):
             object.__setattr__(self, name, positive_int(name, getattr(self, name), least))
         if self.autocast not in (None, torch.bfloat16, torch.float16):
-            known = "torch.bfloat16, torch.float16 or None"
-            raise ValueError(f"autocast must be {known}, got {self.autocast!r}")
+            raise ValueError(
+                f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"
+            )
         if self.optimizer is not None and not callable(self.optimizer):
-            got = f"got a {type(self.optimizer).__name__}: give {_SGD}, say"
-            raise ValueError(f"optimizer must be a function that makes one on each rank, {got}")
+            raise ValueError(
+                "optimizer must be a function that makes one on each rank, got a "
+                f"{type(self.optimizer).__name__}: give {_SGD}, say"
+            )
 
     @classmethod
     def of(cls, **options: object) -> Options:
         """Options from keywords; ValueError with the nearest names for one that there isn't."""
         known = [each.name for each in fields(cls)]
         for name in options.keys() - known:
-            extra = "what else a run can do is an extra, such as lab.Pace(costs)"
-            raise ValueError(f"{unknown('option of a run', name, known)}; {extra}")
+            raise ValueError(
+                f"{unknown('option of a run', name, known)}; what else a run can do is an extra, "
+                "such as lab.Pace(costs)"
+            )
         return cls(**options)
 
 
@@ -104,15 +109,18 @@ def make_job(
     from .rank import train
 
     if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
-        how = 'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
-        got = f"{shown(schedule)} and {type(workload).__name__}"
-        raise ValueError(f"a run takes a pplab.Schedule, then a workload, got {got}: {how}")
+        raise ValueError(
+            f"a run takes a pplab.Schedule, then a workload, got {shown(schedule)} and "
+            f'{type(workload).__name__}: pplab.build("1F1B", num_ranks=2, num_microbatches=8) '
+            "makes a schedule"
+        )
     check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
-        remedy = f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
-        there = f"is for {schedule.num_ranks} ranks and there are {num_ranks}"
-        raise ValueError(f"{schedule.name} {there}: {remedy}")
+        raise ValueError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: start "
+            f"{schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
+        )
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))

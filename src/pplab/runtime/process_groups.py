@@ -18,8 +18,6 @@ GPUs may hang. So a run's first two passes are on gloo, with room for each messa
 where and when it will be made later.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -27,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..actions import RECV_F, SEND_F, Action
-from .comm import Comm, Home, naming, producer
+from ..actions import Action
+from .comm import Comm, Home, content_of, naming
 from .context import RankContext
 from .workload import Tensors
 
@@ -84,8 +82,9 @@ class GroupComm(Comm):
     def send(self, send: Action, tensors: Tensors) -> None:
         """Start sending; the tensors are kept until they have gone."""
         if len(self.agree(send, tensors)) > _MOST_PARTS:
-            most = f"at most {_MOST_PARTS} can cross a boundary"
-            raise ValueError(f"{send} carries {len(tensors)} tensors: {most}")
+            raise ValueError(
+                f"{send} carries {len(tensors)} tensors: at most {_MOST_PARTS} can cross a boundary"
+            )
         self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
         peer = self.peer(send)
         group = self.channel(self.rank, peer)
@@ -115,5 +114,5 @@ class GroupComm(Comm):
 
 def _tag(action: Action, part: int) -> int:
     """One number for both ends of a message's tensor."""
-    content = producer(action) * 2 + (action.kind not in (SEND_F, RECV_F))
-    return (content * 65536 + action.microbatch) * _MOST_PARTS % 2**31 + part
+    stage, forward, microbatch = content_of(action)
+    return ((stage * 2 + forward) * 65536 + microbatch) * _MOST_PARTS % 2**31 + part

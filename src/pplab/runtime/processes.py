@@ -267,8 +267,9 @@ def local_store(patience: timedelta) -> dist.TCPStore:
         try:
             probe.connect(listener.getsockname())
         except OSError as error:
-            remedy = "turn the loopback on (ip link set lo up)"
-            raise OSError(f"127.0.0.1 can't be reached ({error}): {remedy}") from None
+            raise OSError(
+                f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)"
+            ) from None
     host, port = listener.getsockname()
     options = {"wait_for_workers": False, "use_libuv": True, "master_listen_fd": listener.detach()}
     return dist.TCPStore(host, port, is_master=True, timeout=patience, **options)

@@ -123,8 +123,10 @@ def report_gradients(
         found[name] = max(found[name], _apart(gradient, one[name]) if name in one else 0.0)
     if found.keys() != one.keys():
         missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
-        which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
-        raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
+        raise ValueError(
+            "the stages don't have the parameters of the whole model: without a gradient "
+            f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        )
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)

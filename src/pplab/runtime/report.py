@@ -82,8 +82,10 @@ class Run:
         where it hasn't.
         """
         if "held" not in self.extras:
-            how = "pool.train(schedule, workload, lab.Meter()) does"
-            raise ValueError(f"this run didn't count what it held: {how}")
+            raise ValueError(
+                "this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) "
+                "does"
+            )
         return self.extras["held"]
 
     @property
@@ -171,11 +173,15 @@ class Run:
 def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Timeline:
     """One step of all ranks, in milliseconds from the first rank's start."""
     zero = min(trace.start for trace in traces)
-    starts, ends, others = [], [], []
-    for rank, trace in enumerate(traces):
-        for _, start, end in trace.actions:
-            starts.append((start - zero) / 1e6)
-            ends.append((end - zero) / 1e6)
-        for what, start, end in trace.others:
-            others.append(Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6))
-    return Timeline(schedule, starts, ends, "ms", how, tuple(others))
+
+    def ms(moment: int) -> float:
+        return (moment - zero) / 1e6
+
+    items = [item for trace in traces for item in trace.actions]
+    others = tuple(
+        Span(rank, what, ms(start), ms(end))
+        for rank, trace in enumerate(traces)
+        for what, start, end in trace.others
+    )
+    starts, ends = [ms(start) for _, start, _ in items], [ms(end) for *_, end in items]
+    return Timeline(schedule, starts, ends, "ms", how, others)

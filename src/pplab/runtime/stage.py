@@ -36,6 +36,7 @@ class _Held:
     differentiable: tuple[bool, ...]  # of the floating-point outputs: a gradient flows into it
 
 
+@dataclass(eq=False, repr=False)
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts
     its gradient from the microbatch's of `shares`: what its loss counts for in the batch's.
@@ -45,24 +46,21 @@ class Stage:
     tensor is kept.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        num_stages: int,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        shares: Sequence[float],
-        split: bool = False,
-        autocast: torch.dtype | None = None,
-    ):
-        self.module, self.index, self.loss = module, index, loss
-        self.shares, self.autocast = shares, autocast
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
+    module: nn.Module
+    index: int
+    num_stages: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    shares: Sequence[float]
+    split: bool = False
+    autocast: torch.dtype | None = None
+    hold: Callable[[Tensor], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.is_first, self.is_last = self.index == 0, self.index == self.num_stages - 1
         self.held: dict[int, _Held] = {}
-        self.split, self.deferred = split, Deferred(module) if split or autocast else None
+        self.deferred = Deferred(self.module) if self.split or self.autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
-        self.hold: Callable[[Tensor], object] | None = None
         self.around = Listeners(())
 
     def forward(self, microbatch: int, received: Tensors, batch: Batch) -> Tensors:

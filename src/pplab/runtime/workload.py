@@ -133,16 +133,18 @@ def check_workload(given: object) -> None:
         how = "inherit that class"
         if isinstance(given, nn.Module):
             how = "pplab.lab.models.Modules makes one of it"
-        what = "a pplab.runtime.Workload, which describes model, data and loss"
-        raise ValueError(f"{kind} is not {what}: {how}")
+        raise ValueError(
+            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}"
+        )
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):
             raise ValueError(
                 f"{kind}.{name} is {shown(value)}, where a run calls a method: rename it"
             )
     if not isinstance(getattr(given, "name", None), str) or given.reduction not in ("mean", "sum"):
-        needs = 'a name in words, a batch_size, and a reduction that is "mean" or "sum"'
-        raise ValueError(f"{kind} needs {needs}")
+        raise ValueError(
+            f'{kind} needs a name in words, a batch_size, and a reduction that is "mean" or "sum"'
+        )
 
 
 def names_in_whole(
@@ -158,8 +160,10 @@ def names_in_whole(
     for stage, name in also.keys() - own.keys():
         if stage in modules or stage not in range(num_stages):
             known = shown([each for at, each in own if at == stage])
-            there = f"{name!r} of stage {stage}, which has the parameters {known}"
-            raise ValueError(f"tied({num_stages}) names {there}")
+            raise ValueError(
+                f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters "
+                f"{known}"
+            )
     return {p: also.get(place, place[1]) for place, p in own.items()}
 
 
@@ -171,8 +175,9 @@ def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float
         return [1] * len(microbatches)
     weights = [float(workload.weight(each)) for each in microbatches]
     if not (min(weights) >= 0 and 0 < sum(weights) < inf):
-        must = "must be at least 0, and not all 0 (no label?)"
-        raise ValueError(f"weights of microbatches {must}, got {weights}")
+        raise ValueError(
+            f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}"
+        )
     return [weight / sum(weights) for weight in weights]
 
 
@@ -190,6 +195,7 @@ def check_divides(batch_size: int, num_microbatches: int) -> None:
     batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
-        remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
-        what = f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches"
-        raise ValueError(f"{what}: {remedy}")
+        raise ValueError(
+            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
+            f"use {', '.join(map(str, fits))} microbatches, or another batch size"
+        )
