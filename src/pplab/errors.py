@@ -58,6 +58,13 @@ def expect(kind: type, **given: object) -> None:
             raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}")
 
 
+def accept(frozen: object, **checked: object) -> None:
+    """Set fields of a frozen dataclass in its `__post_init__`: what was given, in its checked
+    form.
+    """
+    vars(frozen).update(checked)
+
+
 def shown(value: object) -> str:
     """What was given, as an error can show it: on one short line, whatever it is."""
     try:

@@ -1,7 +1,7 @@
 """Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from ..actions import Action, B, F, Kind
 from ..errors import positive_int
@@ -89,7 +89,7 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
     if group_size is None:
         count = max(1, num_microbatches // num_ranks)
         each, rest = divmod(num_microbatches, count)
-        bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
+        bounds = [g * each + min(g, rest) for g in range(count + 1)]
         return [everything[first:end] for first, end in pairwise(bounds)]
     if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
         raise ValueError(

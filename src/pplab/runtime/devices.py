@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -83,22 +84,25 @@ def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
         cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
     found = []
     if num_ranks > cores:
-        valid = "losses, gradients and memory are valid"
-        invalid = "the times and the bubble are not the schedule's"
-        found.append(f"{num_ranks} ranks share {shared}: {valid}, {invalid}")
+        found.append(
+            f"{num_ranks} ranks share {shared}: losses, gradients and memory are valid, the times "
+            "and the bubble are not the schedule's"
+        )
     if trouble := usable_gpus(device)[1]:
         found.append(f"ranks are on the CPU: {trouble}")
     return found
 
 
+@dataclass
 class Pipes:
     """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both
     ends are open.
     """
 
-    def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
-        self.rank, self.folder, self.barrier = rank, folder, barrier
-        self.ends: dict[tuple[int, int], int] = {}
+    rank: int
+    folder: Path
+    barrier: Callable[[], None]
+    ends: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Open the pipes of these (source, target) pairs. All ranks must call, with the same

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, parts
 from ..deps import incoming, outgoing
-from .comm import Comm
+from .comm import Comm, Home
 from .stage import Stage
 from .workload import Batch, Tensors
 
@@ -22,7 +22,7 @@ class Executor:
     row: Sequence[Action | Overlap]
     stages: Mapping[int, Stage]
     num_stages: int
-    home: Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
+    home: Home
     comm: Comm
     around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
     overlap: Callable | None = None  # runs an overlap's halves, returns their results

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..errors import positive_int, shown, unknown
+from ..errors import accept, positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .workload import Workload, check_divides, check_workload
@@ -51,7 +51,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            object.__setattr__(self, name, positive_int(name, getattr(self, name), least))
+            accept(self, **{name: positive_int(name, getattr(self, name), least)})
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"
@@ -81,7 +81,7 @@ class Job:
 
     `engine_name` is the Run's word for it, `how` the timeline's: "measured" or "paced".
     `reference(context, workload, dtype)` takes the place of `train_whole`, and `reducer` that of
-    `Reducer`. Where gradients differ, `explain(run, job, report, reports, whole)` says why.
+    `Reducer`. Where gradients differ, `explain(on_rank_0, job, report, reports, whole)` says why.
     `first_step` counts the steps that were done before this run.
     """
 

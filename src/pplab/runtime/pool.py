@@ -231,9 +231,10 @@ def make_run(
     if wrong := [
         step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)
     ]:
-        where = f"in {len(wrong)} of {len(losses)} steps, first in step {wrong[0]}"
-        remedy = "lower the learning rate, or look at data and weights"
-        notes.append(f"the loss is NaN or infinite {where}: {remedy}")
+        notes.append(
+            f"the loss is NaN or infinite in {len(wrong)} of {len(losses)} steps, first in step "
+            f"{wrong[0]}: lower the learning rate, or look at data and weights"
+        )
     extras = {}
     for i, extra in enumerate(job.extras):
         found = extra.finish(job, [report.extras[i] for report in reports])

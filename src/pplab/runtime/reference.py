@@ -92,18 +92,18 @@ def count_terms(context: RankContext, workload: Workload) -> int:
     )
 
 
-def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
-    """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank
-    0, at least.
+def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
+    """Compare what all ranks collected with one process: `on_rank_0(function,
+    *arguments)` calls there, at least.
     """
     dtype = job.options.autocast
-    whole = run(job.reference or train_whole, job.workload, dtype)
-    report = report_gradients(reports, whole, dtype, run(count_terms, job.workload))
+    whole = on_rank_0(job.reference or train_whole, job.workload, dtype)
+    report = report_gradients(reports, whole, dtype, on_rank_0(count_terms, job.workload))
     if report.equal:
         return report
     causes = ("not looked for: pool.train(schedule, workload, lab.Causes()) does",)
     if job.explain:
-        causes = job.explain(run, job, report, reports, whole)
+        causes = job.explain(on_rank_0, job, report, reports, whole)
     return replace(report, causes=causes)
 
 

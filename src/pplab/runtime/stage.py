@@ -72,7 +72,7 @@ class Stage:
         """
         received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
         leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-        outputs = self.run(leaves, batch)
+        outputs = self.compute(leaves, batch)
         counted = self.hold and [self.hold(x) for x in leaves]
         self.held[microbatch] = _Held(leaves, counted, *roots_of(outputs))
         cut = [x.detach() for x in outputs]
@@ -81,7 +81,7 @@ class Stage:
             return ()
         return self.recast(cut, torch.float32, torch.bfloat16)
 
-    def run(self, leaves: Tensors, batch: Batch) -> Tensors:
+    def compute(self, leaves: Tensors, batch: Batch) -> Tensors:
         """The module's outputs, or its loss."""
         with autocast(batch.target.device, self.autocast):
             given = batch.inputs if self.is_first else leaves

@@ -54,12 +54,12 @@ class Causes(Extra):
 
 
 def find_causes(
-    run: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
+    on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
 ) -> tuple[str, ...]:
-    """What makes gradients differ, by what the ranks report and one process found: `run` calls on rank 0, at least."""
+    """What makes gradients differ, by what the ranks report and one process found: `on_rank_0` calls there, at least."""
     if factor := _factor(job, report, reports, whole):
         return (factor,)
-    return run(_look_for_causes, job, report)
+    return on_rank_0(_look_for_causes, job, report)
 
 
 @np.errstate(all="ignore")

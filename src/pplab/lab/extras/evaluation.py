@@ -142,7 +142,7 @@ class _Forwards:
 
     def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """What the next stage needs; the last one keeps the loss."""
-        outputs = self.stage.run(received, batch)
+        outputs = self.stage.compute(received, batch)
         if not self.stage.is_last:
             return outputs
         self.losses.append((microbatch, outputs[0]))

@@ -92,7 +92,7 @@ class Recomputing(Stage):
             buffers = [(b, b.clone()) for b in self.module.buffers()]
             set_random_state(device, random)
             try:
-                held.roots, held.differentiable = roots_of(self.run(held.leaves, batch))
+                held.roots, held.differentiable = roots_of(self.compute(held.leaves, batch))
             finally:
                 set_random_state(device, now)
             with torch.no_grad():
