@@ -56,7 +56,8 @@ class Causes(Extra):
 def find_causes(
     on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
 ) -> tuple[str, ...]:
-    """What makes gradients differ, by what the ranks report and one process found: `on_rank_0` calls there, at least."""
+    """What makes gradients differ, by what the ranks report and one process found. `on_rank_0` calls a function there,
+    at least."""
     if factor := _factor(job, report, reports, whole):
         return (factor,)
     return on_rank_0(_look_for_causes, job, report)
