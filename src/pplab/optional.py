@@ -24,8 +24,8 @@ def bring(name: str) -> ModuleType:
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable, Callable]:
-    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open when
-    a name is asked for.
+    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open
+    when a name is asked for.
 
     `homes`: of each module the names that it gives, with blanks between them; its own name is the
     module.

@@ -45,11 +45,10 @@ class Builder:
 
     def __call__(self, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
         """Build the schedule; ValueError names an argument that it can't take."""
-        known = self.options
         for option in options:
-            if option not in known:
+            if option not in self.options:
                 what = f"option of {self.name}"
-                raise unknown(what, option, known or ["none: it takes no options"])
+                raise unknown(what, option, self.options or ["none: it takes no options"])
         P = positive_int("num_ranks", num_ranks)
         M = positive_int("num_microbatches", num_microbatches)
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
@@ -146,15 +145,15 @@ def register(
     def add(rows: Callable) -> Builder:
         made = Builder(name, rows, rules, source, placement, aliases)
         _open(made.names)
-        taken = [known for known in ALL if made.names & known.names]
-        for known in taken:
-            if known.__module__.startswith("pplab.") and known.__module__ != made.__module__:
+        taken = [each for each in ALL if made.names & each.names]
+        for own in taken:
+            if own.__module__.startswith("pplab.") and own.__module__ != made.__module__:
                 raise ValueError(
-                    f"{name!r} can't be registered: {min(made.names & known.names)!r} is a name of "
-                    f"pplab's own {known.name}, which others rely on. Register yours under another "
+                    f"{name!r} can't be registered: {min(made.names & own.names)!r} is a name of "
+                    f"pplab's own {own.name}, which others rely on. Register yours under another "
                     "name"
                 )
-        ALL[:] = [known for known in ALL if known not in taken] + [made]
+        ALL[:] = [each for each in ALL if each not in taken] + [made]
         return made
 
     return add
