@@ -1,6 +1,7 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
 from .budget import Budget as Budget
+from .causes import Causes as Causes
 from .clip import Clip as Clip
 from .clip import own_stages as own_stages
 from .evaluation import Evaluate as Evaluate
@@ -11,9 +12,7 @@ from .meter import readable_bytes as readable_bytes
 from .pace import Pace as Pace
 from .pace import paced as paced
 from .pace import settle as settle
-from .padded import Padded as Padded
 from .progress import Progress as Progress
 from .random_numbers import random_state as random_state
 from .random_numbers import set_random_state as set_random_state
 from .recompute import Recompute as Recompute
-from .reduction import Drain as Drain
