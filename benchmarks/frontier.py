@@ -14,19 +14,22 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+
+from frontier_settings import SETTINGS, P, Setting
 
 import pplab as pp
 from pplab import lab
-from pplab.lab.searches import CLOSE, COMMAND, SETTINGS, P, Setting
+from pplab.lab.searches import CLOSE, COMMAND
 
 ROOT = Path(__file__).parents[1]
 
 
 def points(setting: Setting, seconds: float, workers: int, recorded: list[dict]) -> Iterator[dict]:
     """Of all placements: the published schedules, then the best order in every limit, no longer than the recorded."""
-    seen, start = set(), [pp.Schedule([row.split() for row in each["rows"]]) for each in recorded if "rows" in each]
+    seen, start = set(), [pp.Schedule([row.split() for row in each["rows"]]) for each in recorded if "limit" in each]
     for problem, limits in setting.problems():
         scale = 1 if setting.costs else 1e-9
         if problem.placement not in seen:
@@ -40,9 +43,10 @@ def points(setting: Setting, seconds: float, workers: int, recorded: list[dict])
                     "split": split,
                     "time": tidy(timeline.makespan),
                     "held": tidy(max(schedule.peak_held(problem.memory)) * scale),
+                    "rows": [" ".join(map(str, row)) for row in schedule.rows],
                 }
         free = lab.floor(problem).value
-        for found in lab.optima(problem, limits, start=start, time_limit=seconds, workers=workers):
+        for found in optima(problem, limits, start=start, time_limit=seconds, workers=workers):
             yield {
                 "name": "proved" if found.proved else "found",
                 "placement": problem.placement,
@@ -55,6 +59,34 @@ def points(setting: Setting, seconds: float, workers: int, recorded: list[dict])
                 "held": tidy(max(found.schedule.peak_held(problem.memory)) * scale),
                 "rows": [" ".join(map(str, row)) for row in found.schedule.rows],
             }
+
+
+def optima(
+    problem: lab.Problem, limits: Iterable[float], *, start: Sequence[pp.Schedule] = (), **options: object
+) -> Iterator[lab.Optimum]:
+    """The shortest order in every one of `limits`, the smallest first: each is where the next one starts.
+
+    `start` and the other options are those of `lab.optimum`. It ends early: with an order that is as short as any of
+    this placement, for which no memory at all would make one shorter. Limits that nothing meets are left out.
+    """
+    free, before = lab.floor(replace(problem, limit=None)).value, [*start]
+    for limit in sorted(limits):
+        if limit < max(problem.least_limit):
+            continue
+        found = lab.optimum(replace(problem, limit=limit), start=before, **options)
+        yield found
+        before.append(found.schedule)
+        if found.value <= free * (1 + CLOSE):
+            return
+
+
+def plainly(costs: pp.Costs) -> dict:
+    """What isn't left out of some costs; of a link its ranks, latency and bandwidth."""
+    given = {each.name: getattr(costs, each.name) for each in fields(costs)}
+    said = {name: value for name, value in given.items() if value != getattr(pp.Costs(), name)}
+    if costs.links:
+        said["links"] = [[*ranks, link.latency, link.bandwidth] for ranks, link in costs.links.items()]
+    return said
 
 
 def tidy(number: float) -> float:
@@ -90,6 +122,7 @@ def main() -> int:
             "num_microbatches": setting.num_microbatches,
             "unit": setting.unit,
             "held_in": "microbatches' activations" if setting.costs else "GB",
+            "costs": {problem.placement: plainly(problem.costs) for problem, _ in setting.problems()},
             "rows": rows,
         }
         parts = [each for each in parts if each["name"] != setting.name] + [part]

@@ -14,7 +14,7 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.against_torch import InMicrobatches
-from pplab.lab.measuring import MOST, most_that_fits, on_card, out_of_memory
+from pplab.lab.measuring import MOST, USABLE, gpu_bytes, on_card, out_of_memory
 from pplab.runtime import Extra, Pool, RankError, Run, Workload
 from pplab.runtime import gpu as door
 
@@ -107,6 +107,31 @@ def with_room(measure: Callable[[Workload], dict], workload: Workload, least: in
             workload = replace(workload, batch_size=half)
         else:
             return {**row, "batch_size": workload.batch_size, "halved": halved}
+
+
+def most_that_fits(
+    schedules: Sequence[pp.Schedule],
+    config: models.GPTConfig,
+    *,
+    batch_size: int,
+    card_bytes: float,
+    num_gpus: int,
+    host_bytes: float = math.inf,
+) -> tuple[int, dict[str, float]]:
+    """The largest of batch_size times or by 2, 4, ... (at most 4,096) with which every schedule has room on cards of so
+    many bytes, and what the one that needs most has there. It is never less than a sequence a microbatch."""
+
+    def needed(n: int) -> tuple[bool, dict[str, float]]:
+        found = [gpu_bytes(schedule, config, n, num_gpus) for schedule in schedules]
+        fits = all(on_card(each) <= USABLE * card_bytes and each["host"] <= host_bytes for each in found)
+        return fits, max(found, key=on_card)
+
+    n, least = batch_size, max(s.num_microbatches for s in schedules)
+    while n // 2 >= least and not needed(n)[0]:
+        n //= 2
+    while 2 * n <= MOST and needed(2 * n)[0]:
+        n *= 2
+    return n, needed(n)[1]
 
 
 @piece(120)

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import combinations
 
 from gpu_setting import Part, Setting, Size, piece
+from one_gpu import SWITCH, OneGpuPool
 
 import pplab as pp
 from pplab import lab
 from pplab.lab import Mps, message_times, models, multiply_times
-from pplab.lab.measuring import SWITCH, OneGpuPool
 from pplab.runtime import Pool, RankError
 
 _MESSAGES = (64, 2**16, 2**20, 2**24)  # bytes

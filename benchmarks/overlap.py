@@ -1,4 +1,4 @@
-"""Chapter 8's schedules by real processes beside their simulation, recorded in results/overlap.json.
+"""Schedules with pairs by real processes beside their simulation, recorded in results/overlap.json.
 
 `python benchmarks/overlap.py` runs them on two and on four ranks, with messages that take no time and messages that
 take as long as two pieces of every layer of a rank. All pieces are paced. Some five minutes on a machine that does

@@ -34,6 +34,7 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 gc.disable()  # until all is collected
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # what tests import from there
 
 
 SHARED = pytest.StashKey[str]()  # the folder that the processes of this run share
@@ -213,18 +214,21 @@ def slow_simulate(schedule: Schedule, costs: Costs) -> dict[Action | Overlap, tu
         heapq.heappush(events, (time, next(counter), what, about))
 
     def duration(item) -> float:
-        per = lambda value, stage: value[stage] if isinstance(value, tuple) else value  # noqa: E731
         total = []
-        for stage, kind, _ in halves(item):
+        for stage, kind, m in halves(item):
+            per = lambda name: at_place(getattr(costs, name), stage, m)  # noqa: B023, E731
             if kind == F:
-                total.append(per(costs.forward, stage))
+                total.append(per("forward"))
             elif kind == W:
-                total.append(per(costs.backward_weight, stage))
+                total.append(per("backward_weight"))
             elif kind == B and costs.backward is not None:
-                total.append(per(costs.backward, stage) + per(costs.recompute, stage))
+                total.append(per("backward") + per("recompute"))
             else:
-                weights = per(costs.backward_weight, stage) if kind == B else 0
-                total.append(per(costs.backward_input, stage) + weights + per(costs.recompute, stage))
+                weights = per("backward_weight") if kind == B else 0
+                total.append(per("backward_input") + weights + per("recompute"))
+        return work(item, total) + max(at_place(costs.overhead, stage) for stage, _, _ in halves(item))
+
+    def work(item, total: list[float]) -> float:
         if len(total) == 1:
             return total[0]
         if costs.overlap in ("sum", "max"):
@@ -273,7 +277,7 @@ def slow_simulate(schedule: Schedule, costs: Costs) -> dict[Action | Overlap, tu
             rank, item = about
             running[rank] = False
             for stage, kind, m in halves(item):
-                size = lambda s: costs.message[s] if isinstance(costs.message, tuple) else costs.message  # noqa: E731
+                size = lambda s: at_place(costs.message, s, m)  # noqa: B023, E731
                 if kind == F and stage < last:
                     send(now, rank, (stage + 1, "x", m), size(stage))
                 elif kind in (B, I) and stage > 0:
@@ -287,6 +291,13 @@ def slow_simulate(schedule: Schedule, costs: Costs) -> dict[Action | Overlap, tu
                 position[rank], running[rank] = position[rank] + 1, True
                 at(times[item][1], "ends", (rank, item))
     return times
+
+
+def at_place(value: object, *place: int) -> float:
+    """A number, whether lists go down to stages, to their microbatches, or nowhere."""
+    while isinstance(value, tuple):
+        value, *place = value[place[0]], *place[1:]
+    return value
 
 
 def halves(item: Action | Overlap) -> tuple[Action, ...]:
@@ -326,9 +337,15 @@ def registry(num_ranks: int, num_microbatches: int) -> tuple[Schedule, ...]:
     return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.ALL)))
 
 
-def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True) -> Costs:
-    """Whole numbers, so that two ways to add them agree."""
-    per_stage = lambda most=9: [rng.randint(0, most) for _ in range(num_stages)]  # noqa: E731
+def random_costs(
+    rng: random.Random, num_stages: int, num_ranks: int, queues: bool = True, num_microbatches: int | None = None
+) -> Costs:
+    """Whole numbers, so that two ways to add them agree; given how many microbatches, some of each its own."""
+
+    def per_stage(most: int = 9, differ: bool = True) -> list:
+        of_each = [num_microbatches if differ and rng.random() < 0.5 else None for _ in range(num_stages)]
+        return [[rng.randint(0, most) for _ in range(n)] if n else rng.randint(0, most) for n in of_each]
+
     pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
     bandwidth = lambda: rng.choice([inf, 1, 0.5, 0.25]) if queues else inf  # noqa: E731
     return Costs(
@@ -338,6 +355,7 @@ def random_costs(rng: random.Random, num_stages: int, num_ranks: int, queues: bo
         latency=rng.choice([0, 2]),
         backward=rng.choice([None, None, per_stage()]),
         recompute=rng.choice([0, per_stage(3)]),
+        overhead=rng.choice([0, 2, per_stage(3, differ=False)]),
         overlap=rng.choice(["sum", "max", 7, {(0, 1): 5, ("0F", "1I"): 3, ("I", "F"): 4, (W, I): 2, ("B", "W"): 6}]),
         bandwidth=bandwidth(),
         message=per_stage(4),

@@ -6,10 +6,12 @@ import importlib.util
 import itertools
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -17,9 +19,11 @@ from torch import Tensor, nn
 
 from pplab import lab
 from pplab.lab.models import Modules
+from pplab.lowering import LoweredRow
 from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
 from pplab.runtime.options import Job
-from pplab.runtime.training import Rank
+from pplab.runtime.training import Rank, RankReport
+from pplab.schedule import Schedule
 
 
 def batch(size: int = 8, width: int = 6) -> Batch:
@@ -154,6 +158,45 @@ class Reads(nn.Module):
         return self.linear((self.start(x) * seen).cumsum(1) / seen.cumsum(1).clamp(min=1)).tanh()
 
 
+@dataclass(frozen=True)
+class LoweredByUs(lab.TorchEngine):
+    """torch's interpreter on rows with our own sends and receives, as they stand."""
+
+    rows: tuple[LoweredRow, ...] = ()
+
+    def check(self, job: Job) -> Job:
+        return replace(super().check(job), engine=partial(_train_lowered, rows=self.rows))
+
+
+def _train_lowered(context: rank.RankContext, job: Job, rows: tuple[LoweredRow, ...]) -> RankReport:
+    from pplab.lab.against_torch import torch_engine
+
+    torch_engine.load_rows = partial(_load_lowered, rows)  # of this rank's process
+    return torch_engine.train_torch(context, job)
+
+
+def _load_lowered(rows: tuple[LoweredRow, ...], runner: object, schedule: Schedule) -> None:
+    """With `REDUCE_GRAD` of every stage at the rows' ends, where torch divides gradients by the microbatches."""
+    ends = [[f"{stage}REDUCE_GRAD" for stage in schedule.stages_of(r)] for r in range(schedule.num_ranks)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.csv")
+        path.write_text(lab.to_csv([[*row, *end] for row, end in zip(rows, ends, strict=True)]))
+        runner._load_csv(str(path), format="compute_comms")
+
+
+class Padded(Batch):
+    """A padded batch, each of whose microbatches ends where its own longest row does."""
+
+    def microbatches(self, num_microbatches: int) -> list[Batch]:
+        """Equal numbers of rows, each cut to its longest."""
+        return [self._cut(rows) for rows in super().microbatches(num_microbatches)]
+
+    def _cut(self, rows: Batch) -> Batch:
+        mask = rows.context["attention_mask"]
+        length = int(mask.any(0).nonzero().max()) + 1
+        return rows.each(lambda x: x[:, :length] if x.dim() > 1 and x.shape[1] == mask.shape[1] else x)
+
+
 class Texts(Modules):
     """Padded batches of other lengths at every step; a microbatch counts for its tokens with a label.
 
@@ -172,7 +215,7 @@ class Texts(Modules):
         more = self.shift(step) if self.shift else 0
         ids = (torch.arange(mask.numel()).view_as(mask) * 7 + step + more) % 20 * mask
         labels = ids.roll(-1, 1).masked_fill(~mask | (lengths < 0), -100)
-        return (Batch if self.pad else lab.Padded)((ids,), labels, {"attention_mask": mask})
+        return (Batch if self.pad else Padded)((ids,), labels, {"attention_mask": mask})
 
     def weight(self, batch: Batch) -> int:
         """Its labels."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from textwrap import fill
 
 from pplab.lab import results
-from pplab.lab.forms import first_look
 
 ROOT = Path(__file__).parents[2]
 PLAYED = ROOT / "book" / "_ext" / "healthy_run.txt"
@@ -35,7 +34,7 @@ def _on_gpus(notebook: Path) -> bool:
 
 
 def _healthy_run(recorded: Path) -> str:
-    found = first_look(recorded)
+    found = results.first_look(recorded)
     lines = found[1] if found else PLAYED.read_text().splitlines()
     words = f"{found[0]}, printed" if found else "No GPU has been recorded. One that the tests play on the CPU prints"
     fitting = "\n".join(fill(line, 72, subsequent_indent="    ") for line in lines)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral
 
-from .actions import Action, B, F, I, Kind, Overlap, W
+from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .errors import MOST, expect, number, shown
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
+PerMicrobatch = float | Sequence[PerStage]  # a stage may have one number for each microbatch, too
 
 
 @dataclass(frozen=True)
@@ -39,43 +40,52 @@ class Link:
 class Costs:
     """Durations, in one unit of your choice (`unit` names it in drawings).
 
-    Durations are per stage: a number for all stages, or one value for each. A stage of a schedule
-    with two stages per rank is half as deep, so `finer(2)` compares schedules on one model.
+    Durations are per stage: a number for all stages, or one value for each. Where microbatches
+    differ, a stage's value is a list with one for each of them: `forward=[[1, 2, 1]] * 4`. A stage
+    of a schedule with two stages per rank is half as deep, so `finer(2)` compares schedules on one
+    model.
 
     - `backward`: of a full backward; the sum of its halves when left out.
-    - `recompute`: added to a full backward or an input gradient, for activations that are computed again.
-    - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of pairs by their kinds
-      {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B, in any order; others take the sum.
-    - `latency`, `bandwidth`: of every link between two ranks, but for those in `links[source, target]`.
-    - `message`: what a stage gives the next, and takes back as a gradient, in bandwidth's unit; per stage: its output.
+    - `recompute`: added to a full backward or an input gradient, for activations that are computed
+      again.
+    - `overhead`: what every action takes besides, whatever its size. Two actions at once have it
+      once (the larger of two), since a rank takes them up as one item of its row.
+    - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of
+      pairs by their kinds {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B,
+      in any order; others take the sum.
+    - `latency`, `bandwidth`: of every link between two ranks, but for those in
+      `links[source, target]`.
+    - `message`: what a stage gives the next, and takes back as a gradient, in bandwidth's unit; per
+      stage: its output; per microbatch, like durations.
     """
 
-    forward: PerStage = 1
-    backward_input: PerStage = 1
-    backward_weight: PerStage = 1
+    forward: PerMicrobatch = 1
+    backward_input: PerMicrobatch = 1
+    backward_weight: PerMicrobatch = 1
     latency: float = 0
-    backward: PerStage | None = None
-    recompute: PerStage = 0
+    backward: PerMicrobatch | None = None
+    recompute: PerMicrobatch = 0
+    overhead: PerMicrobatch = 0
     overlap: str | float | Mapping[tuple[int, int], float] = "sum"
     bandwidth: float = inf
-    message: PerStage = 1
+    message: PerMicrobatch = 1
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     unit: str = ""
 
     def __post_init__(self) -> None:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None or name != "backward":
-                vars(self)[name] = per_stage(name, value)
+                vars(self)[name] = per_stage(name, value, each=per_stage)
         expect(str, unit=self.unit)
-        works = (self.forward, self.backward_input, self.backward_weight, self.backward or 0)
-        if not any(any(each) if isinstance(each, tuple) else each for each in works):
-            none = "forward, backward_input and backward_weight are all 0, and without work there is nothing to compare"
-            raise ValueError(f"{none} idle time with: give one of them a duration above 0")
+        if not _any((self.forward, self.backward_input, self.backward_weight, self.backward or 0)):
+            raise ValueError(
+                "forward, backward_input and backward_weight are all 0, and without work there is "
+                "nothing to compare idle time with: give one of them a duration above 0"
+            )
         pairs = {}
         if isinstance(self.overlap, Mapping):
-            pairs = vars(self)["overlap"] = {
-                pair: number("overlap", each) for pair, each in self.overlap.items()
-            }
+            pairs = {pair: number("overlap", each) for pair, each in self.overlap.items()}
+            vars(self)["overlap"] = pairs
         elif not isinstance(self.overlap, str):
             pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
         elif self.overlap not in ("sum", "max"):
@@ -85,25 +95,23 @@ class Costs:
         vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
         vars(self).update(vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
-        for pair, link in self.links.items():
-            is_pair = isinstance(pair, tuple) and [isinstance(rank, Integral) for rank in pair] == [
-                True,
-                True,
-            ]
-            if not (is_pair and isinstance(link, Link)):
-                raise ValueError(
-                    f"links must map (source rank, target rank) to a pplab.Link: {shown({pair: link})}"
-                )
+        for item in self.links.items():
+            match item:
+                case (Integral(), Integral()), Link():
+                    continue
+            raise ValueError(
+                f"links must map (source rank, target rank) to a pplab.Link: {shown(dict([item]))}"
+            )
+
+    @property
+    def by_microbatch(self) -> bool:
+        """Whether microbatches differ: some stage has one value for each."""
+        given = (getattr(self, name) for name in _PER_STAGE)
+        return any(isinstance(x, tuple) and tuple in map(type, x) for x in given)
 
     def of(self, kind: Kind, stage: int) -> float:
-        """How long `kind` takes on `stage`."""
-        if kind == F or kind == W:
-            return of_stage(self.forward if kind == F else self.backward_weight, stage)
-        again = of_stage(self.recompute, stage)
-        if kind == B and self.backward is not None:
-            return of_stage(self.backward, stage) + again
-        inputs = of_stage(self.backward_input, stage)
-        return (inputs if kind == I else inputs + of_stage(self.backward_weight, stage)) + again
+        """How long `kind` takes on `stage`. ValueError where microbatches differ."""
+        return self.of_item(Action(stage, kind, None))
 
     def of_overlap(
         self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
@@ -111,37 +119,47 @@ class Costs:
         """How long two actions take at once: unless their kinds are said, a forward and a full
         backward.
         """
-        alone = self.of(first, first_stage), self.of(second, second_stage)
-        if self.overlap == "max":
-            return max(alone)
-        on_stages = frozenset((f"{first_stage}{first}", f"{second_stage}{second}"))
-        return self._pairs.get(on_stages, self._pairs.get(frozenset((first, second)), sum(alone)))
+        return self.of_item(
+            Overlap(Action(first_stage, first, None), Action(second_stage, second, None))
+        )
 
     def of_item(self, item: Action | Overlap) -> float:
-        """How long an item of a row takes."""
-        if type(item) is Overlap:
-            return self.of_overlap(
-                item.first.stage, item.second.stage, item.first.kind, item.second.kind
-            )
-        return self.of(item.kind, item.stage)
+        """How long an item of a row takes, an overlap or one action of one microbatch."""
+        halves = parts(item)
+        alone = [self._work(*half) for half in halves]
+        takes = max(alone) if self.overlap == "max" else sum(alone)
+        if len(halves) > 1:
+            kinds = self._pairs.get(frozenset(half.kind for half in halves), takes)
+            takes = self._pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
+        return takes + max(of_stage(self.overhead, x.stage, x.microbatch) for x in halves)
+
+    def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
+        """How long an action takes alone, its overhead aside."""
+        names = _WORK[kind]
+        if kind == B and self.backward is not None:
+            names = ["backward", "recompute"]
+        return sum(of_stage(getattr(self, name), stage, microbatch) for name in names)
 
     def link(self, source: int, target: int) -> Link:
         """The link from rank `source` to rank `target`."""
         return self.links.get((source, target)) or Link(self.latency, self.bandwidth)
 
-    def occupancy(self, kind: Kind, stage: int, bandwidth: float) -> float:
+    def occupancy(
+        self, kind: Kind, stage: int, bandwidth: float, microbatch: int | None = None
+    ) -> float:
         """How long the message that `kind` on `stage` produces keeps a link of that bandwidth
         busy.
         """
-        return of_stage(self.message, stage if kind == F else stage - 1) / bandwidth
+        return of_stage(self.message, stage - (kind != F), microbatch) / bandwidth
 
     @property
     def has_queues(self) -> bool:
         """Whether a message can wait for another one: some link has a finite bandwidth."""
-        return self.bandwidth < inf or any(link.bandwidth < inf for link in self.links.values())
+        return any(link.bandwidth < inf for link in (self, *self.links.values()))
 
     def finer(self, stages_per_rank: int) -> Costs:
-        """The costs of the same model cut into `stages_per_rank` times as many stages.
+        """The costs of the same model cut into `stages_per_rank` times as many stages, each with
+        the same overhead.
 
         >>> Costs(forward=2).finer(2).forward
         1.0
@@ -158,38 +176,60 @@ class Costs:
             self, **{name: part(getattr(self, name)) for name in (*_DURATIONS, "overlap")}
         )
 
-    def check(self, num_stages: int, num_ranks: int) -> None:
-        """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks."""
+    def check(self, num_stages: int, num_ranks: int, num_microbatches: int | None = None) -> None:
+        """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks, and so many
+        microbatches: without a number, all have to take the same.
+        """
+        if num_microbatches is None and self.by_microbatch:
+            raise ValueError(_ALIKE)
         for name in _PER_STAGE:
-            check_length(name, getattr(self, name), num_stages)
+            check_length(name, value := getattr(self, name), num_stages)
+            for stage, own in enumerate(value if isinstance(value, tuple) else ()):
+                check_length(f"{name} of stage {stage}", own, num_microbatches, "microbatch")
         for source, target in self.links:
             if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
-                ranks = f"the schedule has ranks 0 to {num_ranks - 1}"
                 raise ValueError(
-                    f"links names ({source}, {target}), and {ranks}: name two different ones"
+                    f"links names ({source}, {target}), and the schedule has ranks 0 to "
+                    f"{num_ranks - 1}: name two different ones"
                 )
 
 
 def _halves(pair: object) -> frozenset[str]:
     """What a key of `overlap` pairs: {"F", "I"}, or with stages {"0F", "1I"}."""
-    if isinstance(pair, tuple) and len(pair) == 2:
-        if all(isinstance(stage, Integral) for stage in pair):
-            return frozenset((f"{pair[0]}F", f"{pair[1]}B"))
-        if all(isinstance(half, str) and re.fullmatch(r"\d*[FBIW]", half) for half in pair):
+    match pair:
+        case (Integral() as forward, Integral() as backward):
+            return frozenset((f"{forward}F", f"{backward}B"))
+        case (str(), str()) if all(re.fullmatch(r"\d*[FBIW]", half) for half in pair):
             return frozenset(pair)
-    expected = 'two kinds, such as ("F", "I"), with stages ("0F", "1I"), or two stages (a forward\'s, a backward\'s)'
-    raise ValueError(f"overlap must name pairs by {expected}, got {shown(pair)}")
+    raise ValueError(
+        'overlap must name pairs by two kinds, such as ("F", "I"), with stages ("0F", "1I"), or '
+        f"two stages (a forward's, a backward's), got {shown(pair)}"
+    )
 
 
+def _any(value: object) -> bool:
+    """Whether something is above 0 in lists of lists."""
+    return any(map(_any, value)) if isinstance(value, tuple) else value > 0
+
+
+_ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage"
+_WORK = {
+    F: ["forward"],
+    B: ["backward_input", "backward_weight", "recompute"],
+    I: ["backward_input", "recompute"],
+    W: ["backward_weight"],
+}
 _DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
-_PER_STAGE = (*_DURATIONS, "message")
+_PER_STAGE = (*_DURATIONS, "overhead", "message")
 
 
-def per_stage(name: str, value: PerStage, most: float = MOST) -> PerStage:
-    """The value, checked: a number from 0 to `most`, or a tuple of them."""
+def per_stage(
+    name: str, value: PerStage, most: float = MOST, each: Callable[..., PerStage] = number
+) -> PerStage:
+    """The value, checked: a number from 0 to `most`, or a tuple of what `each` makes of others."""
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-    if several or getattr(value, "ndim", 0) == 1:  # an array of numpy's or torch's
-        return tuple(number(name, x, most) for x in value)
+    if several or getattr(value, "ndim", 0) > 0:  # an array of numpy's or torch's
+        return tuple(each(name, x, most) for x in value)
     return number(name, value, most)
 
 
@@ -198,10 +238,15 @@ def check_length(name: str, value: PerStage | None, count: int, each: str = "sta
     else.
     """
     if isinstance(value, tuple) and len(value) != count:
-        given = f"{name} has {len(value)} values for {count} {each}s"
+        given = f"{name} has {len(value)} values for {count} {each}{'e' * (each[-1] == 'h')}s"
         raise ValueError(f"{given}: give one per {each}, or a single number")
 
 
-def of_stage(value: PerStage, stage: int) -> float:
-    """The value of one stage."""
-    return value[stage] if isinstance(value, tuple) else value
+def of_stage(value: PerMicrobatch, stage: int, microbatch: int | None = None) -> float:
+    """The value of one stage; of one microbatch, where they differ."""
+    own = value[stage] if isinstance(value, tuple) else value
+    if not isinstance(own, tuple):
+        return own
+    if microbatch is None:
+        raise ValueError(_ALIKE)
+    return own[microbatch]

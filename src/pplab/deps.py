@@ -1,10 +1,11 @@
-"""What an action waits for. The one rule: lowering, the runtime and the texts of errors ask it
-here, and `schedule.Graph` is the same in integers (a test compares the two).
+"""What an action waits for: lowering, the runtime and the texts of errors ask it here. For speed,
+`schedule.Graph` has the rule in numbers, too, and a test compares the two. In forms of their own
+the searches of `pplab.lab` and the page's core.js have it once more.
 
 The rule, for stage s of S and microbatch m:
 
-F(s, m)        waits for F(s-1, m)                                            unless s is the first stage
-    B or I (s, m)  waits for F(s, m), and for the B or I (s+1, m)                 unless s is the last stage
+    F(s, m)        waits for F(s-1, m), unless s is the first stage
+    B or I (s, m)  waits for F(s, m), and for the B or I (s+1, m), unless s is the last stage
     W(s, m)        waits for I(s, m)
 
 All actions of one stage on one microbatch run on one rank, so what crosses ranks is the output of a

@@ -48,10 +48,10 @@ def check_placement(schedule: Schedule) -> None:
     """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
     for stage, place in enumerate(schedule.placement):
         if place == ():
-            cause = f"no rank runs stage {stage}, though the schedule has stages up to {schedule.num_stages - 1}"
-            raise ScheduleError(
-                cause, f"add stage {stage}'s actions, or number the stages without a gap"
-            )
+            last = schedule.num_stages - 1
+            cause = f"no rank runs stage {stage}, though the schedule has stages up to {last}"
+            remedy = f"add stage {stage}'s actions, or number the stages without a gap"
+            raise ScheduleError(cause, remedy)
     for rank, row in enumerate(schedule.rows):
         if not row:
             raise ScheduleError(
@@ -66,8 +66,8 @@ def check_placement(schedule: Schedule) -> None:
     rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
     action = next(action for r, action in runs if r == rank)
     cause = f"rank {rank} runs {action}, but stage {stage} lives on rank {home}"
-    why = "a stage has one rank; only a bidirectional schedule keeps each stage on two ranks, r and P-1-r, and only "
-    why += "replicas, which share no microbatch, hold it again"
+    why = "a stage has one rank; only a bidirectional schedule keeps each stage on two ranks, "
+    why += "r and P-1-r, and only replicas, which share no microbatch, hold it again"
     raise ScheduleError(cause, f"move {action} to rank {home}'s row ({why})", rank, action)
 
 
@@ -154,30 +154,29 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     behind what it is stuck at. There is always one, since actions themselves don't wait in circles.
     """
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
-    waits: dict[
-        int, tuple[int, int]
-    ] = {}  # of a stuck rank: what stands there, and what makes what that waits for
+
+    def has_run(entry: int) -> bool:
+        """A rank runs its items in the order of their ids, up to the one at which it is stuck."""
+        return graph.id_of(entry) < stuck.get(ranks[entry], inf)
+
+    waits = {}  # of a stuck rank: the entry that waits there, and the one that makes its message
     for rank, i in stuck.items():
-        late = [
-            each
-            for each in graph.awaited(i)
-            if graph.id_of(each[1]) >= stuck.get(ranks[each[1]], inf)
-        ]
-        assert late, (
-            f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}, and nothing is missing there"
-        )
-        waits[rank] = late[0]
-    rank = min(waits)
-    seen: list[int] = []
+        missing = [each for each in graph.awaited(i) if not has_run(each[1])]
+        fault = f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}"
+        assert missing, f"{fault}, and nothing is missing there"
+        waits[rank] = missing[0]
+
+    rank, seen = min(waits), []  # go from each rank to the one for which it waits
     while rank not in seen:
         seen.append(rank)
         rank = ranks[waits[rank][1]]
     circle = seen[seen.index(rank) :]
     said = [
-        f"rank {r} waits at {graph.action(waits[r][0])} for {graph.action(waits[r][1])}"
-        for r in circle
+        f"rank {rank} waits at {graph.action(waits[rank][0])} for {graph.action(waits[rank][1])}"
+        for rank in circle
     ]
-    awaited = next(maker for _, maker in map(waits.get, circle) if waits[ranks[maker]][0] != maker)
+    makers = [waits[rank][1] for rank in circle]
+    awaited = next(maker for maker in makers if waits[ranks[maker]][0] != maker)
     blamed = ranks[awaited]
     at = graph.action(waits[blamed][0])
     remedy = f"on rank {blamed}, run {graph.action(awaited)} before {at}"
@@ -211,8 +210,8 @@ def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[fl
         levels = list(memory.levels(schedule.rows[rank]))
         for item, (during, after) in zip(schedule.rows[rank], levels, strict=True):
             if during > most:
-                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {item}, which "
-                cause += f"needs {during - before:g} more, and the limit is {most:g}"
+                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {item}, "
+                cause += f"which needs {during - before:g} more, and the limit is {most:g}"
                 remedy = f"run a backward before {item}, or raise the limit to {max(levels)[0]:g}"
                 raise ScheduleError(cause, remedy, rank, item)
             before = after

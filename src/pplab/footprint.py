@@ -17,10 +17,12 @@ class Memory:
     """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one
     value per stage.
 
-    - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of I.
+    - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of
+      I.
     - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
     - `recomputed`: what comes on top while B or I runs, when activations are computed again.
-    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees what it doesn't need.
+    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees
+      what it doesn't need.
     - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
     """
 

@@ -1,55 +1,39 @@
-"""Links that take time, and narrow ones, on which messages queue."""
+"""Links that take time, and narrow ones, on which messages queue: a link is a row of messages."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from functools import cache
 
 from .costs import Costs
-from .schedule import Graph
-from .simulator import Send
+from .schedule import Graph, Needs, Rows
 
 
 def lags_of(graph: Graph, costs: Costs) -> list[float]:
-    """Of every entry: how long its message is under way, queues aside. It is there at once on its
-    own rank.
+    """Of every entry: how long the message that it waits for is under way, queues aside. It is
+    there at once on its own rank.
     """
-    lag_of = (
-        cache(lambda source, target: costs.link(source, target).latency) if costs.links else None
-    )
-    ways = zip(graph.columns.ranks, graph.targets, strict=True)
+    lag_of = cache(lambda source, rank: costs.link(source, rank).latency) if costs.links else None
+    ways = zip(graph.sources, graph.columns.ranks, strict=True)
     return [0 if a == b else lag_of(a, b) if lag_of else costs.latency for a, b in ways]
 
 
-def queueing(
-    graph: Graph, costs: Costs, lags: Sequence[float], widths: Sequence[float] = (1,)
-) -> Send:
-    """What tells the simulator's loop when an entry's message arrives that leaves now.
+def with_links(
+    graph: Graph, costs: Costs, durations: list[float]
+) -> tuple[Rows, Needs, list[float], list[float]]:
+    """What `simulator.run` takes where messages take time; where links are narrow, each is a row.
 
-    Those of one link pass one after the other, in the order of its source's row, so that no other
-    clock decides. Where microbatches are slices in turn, each of one of `widths`, their messages
-    are as large a part.
+    Messages of one link pass one after the other, in the order of its source's row, so that no
+    other clock decides.
     """
-    columns, ranks, targets, link_of = (
-        graph.columns,
-        graph.columns.ranks,
-        graph.targets,
-        cache(costs.link),
-    )
-    free: dict[tuple[int, int], float] = defaultdict(
-        int
-    )  # when a link has let everything pass so far
-
-    def send(entry: int, now: float) -> float:
-        way = ranks[entry], targets[entry]
-        if way[0] != way[1]:
-            takes = costs.occupancy(
-                columns.kinds[entry], columns.stages[entry], link_of(*way).bandwidth
-            )
-            free[way] = now = (
-                max(now, free[way]) + takes * widths[columns.microbatches[entry] % len(widths)]
-            )
-        return now + lags[entry]
-
-    return send
+    columns, lags = graph.columns, lags_of(graph, costs)
+    if not costs.has_queues:
+        return *graph.turns, durations, lags
+    rows, needs, senders_of = graph.linked
+    durations, occupancy = durations[:], cache(costs.occupancy)
+    whose = columns.microbatches if costs.by_microbatch else [None] * len(lags)
+    for way, senders in senders_of.items():
+        bandwidth = costs.link(*way).bandwidth
+        durations += [
+            occupancy(columns.kinds[i], columns.stages[i], bandwidth, whose[i]) for i in senders
+        ]
+    return rows, needs, durations, lags + [0] * (len(needs) - len(lags))

@@ -25,48 +25,40 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)
     """
-    num_stages, rows = schedule.num_stages, schedule.rows
+    num_stages, bounds = schedule.num_stages, schedule.columns.bounds
+    rows, needs = schedule.graph.turns
     places = [
-        (r, i, action)
-        for r, row in enumerate(rows)
+        (rank, i, action)
+        for rank, row in enumerate(schedule.rows)
         for i, item in enumerate(row)
         for action in parts(item)
     ]
-    # Of each receive, the rank and position of what needs it.
-    users = {
-        need: (rank, i) for rank, i, action in places if (need := incoming(action, num_stages))
-    }
+    users = {incoming(action, num_stages): (rank, i) for rank, i, action in places}  # of receives
+    starts, ends = [None] * len(needs), [None] * len(needs)
+    if ahead:  # when do items start and end, if each takes a unit of time?
+        lasts = [int(i < bounds[-1]) for i in range(len(needs))]
+        starts, ends = run(rows, needs, lasts, [0] * len(needs))
+        if None in ends:  # what can't run to its end is left as it is
+            ahead = 0
 
-    bounds, graph = schedule.columns.bounds, schedule.graph
-    starts, ends = (
-        run(graph, [1] * bounds[-1], [0] * len(graph.slots)) if ahead else [[0] * bounds[-1]] * 2
-    )
-    ahead *= None not in ends  # what can't run to its end is left as it is
-    sends: dict[tuple[int, int], list[Action]] = defaultdict(
-        list
-    )  # (rank, position) -> what is sent after it
-    channels: dict[tuple[int, int], list] = defaultdict(
-        list
-    )  # (from, to) -> receives as sent, senders' starts
-    for rank, position, action in places:
+    sends = defaultdict(list)  # (rank, place in its row) -> what is sent after it
+    channels = defaultdict(list)  # (from, to) -> receives, with their senders' starts
+    for rank, i, action in places:
         if (message := outgoing(action, num_stages)) and users[message.receive][0] != rank:
-            sends[rank, position].append(message.send)
-            channels[rank, users[message.receive][0]].append(
-                (message.receive, starts[bounds[rank] + position])
-            )
+            sends[rank, i].append(message.send)
+            to = users[message.receive][0]
+            channels[rank, to].append((message.receive, starts[bounds[rank] + i]))
 
-    receives: dict[tuple[int, int], list[Action]] = defaultdict(
-        list
-    )  # (rank, position) -> what is posted before it
-    for (_, to), order in channels.items():
-        needed, at = [*accumulate((users[receive][1] for receive, _ in reversed(order)), min)], 0
-        for (receive, sender), by in zip(order, reversed(needed), strict=True):
-            at = max(at, by - ahead)
-            while (
-                at < by and sender >= ends[bounds[to] + at]
-            ):  # a sender that needs this one's end starts no sooner
-                at += 1
-            receives[to, at].append(receive)
+    receives = defaultdict(list)  # (rank, place in its row) -> what is posted before it
+    for (_, to), messages in channels.items():
+        # No receive may stand behind a later message's user, since it has to come before that one.
+        latest = [*accumulate((users[receive][1] for receive, _ in reversed(messages)), min)]
+        first = 0  # nor before the receive of an earlier message
+        for (receive, sender_starts), last in zip(messages, reversed(latest), strict=True):
+            # What ends by the time its sender starts may be what the sender waits for: stay behind.
+            early = range(max(first, last - ahead), last)
+            first = next((i for i in early if ends[bounds[to] + i] > sender_starts), last)
+            receives[to, first].append(receive)
 
     return tuple(
         tuple(
@@ -74,5 +66,5 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
             for i, item in enumerate(row)
             for step in (*receives[rank, i], item, *sends[rank, i])
         )
-        for rank, row in enumerate(rows)
+        for rank, row in enumerate(schedule.rows)
     )

@@ -16,7 +16,7 @@ from . import palette
 from .actions import parts
 from .errors import shown
 from .optional import bring
-from .timeline import Span, Timeline, critical_path, idle_intervals
+from .timeline import Idle, Span, Timeline, critical_path, idle_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,14 +31,6 @@ _HATCH = {
 }
 IDLE_OPACITY = (0.2, 0.75)  # of idle time's ground and hatching: an empty place, but nothing pale
 LABEL_SIZE = 8
-_LABEL = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE, "clip_on": True}
-_LEGEND = {
-    "frameon": False,
-    "fontsize": LABEL_SIZE,
-    "borderaxespad": 0,
-    "handlelength": 1.2,
-    "columnspacing": 1.2,
-}
 
 
 def gantt(
@@ -63,7 +55,8 @@ def end_of(timeline: Timeline) -> float:
     """
     if not isinstance(timeline, Timeline):
         raise ValueError(
-            f"a chart shows a pplab.Timeline, got {shown(timeline)}: pplab.simulate(schedule) makes one"
+            f"a chart shows a pplab.Timeline, got {shown(timeline)}: "
+            "pplab.simulate(schedule) makes one"
         )
     return max([timeline.makespan, *(span.end for span in timeline.others)])
 
@@ -76,12 +69,13 @@ def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines one above the other on one time axis."""
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
-    shape = {
-        "figsize": (WIDTH, sum(heights) + 0.4),
-        "height_ratios": heights,
-        "layout": "constrained",
-    }
-    _, axes = bring("matplotlib.pyplot").subplots(len(timelines), 1, squeeze=False, **shape)
+    _, axes = bring("matplotlib.pyplot").subplots(
+        nrows=len(timelines),
+        squeeze=False,
+        figsize=(WIDTH, sum(heights) + 0.4),
+        height_ratios=heights,
+        layout="constrained",
+    )
     column = AxesColumn(axes[:, 0])
     for timeline, ax in zip(timelines, column, strict=True):
         chart(ax, timeline, until, path)
@@ -100,16 +94,16 @@ def picture(timeline: Timeline) -> bytes:
 
 def chart(ax: Axes, timeline: Timeline, until: float, path: bool) -> None:
     """A Gantt chart without its legend."""
-    title = f"{timeline.schedule.name}, {timeline.how}: makespan {timeline.makespan:.4g}{timeline.unit and ' '}"
-    title += f"{timeline.unit}, bubble fraction {timeline.bubble_fraction:.4f}"
+    title = (
+        f"{timeline.schedule.name}, {timeline.how}: makespan {timeline.makespan:.4g}"
+        f"{timeline.unit and ' '}{timeline.unit}, bubble fraction {timeline.bubble_fraction:.4f}"
+    )
     dress(ax, rank_names(timeline), title, timeline.unit, until)
     ax.set_ylim(timeline.schedule.num_ranks - 0.5, -0.5)
     _draw_idle(ax, timeline)
     _draw_spans(ax, timeline, until)
-    for rank, _, start, end in critical_path(timeline) if path else ():
-        _bars(
-            ax, rank, [(start, end - start)], facecolor="none", edgecolor="black", lw=1.8, zorder=3
-        )
+    for span in critical_path(timeline) if path else ():
+        _bars(ax, span.rank, [span], facecolor="none", edgecolor="black", lw=1.8, zorder=3)
     ax.set_label(describe(timeline))
 
 
@@ -131,8 +125,8 @@ def describe(timeline: Timeline) -> str:
     """A Gantt chart in one sentence, for readers who don't see it."""
     schedule, unit = timeline.schedule, timeline.unit and " " + timeline.unit
     return (
-        f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks with "
-        f"{schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{unit}, "
+        f"{timeline.how.capitalize()} Gantt chart of {schedule.name} on {schedule.num_ranks} ranks "
+        f"with {schedule.num_microbatches} microbatches: makespan {timeline.makespan:.4g}{unit}, "
         f"{timeline.bubble_fraction:.1%} of all rank-time idle"
     )
 
@@ -155,31 +149,36 @@ def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
     in the lower.
     """
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
-    bars: dict[tuple[str, float, float], list[tuple[float, float]]] = defaultdict(list)
+    bars: dict[tuple, list] = defaultdict(list)
     for span in timeline.spans:
         halves, fills, length = parts(span.action), fill_of(timeline, span), span.end - span.start
-        drawn, height = max(length - min(0.8 / pixels, length / 4), 0), BAR / len(halves)
+        drawn, height = length - min(0.8 / pixels, length / 4), BAR / len(halves)
         for k, (action, fill) in enumerate(zip(halves, fills, strict=True)):
             bottom = span.rank - BAR / 2 + k * height
             bars[fill, bottom, height].append((span.start, drawn))
             label = str(action.microbatch)
             if drawn * pixels > len(label) * LABEL_SIZE * 0.62 and height * ROW * 72 > LABEL_SIZE:
                 ax.text(
-                    span.start + drawn / 2, bottom + height / 2, label, color=ink(fill), **_LABEL
+                    span.start + drawn / 2,
+                    bottom + height / 2,
+                    label,
+                    color=ink(fill),
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=LABEL_SIZE,
+                    clip_on=True,
                 )
     for (fill, bottom, height), places in bars.items():
         ax.broken_barh(places, (bottom, height), facecolor=fill, lw=0)
     for span in timeline.others:
         if isinstance(span.action, str):
-            _bars(
-                ax, span.rank, [(span.start, span.end - span.start)], facecolor=palette.OTHER, lw=0
-            )
+            _bars(ax, span.rank, [span], facecolor=palette.OTHER, lw=0)
 
 
 def _draw_idle(ax: Axes, timeline: Timeline) -> None:
-    places: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    places: dict[tuple, list] = defaultdict(list)
     for idle in idle_intervals(timeline):
-        places[idle.phase, idle.rank].append((idle.start, idle.end - idle.start))
+        places[idle.phase, idle.rank].append(idle)
     for (phase, rank), spans in places.items():
         for style in idle_styles(phase):
             _bars(ax, rank, spans, **style)
@@ -190,13 +189,12 @@ def idle_styles(phase: str) -> list[dict]:
     colour of text.
     """
     ground, lines = (("black", opacity) for opacity in IDLE_OPACITY)
-    return [
-        {"fc": ground, "lw": 0},
-        {"fc": "none", "ec": lines, "hatch": _HATCH[phase][0], "lw": 0},
-    ]
+    plain = {"fc": ground, "lw": 0}
+    return [plain, plain | {"fc": "none", "ec": lines, "hatch": _HATCH[phase][0]}]
 
 
-def _bars(ax: Axes, rank: int, places: Sequence[tuple[float, float]], **style: object) -> None:
+def _bars(ax: Axes, rank: int, spans: Sequence[Span | Idle], **style: object) -> None:
+    places = [(span.start, span.end - span.start) for span in spans]
     ax.broken_barh(places, (rank - BAR / 2, BAR), **style)
 
 
@@ -204,12 +202,8 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 
-    found = set().union(*(timeline.schedule.columns.kinds for timeline in timelines))
-    handles = {
-        palette.NAME[kind]: Patch(facecolor=fill)
-        for kind, fill in palette.FILL.items()
-        if kind in found
-    }
+    found = {kind for timeline in timelines for kind in timeline.schedule.columns.kinds}
+    handles = {palette.NAME[k]: Patch(fc=fill) for k, fill in palette.FILL.items() if k in found}
     spans = (span for timeline in timelines for span in timeline.others)
     if labels := dict.fromkeys(span.action for span in spans if isinstance(span.action, str)):
         handles[", ".join(labels)] = Patch(facecolor=palette.OTHER)
@@ -219,11 +213,21 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
         for p, (_, name) in _HATCH.items()
         if p in phases
     }
-    below = ScaledTranslation(
-        0, -34 / 72, ax.figure.dpi_scale_trans
-    )  # under the axis' label, whatever the height
-    place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": ax.transAxes + below}
-    ax.legend(handles.values(), handles, ncols=min(len(handles), 5), **place, **_LEGEND)
+    # Under the axis' label, whatever the height:
+    below = ax.transAxes + ScaledTranslation(0, -34 / 72, ax.figure.dpi_scale_trans)
+    ax.legend(
+        handles.values(),
+        handles,
+        ncols=min(len(handles), 5),
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=below,
+        frameon=False,
+        fontsize=LABEL_SIZE,
+        borderaxespad=0,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
 
 
 def shade(colour: str, step: int, steps: int) -> str:
@@ -231,13 +235,13 @@ def shade(colour: str, step: int, steps: int) -> str:
     full colour.
     """
     share = 0.33 * step / max(steps - 1, 1)
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
+    channels = (round(c + (255 - c) * share) for c in bytes.fromhex(colour[1:]))
+    return "#" + bytes(channels).hex()
 
 
 def ink(fill: str) -> str:
     """Black or white, whichever has the higher contrast on `fill` (WCAG relative luminance)."""
-    channels = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    channels = (c / 255 for c in bytes.fromhex(fill[1:]))
     linear = [(c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4) for c in channels]
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#ffffff" if luminance < 0.179 else "#111111"

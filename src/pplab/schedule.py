@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from operator import gt, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from . import text
@@ -15,7 +16,8 @@ from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from .errors import ScheduleError, expect, shown
 from .footprint import Memory
 
-NOBODY = -1  # in place of an id or an entry
+Rows = list[Sequence[int]]  # of everything that takes turns: its items, in order
+Needs = list[int | None]  # of every item: the one that it needs
 FEW = 100_000  # stages times microbatches that are looked through whatever the number of actions
 
 
@@ -177,9 +179,8 @@ class Columns:
             stages = [*map(itemgetter(0), items)]
         kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
         if strange := set(map(type, kinds)) - {Kind}:
-            raise ValueError(
-                f"an action's kind must be a pplab.Kind, such as Kind.F, not a {strange.pop().__name__}"
-            )
+            got = strange.pop().__name__
+            raise ValueError(f"an action's kind must be a pplab.Kind, such as Kind.F, not a {got}")
         counts = _count("stage", stages), _count("microbatch", microbatches)
         if counts[0] * counts[1] > max(FEW, len(stages)):
             sizes = f"{plural(counts[0], 'stage')} and {plural(counts[1], 'microbatch')}"
@@ -188,13 +189,16 @@ class Columns:
         return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, overlaps, *counts)
 
     @cached_property
+    def ids(self) -> list[int]:
+        """Of every entry: the id of its item."""
+        return [*range(self.bounds[-1]), *self.overlaps]
+
+    @cached_property
     def ranks(self) -> list[int]:
         """Of every entry."""
-        ranks = list(
-            chain.from_iterable(
-                [rank] * (b - a) for rank, (a, b) in enumerate(pairwise(self.bounds))
-            )
-        )
+        ranks = []
+        for rank, (first, end) in enumerate(pairwise(self.bounds)):
+            ranks += [rank] * (end - first)
         return ranks + [ranks[i] for i in self.overlaps]
 
     @cached_property
@@ -226,109 +230,126 @@ def _count(name: str, column: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Graph:
-    """Who waits for whom: `deps.needs` in integers, for millions of items, found by where they
-    stand in a list.
+    """Who waits for whom: `deps.needs` in numbers, for millions of actions.
 
-    A microbatch makes 2S hops, down through S stages and back up. The list has a block for each
-    hop, with a slot for each of M microbatches. So what waits for a message stands one block, M
-    slots, behind what makes it:
+    A microbatch makes 2S hops, down through S stages and back up, and each hop needs the one before
+    it:
 
-    block     0      1      2    ...     S         S+1     ...  2S-1    2S    2S+1
-               (empty)   F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B1 --> B0  (empty)
+        hop      0      1      2    ...    S         S+1     ...   2S
+              (empty)  F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B0
 
-    An I stands where the B would. A W waits for no message: its blocks lie behind, each between two
-    empty ones.
+    An I is the hop that the B would be. A W needs nothing but its turn: its hops lie behind, each
+    after an empty one. A hop has M places, one for each microbatch, and the places of all hops are
+    counted through: an action has the place hop * M + microbatch, and needs the action M before it.
     """
 
     columns: Columns
-    slots: list[int]  # of every entry
-    entries: list[int]  # of every slot, or NOBODY
-    second: dict[int, int]  # of every overlap: the entry of its second half
-    whole: bool  # each stage has each microbatch's F, and its B, or I and later W, once, all on one rank
+    entries: list[int | None]  # of every place: the entry that has it
+    makers: list[int | None]  # of every entry: the one whose message it waits for
 
     @classmethod
     def of(cls, columns: Columns) -> Graph:
         """Find who waits for whom. Linear; never raises: see `whole`."""
         S, M = columns.num_stages, columns.num_microbatches
-        end = (2 * S + 1) * M  # of the hops
-        first = dict.fromkeys(
-            Kind, [(4 * S + 1) * M] * S
-        )  # of a kind's blocks, by stage; communication has none
-        first[F] = [*range(M, (S + 1) * M, M)]
-        first[B] = first[I] = [*range(2 * S * M, S * M, -M)]
-        first[W] = [*range(end + M, (4 * S + 2) * M, 2 * M)]
+        hops = dict.fromkeys(Kind, [4 * S + 1] * S) | _hops(S)  # at the end: communication
+        first = {kind: [hop * M for hop in by_stage] for kind, by_stage in hops.items()}
         each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
-        slots = [first[kind][stage] + m for kind, stage, m in each]
-        entries = [NOBODY] * ((4 * S + 3) * M)
-        for entry, slot in enumerate(slots):
-            entries[slot] = entry
-        each_once = (
-            len(entries) - entries.count(NOBODY) == len(slots) and NOBODY not in entries[M:end]
-        )
-        whole = each_once and _is_paired(
-            columns, *([entries[at : at + M] for at in first[k]] for k in (F, B, W))
-        )
-        second = dict(zip(columns.overlaps, range(columns.bounds[-1], len(slots)), strict=True))
-        return cls(columns, slots, entries, second, whole)
+        places = [first[kind][stage] + m for kind, stage, m in each]
+        entries: list[int | None] = [None] * ((4 * S + 2) * M)
+        for entry, place in enumerate(places):
+            entries[place] = entry
+        return cls(columns, entries, [entries[place - M] for place in places])
 
     @cached_property
-    def targets(self) -> list[int]:
-        """Of every entry: the rank to which its message goes, its own where nobody waits for
-        one.
+    def whole(self) -> bool:
+        """Whether each stage has each microbatch's F, and its B, or its I and later W, once, all on
+        one rank.
         """
-        ranks, users = (
-            self.columns.ranks,
-            (self.entries[slot + self.columns.num_microbatches] for slot in self.slots),
-        )
-        return [
-            rank if user == NOBODY else ranks[user] for rank, user in zip(ranks, users, strict=True)
-        ]
+        columns, entries, M = self.columns, self.entries, self.columns.num_microbatches
+        kinds, ranks, ids = columns.kinds, columns.ranks, columns.ids
+        if not set(kinds) <= COMPUTE or len(entries) - entries.count(None) < len(kinds):
+            return False  # communication, or two actions in one place
+        hops = _hops(columns.num_stages)
+        for of_stage in zip(hops[F], hops[B], hops[W], strict=True):
+            of_hops = (entries[hop * M : (hop + 1) * M] for hop in of_stage)
+            for f, b, w in zip(*of_hops, strict=True):
+                if f is None or b is None or ranks[f] != ranks[b]:
+                    return False
+                if (kinds[b] is I) != (w is not None):  # a W for every I, and none for a B
+                    return False
+                if w is not None and (ranks[w] != ranks[b] or ids[w] < ids[b]):
+                    return False
+        return True
+
+    @cached_property
+    def turns(self) -> tuple[Rows, Needs]:
+        """What `simulator.run` takes: every rank's entries in turn, and what each of them needs.
+
+        An overlap waits for two messages: its second half stands before its first, and takes no
+        time; the first takes the time of both.
+        """
+        rows: Rows = [range(*row) for row in pairwise(self.columns.bounds)]
+        if not self.columns.overlaps:
+            return rows, self.makers
+        second, ids = self.second_half, self.columns.ids
+        rows = [[x for i in row for x in ((second[i], i) if i in second else (i,))] for row in rows]
+        return rows, [None if maker is None else ids[maker] for maker in self.makers]
+
+    @cached_property
+    def linked(self) -> tuple[Rows, Needs, dict[tuple[int, int], list[int]]]:
+        """`turns`, and behind the ranks a row for every link; and of every link, by ranks from and
+        to, the entries that send on it. Its messages are in the order of their source's row.
+        """
+        rows, needs = (column[:] for column in self.turns)
+        ids, senders_of = self.columns.ids, defaultdict(list)
+        for source, rank, maker in zip(self.sources, self.columns.ranks, self.makers, strict=True):
+            if source != rank:
+                senders_of[source, rank].append(maker)
+        brings = ids[:]  # of every entry: the item after which its message goes on
+        for senders in senders_of.values():
+            senders.sort()  # of an overlap, the first half's message leaves first
+            senders.sort(key=ids.__getitem__)
+            messages = range(len(needs), len(needs) + len(senders))
+            rows.append(messages)
+            needs += [ids[sender] for sender in senders]
+            for sender, message in zip(senders, messages, strict=True):
+                brings[sender] = message
+        needs[: len(ids)] = [None if maker is None else brings[maker] for maker in self.makers]
+        return rows, needs, senders_of
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """Of every entry: the rank from which its message comes; its own if it waits for none."""
+        ranks = self.columns.ranks
+        each = zip(ranks, self.makers, strict=True)
+        return [rank if maker is None else ranks[maker] for rank, maker in each]
+
+    @cached_property
+    def second_half(self) -> dict[int, int]:
+        """Of every overlap: the entry of its second half."""
+        return {i: entry for entry, i in enumerate(self.columns.overlaps, self.columns.bounds[-1])}
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
         """The messages for which an item waits: the entry that does, first half first, and the
         entry that makes it.
         """
-        halves = [i, self.second[i]] if i in self.second else [i]
-        makers = [
-            self.entries[self.slots[entry] - self.columns.num_microbatches] for entry in halves
-        ]
-        return [(entry, maker) for entry, maker in zip(halves, makers, strict=True) if maker >= 0]
+        halves = [i, self.second_half[i]] if i in self.second_half else [i]
+        return [(half, maker) for half in halves if (maker := self.makers[half]) is not None]
 
     def id_of(self, entry: int) -> int:
         """The id of an entry's item."""
-        return (
-            entry
-            if entry < self.columns.bounds[-1]
-            else self.columns.overlaps[entry - self.columns.bounds[-1]]
-        )
+        return self.columns.ids[entry]
 
     def action(self, entry: int) -> Action:
         """The action of an entry."""
-        return Action(
-            self.columns.stages[entry], self.columns.kinds[entry], self.columns.microbatches[entry]
-        )
+        columns = self.columns
+        return Action(columns.stages[entry], columns.kinds[entry], columns.microbatches[entry])
 
 
-def _is_paired(columns: Columns, *blocks: list[list[int]]) -> bool:
-    """Whether a stage's work on a microbatch is on one rank, with a W after every I and none after
-    a B.
-
-    `blocks`: entries of every stage's F, of its B or I, and of its W; none doubled, and of the
-    first two none missing.
-    """
-    kinds, found = columns.kinds, set(columns.kinds)
-    alike = found == {F, B} or (found == {F, I, W} and not columns.overlaps)
-    if alike and sum(map(len, columns.holders)) == columns.num_stages:  # one rank each
-        return B in found or all(
-            all(map(gt, weights, inputs)) for _, inputs, weights in zip(*blocks, strict=True)
-        )
-    ranks, ids = columns.ranks, [*range(columns.bounds[-1]), *columns.overlaps]
-    for of_stage in zip(*blocks, strict=True):
-        for f, b, w in zip(*of_stage, strict=True):
-            follows = w >= 0 and ids[w] > ids[b] and ranks[w] == ranks[b]
-            if ranks[f] != ranks[b] or (w >= 0 and not follows) or follows != (kinds[b] is I):
-                return False
-    return found <= COMPUTE
+def _hops(S: int) -> dict[Kind, range]:
+    """Of every kind: the hop of each stage."""
+    back = range(2 * S, S, -1)
+    return {F: range(1, S + 1), B: back, I: back, W: range(2 * S + 2, 4 * S + 2, 2)}
 
 
 def plural(count: int, noun: str) -> str:

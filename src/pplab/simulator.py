@@ -6,70 +6,58 @@ where it gets stuck.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain
 
 from .actions import COMPUTE
 from .costs import Costs
 from .errors import expect
 from .footprint import Memory
-from .schedule import Columns, Graph, Schedule
+from .schedule import Schedule
 from .timeline import Timeline
-
-Send = Callable[[int, float], float]
 
 
 def run(
-    graph: Graph, durations: Sequence[float], lags: Sequence[float], send: Send | None = None
+    rows: Sequence[Sequence[int]],
+    needs: Sequence[int | None],
+    durations: Sequence[float],
+    lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts, and when it ends: None if it never does.
+    """When every item starts, and when it ends: None if it never does, as in a circle of waits.
 
-    Items are numbered along rank 0's row, then rank 1's, and so on. A rank runs its row until an
-    item waits for a message that hasn't been sent, and goes on once it has. An item takes
-    `durations[i]`, its message `lags[i]`; where links are narrow, `send` says when it arrives. A
-    message has its maker's slot, and is read M slots further on.
+    Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
+    and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs
+    one. It takes `durations[i]`. A rank is a row of actions. So is whatever else does one thing
+    after the other: a narrow link is a row of messages, each of which needs the action that sends
+    it, and is needed by the one that receives it. To wait for something more is an item, too, which
+    takes no time.
     """
-    bounds, slots, second, M = (
-        graph.columns.bounds,
-        graph.slots,
-        graph.second,
-        graph.columns.num_microbatches,
-    )
-    starts, ends = [None] * bounds[-1], [None] * bounds[-1]
-    hops = 2 * graph.columns.num_stages * M  # of all slots, those whose messages somebody waits for
-    arrived = [0] * M + [None] * hops + [0] * (hops + 2 * M)  # of every slot: when its message has
-    waiting = [None] * len(arrived)  # of every slot: the rank that waits for its message
-    ready = list(range(len(bounds) - 1))
+    starts, ends = [None] * len(needs), [None] * len(needs)
+    waiting = {}  # of items that haven't run: the workers that stand still until they have
+    ready = []  # workers that can go on
 
-    def work(rank: int) -> Iterator[None]:
+    def work(row: Sequence[int]) -> Iterator[int]:
         now = 0
-        for i in range(bounds[rank], bounds[rank + 1]):
-            slot, backward = slots[i], second and second.get(i)
-            if arrived[slot - M] is None:
-                waiting[slot - M] = rank
-                yield  # the rank stays here until the sender puts it back into `ready`
-            if arrived[slot - M] > now:  # the rank is free and has to wait
-                now = arrived[slot - M]
-            if backward:  # of an overlap, which waits for two messages and sends two
-                other = slots[backward]
-                if arrived[other - M] is None:
-                    waiting[other - M] = rank
-                    yield
-                now = max(now, arrived[other - M])
+        for i in row:
+            need = needs[i]
+            if need is not None:
+                if ends[need] is None:
+                    yield need  # stand still here until it has run
+                arrival = ends[need] + lags[i]
+                if arrival > now:  # the row is free and has to wait
+                    now = arrival
             starts[i] = now
             ends[i] = now = now + durations[i]
-            arrived[slot] = send(i, now) if send else now + lags[i]
-            if waiting[slot] is not None:
-                ready.append(waiting[slot])
-            if backward:
-                arrived[other] = send(backward, now) if send else now + lags[backward]
-                if waiting[other] is not None:
-                    ready.append(waiting[other])
+            if i in waiting:
+                ready.extend(waiting.pop(i))
 
-    rows = [work(rank) for rank in ready]
+    ready.extend(work(row) for row in rows)
     while ready:
-        next(rows[ready.pop()], None)
+        worker = ready.pop()
+        need = next(worker, None)  # it works until it needs what hasn't run, or to its row's end
+        if need is not None:
+            waiting.setdefault(need, []).append(worker)
     return starts, ends
 
 
@@ -87,19 +75,19 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     check_form(schedule)
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)
-    costs.check(schedule.num_stages, schedule.num_ranks)
+    costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     if not schedule.graph.whole:
         validate(schedule)
-    lags, send = [0] * len(schedule.graph.slots), None
+    durations, count = durations_of(schedule, costs), schedule.columns.bounds[-1]
+    rows, needs, lags = *schedule.graph.turns, [0] * len(durations)
     if costs.latency or costs.links or costs.has_queues:
-        from .links import lags_of, queueing
+        from .links import with_links
 
-        lags = lags_of(schedule.graph, costs)
-        send = queueing(schedule.graph, costs, lags) if costs.has_queues else None
-    starts, ends = run(schedule.graph, durations_of(schedule.columns, costs), lags, send)
-    if any(ends[end - 1] is None for end in schedule.columns.bounds[1:]):
+        rows, needs, durations, lags = with_links(schedule.graph, costs, durations)
+    starts, ends = run(rows, needs, durations, lags)
+    if any(ends[row[-1]] is None for row in rows):
         validate(schedule)
-    return Timeline(schedule, starts, ends, unit=costs.unit)
+    return Timeline(schedule, starts[:count], ends[:count], unit=costs.unit)
 
 
 def validate(
@@ -144,21 +132,27 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
     """Of every rank that can't finish its row: the id of the item at which it is stuck. For a
     `whole` graph.
     """
-    bounds = schedule.columns.bounds
-    starts, _ = run(schedule.graph, [0] * bounds[-1], [0] * len(schedule.graph.slots))
-    rows = enumerate(pairwise(bounds))
-    return {
-        rank: starts.index(None, *row) for rank, row in rows if None in starts[slice(*row)][-1:]
-    }
+    rows, needs = schedule.graph.turns
+    no_time = [0] * len(needs)
+    starts, _ = run(rows, needs, no_time, no_time)
+    stuck = {}
+    for rank, row in enumerate(rows):
+        if starts[row[-1]] is None:
+            stuck[rank] = schedule.graph.id_of(next(i for i in row if starts[i] is None))
+    return stuck
 
 
-def durations_of(columns: Columns, costs: Costs) -> list[float]:
-    """How long every id takes."""
-    kinds, stages, of_overlap = columns.kinds, columns.stages, cache(costs.of_overlap)
+def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
+    """How long every entry takes; an overlap's second half none, since its first takes it all."""
+    columns, of_overlap = schedule.columns, cache(costs.of_overlap)
+    kinds, stages = columns.kinds, columns.stages
+    if costs.by_microbatch:
+        return list(map(costs.of_item, chain(*schedule.rows))) + [0] * len(columns.overlaps)
     table = {
         kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
     }
     durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
     for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
         durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])
-    return durations[: columns.bounds[-1]]
+        durations[second] = 0
+    return durations

@@ -64,7 +64,8 @@ def _checked_row(
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:
             raise ValueError(
-                f"rank {rank}: {strange[0]} is not an action: expected pplab.Action or text such as 0F3"
+                f"rank {rank}: {strange[0]} is not an action: "
+                "expected pplab.Action or text such as 0F3"
             )
     for item in row if Overlap in kinds else ():  # made as objects: parsed ones have been checked
         if type(item) is Overlap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import add, sub
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Timeline:
     starts: Sequence[float] = field(repr=False)
     ends: Sequence[float] = field(repr=False)
     unit: str = ""
-    how: str = "simulated"  # or "measured", or "paced": measured, with actions stretched to given durations
+    how: str = "simulated"  # or "measured", or "paced": measured, with actions as long as told
     others: tuple[Span, ...] = ()
 
     @property
@@ -92,20 +92,20 @@ class Timeline:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """Every action of the schedule with its rank, start and end, rank by rank in order."""
-        return tuple(
-            span for rank in range(self.schedule.num_ranks) for span in self.spans_of(rank)
-        )
+        ranks = self.schedule.columns.ranks[: len(self.ends)]
+        each = zip(ranks, chain(*self.schedule.rows), self.starts, self.ends, strict=True)
+        return tuple(map(Span._make, each))
 
     def spans_of(self, rank: int) -> list[Span]:
         """A rank's actions with start and end, in order."""
-        row, (first, end) = self.schedule.rows[rank], self.schedule.columns.bounds[rank : rank + 2]
-        return [
-            Span(rank, *each)
-            for each in zip(row, self.starts[first:end], self.ends[first:end], strict=True)
-        ]
+        first, end = self.schedule.columns.bounds[rank : rank + 2]
+        return list(self.spans[first:end])
 
     def __repr__(self) -> str:
-        return f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}{self.unit and ' ' + self.unit}>"
+        return (
+            f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}"
+            f"{self.unit and ' ' + self.unit}>"
+        )
 
     def _repr_png_(self) -> bytes:
         """Its Gantt chart, in a notebook."""
@@ -132,9 +132,10 @@ class Idle:
             return f"{when}: it has nothing left to do"
         if self.waits_for is None:
             return f"{when}: it could go on"
+        made = f"{self.waits_for} on rank {self.on_rank}"
         if self.until >= self.end:
-            return f"{when}: it waits for {self.waits_for} on rank {self.on_rank}"
-        return f"{when}: it waits for what {self.waits_for} on rank {self.on_rank} has made by {self.until:g}"
+            return f"{when}: it waits for {made}"
+        return f"{when}: it waits for what {made} has made by {self.until:g}"
 
 
 def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:

@@ -1,4 +1,4 @@
-"""Checkers of chapter 11, and the profile that one of its exercises is about."""
+"""Checkers of the chapter on balance, and the profile that one of its exercises is about."""
 
 from __future__ import annotations
 

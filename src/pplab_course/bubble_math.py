@@ -1,4 +1,4 @@
-"""Checkers of chapter 1."""
+"""Checkers of the chapter on bubble math."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers of chapter 9, and what its cells send to ranks."""
+"""Checkers of the chapter on DualPipeV, and what its cells send to ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .verdict import (
     Wrong,
     checker,
     checker_of_each,
-    first_wrong,
+    matched,
     number,
     one_or_several,
     readers_code,
@@ -171,13 +171,15 @@ def _said(costs: Costs) -> str:
 @checker_of_each("ABCD")
 def clusters(answer: dict) -> Verdict:
     """Why a step is longer than hoped, from the times of a stage: alone, with all experts on one GPU, in a pair."""
-    letter = first_wrong(answer, CLUSTERS, CAUSES)
-    if letter is None:
-        return right("a pair takes at least the longest of four, and what sets it says what to change")
+    says = "a pair takes at least the longest of four, and what sets it says what to change"
+    return matched(answer, CLUSTERS, CAUSES, _possible, says)
+
+
+def _possible(letter: str) -> str:
     F_, B_, computes_f, computes_b, pair = TIMES[letter]
     sent, computed = F_ + B_ - computes_f - computes_b, computes_f + computes_b
-    return wrong(
-        f"{letter}: its halves take {F_ + B_} apart and {pair} in a pair; they compute for {computed} and are on the "
+    return (
+        f"its halves take {F_ + B_} apart and {pair} in a pair; they compute for {computed} and are on the "
         f"network for {sent}, so {max(F_, B_, computed, sent)} are possible"
     )
 

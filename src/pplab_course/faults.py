@@ -1,4 +1,5 @@
-"""What chapter 13's runs need: faults on purpose, an optimizer that clips alone, and runs that lose something."""
+"""What runs of a model of one's own need: faults on purpose, an optimizer that clips alone, and runs that lose
+something."""
 
 from __future__ import annotations
 

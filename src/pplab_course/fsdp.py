@@ -1,4 +1,4 @@
-"""Checkers of chapter 6, and FSDP by PyTorch alone on a pool's ranks."""
+"""Checkers of the chapter on FSDP, and FSDP by PyTorch alone on a pool's ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .verdict import (
     Wrong,
     checker,
     checker_of_each,
-    first_wrong,
+    matched,
     number,
     one_or_several,
     readers_code,
@@ -119,8 +119,7 @@ _WHY = {
 @checker_of_each("ABCD")
 def slow_teams(answer: Mapping[str, str]) -> Verdict:
     """What makes each team's pass as long as it is?"""
-    letter = first_wrong(answer, _CAUSE_OF, CAUSES)
-    return right("each phase is as long as its longer half") if letter is None else wrong(f"{letter}: {_WHY[letter]}")
+    return matched(answer, _CAUSE_OF, CAUSES, _WHY.get, "each phase is as long as its longer half")
 
 
 ANSWERS = ("FSDP", "pipeline", "one GPU", "measure")
@@ -136,8 +135,7 @@ _CLUES = {
 @checker_of_each("ABCD")
 def boxes(answer: Mapping[str, str]) -> Verdict:
     """Four teams: what first?"""
-    letter = first_wrong(answer, _BOXES, ANSWERS)
-    return right("links first, then the schedule") if letter is None else wrong(f"{letter}: {_CLUES[letter]}")
+    return matched(answer, _BOXES, ANSWERS, _CLUES.get, "links first, then the schedule")
 
 
 SEQUENCES, PRICES = (4, 8, 16, 32, 64, 128), (2.0, 2.05, 2.1, 2.15, 2.2, 2.3, 2.4)

@@ -1,4 +1,4 @@
-"""Checkers of chapter 3."""
+"""Checkers of the chapter on GPipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers of chapter 10."""
+"""Checkers of the chapter on how good an order can be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .verdict import (
     Wrong,
     checker,
     checker_of_each,
-    first_wrong,
+    matched,
     numbers,
     one_or_several,
     right,
@@ -90,12 +90,8 @@ _HINTS = {
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
     """Four teams and a frontier: what did each overlook?"""
-    letter = first_wrong(answer, TEAMS, CAUSES)
-    return (
-        right("a frontier is of one placement, one set of times, and activations")
-        if letter is None
-        else wrong(f"{letter}: {_HINTS[letter]}")
-    )
+    says = "a frontier is of one placement, one set of times, and activations"
+    return matched(answer, TEAMS, CAUSES, _HINTS.get, says)
 
 
 UNEVEN = Costs(3, 4, 2).finer(2)

@@ -1,4 +1,4 @@
-"""Checkers of chapter 7: stages in a loop, and sequences in slices."""
+"""Checkers of the chapter on interleaved 1F1B: stages in a loop, and sequences in slices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .verdict import (
     Wrong,
     checker,
     checker_of_each,
-    first_wrong,
+    matched,
     number,
     numbers,
     one_or_several,
@@ -164,10 +164,8 @@ def repair_slices(answer: object) -> Verdict:
 @checker_of_each("ABCD")
 def teams(answer: dict) -> Verdict:
     """Why four slices did or didn't help."""
-    letter = first_wrong(answer, CAUSES, sorted(CAUSES.values()))
-    if letter:
-        raise Wrong(f"{letter}: {WHY[letter]}")
-    return right("slices trade a shorter bubble for more and shorter actions")
+    says = "slices trade a shorter bubble for more and shorter actions"
+    return matched(answer, CAUSES, sorted(CAUSES.values()), WHY.get, says)
 
 
 @checker("a dict of what lab.sliced_row takes, with slices", lambda answer: isinstance(answer, Mapping))

@@ -1,4 +1,4 @@
-"""Checkers of chapter 12, with the machines and the tables that its exercises are about."""
+"""Checkers of the chapter on layouts, with the machines and the tables that its exercises are about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pplab.schedule import Schedule
 from pplab.simulator import simulate
 
 from .answers import drawn, schedule_of, trained
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, numbers, one_or_several, right, told, wrong
+from .verdict import Verdict, Wrong, checker, checker_of_each, matched, numbers, one_or_several, right, told, wrong
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,9 +106,8 @@ def tables() -> dict[str, str]:
 @checker_of_each("ABCD")
 def judge(answer: object) -> Verdict:
     """What becomes of each table under torch: "runs", "missing", "deadlock" or "losses"."""
-    if name := first_wrong(answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS):
-        return wrong(f"{name}: not {answer[name]!r}; {_CLUES[name]}")
-    return right("A is torch's own listing; C is legal, and only torch's bookkeeping of losses objects")
+    says = "A is torch's own listing; C is legal, and only torch's bookkeeping of losses objects"
+    return matched(answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS, _CLUES.get, says)
 
 
 @one_or_several

@@ -1,4 +1,5 @@
-"""Checkers of chapter 14, the runs that its exercises are about, two small models, and a hook that pauses once."""
+"""Checkers of the chapter on profiles, the runs that its exercises are about, two small models, and a hook that
+pauses once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers of chapter 5."""
+"""Checkers of the chapter on messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pplab.simulator import simulate
 from .answers import told_bill
 from .observed import located
 from .spine import file_checker, judge, run_as, to_write, with_faults, written
-from .verdict import Verdict, Wrong, checker, checker_of_each, number, one_or_several, right, told, values_of
+from .verdict import Verdict, Wrong, checker, checker_of_each, matched, number, one_or_several, right, told, values_of
 
 __all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", "overwritten", "repaired"]
 
@@ -139,16 +139,14 @@ def repaired(answer: object) -> Verdict:
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
     """What slows each cluster down: the network, a forward short, or a rank that takes twice as long."""
-    for letter, cause in CLUSTERS.items():
-        if answer[letter] not in CAUSES:
-            raise Wrong(f"{letter}: expected one of {', '.join(CAUSES)}, got {answer[letter]!r}")
-        if answer[letter] != cause:
-            took, would = times(cause), times(answer[letter])
-            raise Wrong(
-                f"{letter} takes {took[0]:g} with 1F1B and {took[1]:g} with GPipe; "
-                f"with {_said(answer[letter])} it would take {would[0]:g} and {would[1]:g}"
-            )
-    return right("1F1B tells where the slow rank is, GPipe that there is one, and a slow network hurts 1F1B more")
+
+    def clue(letter: str) -> str:
+        took, would = times(CLUSTERS[letter]), times(answer[letter])
+        says = f"it takes {took[0]:g} with 1F1B and {took[1]:g} with GPipe; with {_said(answer[letter])} it would take"
+        return f"{says} {would[0]:g} and {would[1]:g}"
+
+    says = "1F1B tells where the slow rank is, GPipe that there is one, and a slow network hurts 1F1B more"
+    return matched(answer, CLUSTERS, CAUSES, clue, says)
 
 
 def times(cause: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Checkers of chapter 2."""
+"""Checkers of the chapter on the naive pipeline."""
 
 from __future__ import annotations
 

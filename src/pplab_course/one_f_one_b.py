@@ -1,4 +1,4 @@
-"""Checkers of chapter 4."""
+"""Checkers of the chapter on 1F1B."""
 
 from __future__ import annotations
 

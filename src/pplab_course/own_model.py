@@ -1,4 +1,5 @@
-"""Checkers of chapter 13; what its exercises take apart is in `own_parts`, what its runs need in `faults`."""
+"""Checkers of the chapter on a model of one's own; what its exercises take apart is in `own_parts`, what its runs
+need in `faults`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pplab.lab import Case
 from . import faults
 from .answers import drawn, row_of, told_bill
 from .faults import FAULTS, STATES, Fault, adam, alive, cases, clips_alone, marked  # noqa: F401
-from .verdict import Verdict, Wrong, checker, checker_of_each, first_wrong, readers_code, right, told, wrong
+from .verdict import Verdict, Wrong, checker, checker_of_each, matched, readers_code, right, told, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,9 +165,8 @@ def causes(answer: Mapping[str, object]) -> Verdict:
         CAUSES[2]: "one microbatch is right, and four are, too, where no label is missing",
         CAUSES[3]: "one microbatch is wrong already, the same every time, and of few parameters",
     }
-    if letter := first_wrong(answer, ILL, CAUSES):
-        return wrong(f"{letter}: not {answer[letter]}; {clues[ILL[letter]]}")
-    return right("four numbers tell four causes apart: M = 1, M = 4, the same again, and a batch without gaps")
+    says = "four numbers tell four causes apart: M = 1, M = 4, the same again, and a batch without gaps"
+    return matched(answer, ILL, CAUSES, lambda letter: clues[ILL[letter]], says)
 
 
 @checker("a function of (gradients, all_reduce, limit)")
@@ -276,9 +276,8 @@ def stale(answer: object) -> Verdict:
         STATES[2]: "its first loss after the break is its loss on batch 0",
         STATES[3]: "its losses are those of the uninterrupted run to six digits: that is rounding",
     }
-    if name := first_wrong(answer, faults.LOST, STATES):
-        return wrong(f"{name}: not {answer[name]}; {clues[faults.LOST[name]]}")
-    return right("each by the first number that differs")
+    says = "each by the first number that differs"
+    return matched(answer, faults.LOST, STATES, lambda letter: clues[faults.LOST[letter]], says)
 
 
 OFFERS = {  # dollars per GPU and hour, Gb/s between machines, hours between two failures

@@ -1,4 +1,5 @@
-"""What the exercises of chapter 13 take apart: a model that goes around its cut, a loss, and four that are ill."""
+"""What the exercises on a model of one's own take apart: a model that goes around its cut, a loss, and four that are
+ill."""
 
 from __future__ import annotations
 

@@ -109,14 +109,20 @@ def checker_of_each(letters: str) -> Callable[[Callable], Callable]:
     return checker(expected, lambda answer: isinstance(answer, dict) and set(answer) == set(letters))
 
 
-def first_wrong(answer: Mapping[str, object], truth: Mapping[str, object], choices: Collection) -> str | None:
-    """The first letter whose value isn't the true one, or None; `Wrong` for a value that isn't among the choices."""
+def matched(
+    answer: Mapping[str, object],
+    truth: Mapping[str, object],
+    choices: Collection,
+    clue: Callable[[str], str],
+    says: str,
+) -> Verdict:
+    """Whether each letter has its true one of the choices; the first that hasn't gets its clue."""
     for letter, value in truth.items():
         if answer[letter] not in choices:
             raise Wrong(f"{letter}: expected one of {', '.join(choices)}, got {answer[letter]!r}")
         if answer[letter] != value:
-            return letter
-    return None
+            raise Wrong(f"{letter}: not {answer[letter]!r}; {clue(letter)}")
+    return right(says)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checkers of chapter 8."""
+"""Checkers of the chapter on zero bubble."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .verdict import (
     Verdict,
     checker,
     checker_of_each,
+    matched,
     number,
     numbers,
     one_or_several,
@@ -205,15 +206,13 @@ def _repeated(schedule: Schedule, steps: int) -> Schedule:
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
     """What spoils zero bubble on each cluster: a barrier, the network, what splitting costs, or a short W."""
-    for letter, cause in CLUSTERS.items():
-        if answer[letter] not in CAUSES:
-            return wrong(f"{letter}: expected one of {', '.join(CAUSES)}, got {answer[letter]!r}")
-        if answer[letter] != cause:
-            took, would = ("{:g}, {:g} and {:g}".format(*per_step(c)) for c in (cause, answer[letter]))
-            return wrong(f"{letter} takes {took}; with {answer[letter]!r} it would take {would}")
-    return right(
-        "a barrier costs ZB-H2 alone, the network 1F1B most, splitting every microbatch, a short W each bubble"
-    )
+
+    def clue(letter: str) -> str:
+        took, would = ("{:g}, {:g} and {:g}".format(*per_step(c)) for c in (CLUSTERS[letter], answer[letter]))
+        return f"it takes {took}, and with that it would take {would}"
+
+    says = "a barrier costs ZB-H2 alone, the network 1F1B most, splitting every microbatch, a short W each bubble"
+    return matched(answer, CLUSTERS, CAUSES, clue, says)
 
 
 @cache

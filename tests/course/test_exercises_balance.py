@@ -1,4 +1,4 @@
-"""Chapter 11's checkers refuse wrong answers and say what is wrong."""
+"""The checkers of the chapter on balance refuse wrong answers and say what is wrong."""
 
 from __future__ import annotations
 

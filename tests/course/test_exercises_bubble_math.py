@@ -1,4 +1,4 @@
-"""Chapter 1's checkers accept what is right, refuse what is wrong and say why."""
+"""The checkers of the chapter on bubble math accept what is right, refuse what is wrong and say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The checkers of chapter 9 refuse wrong answers and say what is wrong; what is right, the chapter's solutions show."""
+"""Checkers of the chapter on DualPipeV refuse wrong answers and say what is wrong; what is right, the chapter's
+solutions show."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ WRONG = [
     (
         exercise.clusters,
         {**CLUSTERS, "A": "network"},
-        "A: its halves take 100 apart and 99 in a pair",
+        "A: not 'network'; its halves take 100 apart and 99 in a pair",
     ),
     (exercise.clusters, {**CLUSTERS, "B": "in turn"}, "on the network for 4, so 60 are possible"),
     (exercise.clusters, {**CLUSTERS, "C": "elsewhere"}, "on the network for 100, so 100 are possible"),

@@ -1,4 +1,5 @@
-"""The checkers of chapter 6 refuse wrong answers and say what is wrong; the chapter's solutions show what is right."""
+"""Checkers of the chapter on FSDP refuse wrong answers and say what is wrong; the chapter's solutions show what is
+right."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ WRONG = [
     (exercise.most_gpus, 10, "the number is much larger"),
     (exercise.slow_teams, "network", "expected a dict with the keys A, B, C and D"),
     (exercise.slow_teams, {**CAUSES, "A": "luck"}, "A: expected one of nothing, network, gradients, recomputing"),
-    (exercise.slow_teams, {**CAUSES, "B": "gradients"}, "B: why does a second sequence cost nothing?"),
-    (exercise.slow_teams, {**CAUSES, "D": "nothing"}, "D: it doubles with the sequences"),
-    (exercise.boxes, {**FIRST, "B": "FSDP"}, "B: what would every GPU have to send"),
+    (exercise.slow_teams, {**CAUSES, "B": "gradients"}, "B: not 'gradients'; why does a second sequence cost nothing?"),
+    (exercise.slow_teams, {**CAUSES, "D": "nothing"}, "D: not 'nothing'; it doubles with the sequences"),
+    (exercise.boxes, {**FIRST, "B": "FSDP"}, "B: not 'FSDP'; what would every GPU have to send"),
     (exercise.boxes, {**FIRST, "D": "hope"}, "D: expected one of FSDP, pipeline"),
     (exercise.rent, (25, True), "expected a function of (sequences, price)"),
     (exercise.rent, raises, "at 4 sequences and $2.00: your function raised"),

@@ -1,4 +1,4 @@
-"""Chapter 3's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
+"""Checkers of the chapter on GPipe refuse wrong answers and say what is wrong; what is right, its solutions show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The checkers of chapter 10 refuse wrong answers and say what is wrong; the chapter's solutions show what is right."""
+"""Checkers of the chapter on how good an order can be refuse wrong answers and say what is wrong; the chapter's
+solutions show what is right."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ WRONG = [
     (exercise.repair, {"0F": 0}, "expected the starts of 0F, 1F, 2F, 2B, 1B, 0B, got 0F"),
     (exercise.repair, {**RIGHT, "0B": "late"}, "the start of 0B"),
     (exercise.repair, 3, "expected a dict of starts"),
-    (exercise.causes, {**exercise.TEAMS, "A": "two copies"}, "A: what has been shown of orders that nobody has tried?"),
+    (
+        exercise.causes,
+        {**exercise.TEAMS, "A": "two copies"},
+        "A: not 'two copies'; what has been shown of orders that nobody has tried?",
+    ),
     (exercise.causes, {**exercise.TEAMS, "D": "luck"}, "D: expected one of unequal times, both ends"),
     (exercise.causes, {"A": "no proof"}, "expected a dict with the keys A, B, C and D"),
     (exercise.design, lab.v_half_block(4), "it takes 86.5 and holds 6; V-Half takes 86.5"),

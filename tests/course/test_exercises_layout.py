@@ -1,4 +1,5 @@
-"""Chapter 12's checkers refuse wrong answers and say what is wrong; its tables are what they are said to be."""
+"""Checkers of the chapter on layouts refuse wrong answers and say what is wrong; its tables are what they are said
+to be."""
 
 from __future__ import annotations
 

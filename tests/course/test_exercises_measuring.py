@@ -1,4 +1,5 @@
-"""Chapter 14's checkers refuse wrong answers and say what is wrong; its runs have the causes they are said to."""
+"""Checkers of the chapter on profiles refuse wrong answers and say what is wrong; its runs have the causes they are
+said to."""
 
 from __future__ import annotations
 

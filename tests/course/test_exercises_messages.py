@@ -1,4 +1,4 @@
-"""Chapter 5's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
+"""Checkers of the chapter on messages refuse wrong answers and say what is wrong; what is right, its solutions show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG = [
     (
         exercise.causes,
         CAUSES | {"A": "rank 1"},
-        "A takes 51 with 1F1B and 57 with GPipe; with a slow rank 1 it would take 53",
+        "A: not 'rank 1'; it takes 51 with 1F1B and 57 with GPipe; with a slow rank 1 it would take 53",
     ),
     (exercise.causes, CAUSES | {"B": "network"}, "a message takes 0.5 it would take 41 and 36"),
     (exercise.causes, CAUSES | {"C": "one short"}, "with a forward short it would take 54 and 33"),

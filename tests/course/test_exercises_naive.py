@@ -1,4 +1,5 @@
-"""Chapter 2's checkers refuse wrong answers and say what is wrong; what is right, its solutions show."""
+"""Checkers of the chapter on the naive pipeline refuse wrong answers and say what is wrong; what is right, its
+solutions show."""
 
 from __future__ import annotations
 

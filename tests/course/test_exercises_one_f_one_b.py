@@ -1,4 +1,4 @@
-"""The checkers of chapter 4 refuse wrong answers and say what is wrong; what is right, its solutions show."""
+"""The checkers of the chapter on 1F1B refuse wrong answers and say what is wrong; what is right, its solutions show."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Chapter 13's checkers refuse wrong answers and say what is wrong; its patients have four illnesses, and its faults
-strike where they are told to."""
+"""Checkers of the chapter on a model of one's own refuse wrong answers and say what is wrong; its patients have four
+illnesses, and its faults strike where they are told to."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ WRONG = [
     (
         exercise.causes,
         {**TRUTH, "A": "labels counted as rows"},
-        "A: not labels counted as rows; one microbatch is right",
+        "A: not 'labels counted as rows'; one microbatch is right",
     ),
     (
         exercise.causes,
         {**TRUTH, "B": "dropout"},
-        "B: not dropout; one microbatch is wrong already, the same every time",
+        "B: not 'dropout'; one microbatch is wrong already, the same every time",
     ),
     (exercise.causes, {**TRUTH, "D": "noise"}, "D: expected one of dropout"),
     (exercise.clipper, 1, "expected a function of (gradients, all_reduce, limit)"),
@@ -180,9 +180,13 @@ WRONG = [
     (exercise.whole_name, even_cut, "on stage 1 of 4, 6 layers: got 'blocks.1.up.weight', expected 'blocks.2."),
     (exercise.stale, "nothing", "expected a dict with the keys A, B, C and D"),
     (exercise.stale, {**STALE, "A": "weights"}, "A: expected one of a layer's weights"),
-    (exercise.stale, {**STALE, "A": "nothing"}, "A: not nothing; its first loss after the break is exactly right"),
-    (exercise.stale, {**STALE, "B": "the optimizer's state"}, "B: not the optimizer's state; its losses are those"),
-    (exercise.stale, {**STALE, "D": "a layer's weights"}, "D: not a layer's weights; its first loss after the break"),
+    (exercise.stale, {**STALE, "A": "nothing"}, "A: not 'nothing'; its first loss after the break is exactly right"),
+    (exercise.stale, {**STALE, "B": "the optimizer's state"}, 'B: not "the optimizer\'s state"; its losses are those'),
+    (
+        exercise.stale,
+        {**STALE, "D": "a layer's weights"},
+        'D: not "a layer\'s weights"; its first loss after the break',
+    ),
     (exercise.night, {"offer": "spot"}, "minutes: expected how long a run works between two saves, 1 to 600, got None"),
     (
         exercise.night,

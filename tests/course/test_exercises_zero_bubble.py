@@ -1,4 +1,5 @@
-"""Chapter 8: the checkers refuse wrong answers and say what is wrong; its solutions, the chapter's test runs."""
+"""Checkers of the chapter on zero bubble refuse wrong answers and say what is wrong; its solutions, the chapter's
+test runs."""
 
 from __future__ import annotations
 
@@ -47,8 +48,16 @@ TRUTH = dict(exercise.CLUSTERS)
 RULE = {"cut": (8, 9, 9, 6), "recompute": (0, 0, 0, 0), "schedule": "ZB-H1"}
 
 WRONG = [
-    (exercise.causes, TRUTH | {"A": "network"}, "A takes 51, 41 and 41; with 'network' it would take 65, 51 and 41"),
-    (exercise.causes, TRUTH | {"D": "splitting"}, "with 'splitting' it would take 51, 48.25 and 43.25"),
+    (
+        exercise.causes,
+        TRUTH | {"A": "network"},
+        "A: not 'network'; it takes 51, 41 and 41, and with that it would take 65, 51 and 41",
+    ),
+    (
+        exercise.causes,
+        TRUTH | {"D": "splitting"},
+        "D: not 'splitting'; it takes 51, 46 and 43.5, and with that it would take 51, 48.25 and 43.25",
+    ),
     (exercise.causes, TRUTH | {"C": "rain"}, "C: expected one of barrier, network, short W, splitting, got 'rain'"),
     (exercise.causes, ["barrier"], "expected a dict with the keys A, B, C and D"),
     slow(exercise.repaired, written["put_off"], "three times the last microbatch's"),

@@ -51,6 +51,31 @@ def test_simulate_takes_per_stage_times_and_prints_json(capsys):
     assert json.loads(capsys.readouterr().out)["makespan"] == 1 + 2 + 3 + 1 + 3 + 0.5
 
 
+def test_simulate_takes_an_overhead_and_times_per_microbatch(capsys):
+    def makespan(command: str) -> float:
+        assert main(["simulate", "--json", *command.split()]) == 0
+        return json.loads(capsys.readouterr().out)["makespan"]
+
+    size = "--ranks 4 --microbatches 8"
+    assert makespan(f"--schedule GPipe {size} --overhead 0.25") == 33 + 11 * 0.5
+    assert makespan(f"--schedule GPipe {size} --overhead 0,0,0,0.25") == 33 + 8 * 0.5
+    assert makespan(f"--schedule Interleaved1F1B {size} --overhead 0.25") == 28.5 + 2 * 9.5 * 0.5
+    costs = pp.Costs([[1, 2.5, 1], 1], message=[[1, 5, 1], 0], bandwidth=1)
+    wanted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=3), costs).makespan
+    two = "--schedule 1F1B --ranks 2 --microbatches 3 --forward 1:2.5:1,1 --bandwidth 1"
+    assert makespan(f"{two} --message 1:5:1,0") == wanted
+    assert main(f"simulate {two} --message 1:5,0".split()) == 1
+    assert "message of stage 0 has 2 values for 3 microbatches: give one per microbatch" in capsys.readouterr().err
+    assert main(f"simulate {two} --recompute 1:1:1".split()) == 1
+    assert "recompute has 1 values for 2 stages" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(f"simulate {two} --message 1:x,0".split())
+    assert "'1:x,0' is no number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert "--overhead T" in (said := capsys.readouterr().out) and "1:2:1,1:2:1" in said
+
+
 def test_simulate_takes_links_overlaps_and_costs_for_a_search(capsys):
     base = ["simulate", "--ranks", "4", "--microbatches", "8", "--json"]
     assert main([*base, "--schedule", "GPipe", "--link", "1-2:1", "--link", "2-1:1"]) == 0
@@ -200,7 +225,6 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --warmup -1", "warmup must be"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --device cpu --share mps", "ranks that share a GPU"),
-        ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --reduction soon", "reduction 'soon'"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --source sample --share mbs", "did you mean mps"),
         (
             "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --replicas 0",
@@ -299,7 +323,7 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
         assert flag["help"] in shown[flag["name"]]
         if flag["default"]:
             assert f"(default {flag['default']})" in shown[flag["name"]]
-    assert len(commands.EXTRAS) == 10
+    assert len(commands.EXTRAS) == 9
     for path in commands.EXTRAS:
         flag = resolve_name(path).flag
         assert flag["help"] in shown[flag["name"]]
@@ -380,11 +404,11 @@ def test_it_runs_as_a_module_and_reads_standard_input():
 def test_all_flags_of_extras_reach_the_run(tmp_path, capsys):
     out, saved = tmp_path / "run.json", tmp_path / "run.safetensors"
     command = "train --schedule 1F1B --ranks 1 --microbatches 2 --steps 1 --batch-size 4 --source sample --device cpu"
-    first = f"{command} --clip-norm 0.5 --bf16 --recompute --reduction drain --save {saved} --json {out}"
+    first = f"{command} --clip-norm 0.5 --bf16 --recompute --save {saved} --json {out}"
     assert main(first.split()) == 0
     assert "gradient norm" in capsys.readouterr().out
     data = json.loads(out.read_text())
-    assert data["precision"] == "bfloat16" and data["reduction"] == "drain" and data["recomputed_of"] != [0]
+    assert data["precision"] == "bfloat16" and data["recomputed_of"] != [0]
     assert len(data["gradient_norms"]) == 1 and data["where"]["unit"] == "ms" and data["engine"] == "pplab"
     then = f"{command} --resume {saved} --engine torch --learning-rate 0.01 --share turns --json"
     assert main(then.split()) == 0

@@ -152,7 +152,6 @@ DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
         (DRAWN + "pp.gantt(t)", "matplotlib"),
         (DRAWN + "pp.compare([t, t])", "matplotlib"),
         (DRAWN + "t._repr_png_()", "matplotlib"),
-        (DRAWN + "lab.message_chart([t])", "matplotlib"),
         (DRAWN + "lab.memory_chart(t)", "matplotlib"),
         ("lab.frontier_chart(next(iter(lab.frontiers(RESULTS).values())))", "matplotlib"),
         ("lab.sweep(pp.build('1F1B', num_ranks=2, num_microbatches=2), [pp.Costs()])", "numpy"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from frontier import optima, plainly
+from frontier_settings import SETTINGS
 
 from pplab import lab
 from pplab.lab import Frontier, Point
-from pplab.lab.searches.frontier_settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 FRONTIERS = lab.frontiers(ROOT / "results")
@@ -20,6 +22,9 @@ FRONTIERS = lab.frontiers(ROOT / "results")
 def test_every_recorded_order_takes_and_holds_what_is_said(name):
     scale = 1 if SETTINGS[name].costs else 1e-9
     problems = {(problem.placement, problem.split): problem for problem, _ in SETTINGS[name].problems()}
+    data = json.loads((ROOT / "results" / "frontier.json").read_text())
+    (costs,) = [part["costs"] for part in data["parts"] if part["name"] == name]
+    assert costs == {p.placement: json.loads(json.dumps(plainly(p.costs))) for p in problems.values()}
     for point, timeline in FRONTIERS[name].timelines().items():
         assert timeline.makespan == pytest.approx(point.time, rel=1e-8)
     for point in FRONTIERS[name].found:
@@ -57,7 +62,7 @@ def test_who_is_beaten():
 
 
 def test_orders_for_growing_limits_end_where_memory_helps_no_more():
-    found = list(lab.optima(lab.Problem(3, 4), [5, 4, 3, 2, 0.5], time_limit=20, workers=2))
+    found = list(optima(lab.Problem(3, 4), [5, 4, 3, 2, 0.5], time_limit=20, workers=2))
     assert [each.problem.limit for each in found] == [2, 3] and found[-1].value == 3 * 4 + 2 and found[-1].proved
     assert found[0].proved and found[0].value > found[1].value
 

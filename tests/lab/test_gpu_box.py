@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_tables
 import pytest
 import torch
 
@@ -132,27 +133,28 @@ def test_nothing_is_left_out_without_a_word(recorded):
 
 def test_the_tables_show_the_recording(recorded):
     folder = recorded[0]
-    text = str(results.runs(folder))
+    shown = gpu_tables.tables(folder)
+    text = str(shown["runs"])
     assert text.startswith("Training runs. Memory is the fullest rank's")
     assert all(word in text for word in ("ZB-H1", "bf16", "equal")) and "NOT" not in text
-    page = results.runs(folder)._repr_html_()
+    page = shown["runs"]._repr_html_()
     assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
-    profile = str(results.profile(folder)).splitlines()
+    profile = str(shown["profile"]).splitlines()
     assert [line.split()[-6] for line in profile[2:]] == ["pplab"] * 3
-    assert "times that" in str(results.sharing(folder)) and "ZB-H1" in str(results.paced(folder))
-    assert "the machine has 1" in str(results.not_run(folder))
+    assert "times that" in str(shown["sharing"]) and "ZB-H1" in str(shown["paced"])
+    assert "the machine has 1" in str(shown["not run"])
 
 
 def test_no_recording_is_said(tmp_path):
-    for show in (results.runs, results.versus, results.profile, results.sharing, results.paced, results.not_run):
-        assert str(show(tmp_path)) == results.NONE and "make gpu" in show(tmp_path)._repr_html_()
-    assert str(results.tables(tmp_path)) == results.NONE and results.tables(tmp_path)._repr_html_().count("<p>") == 1
+    shown = gpu_tables.tables(tmp_path)
+    assert not shown and str(shown) == gpu_tables.NONE
+    assert "make gpu" in shown._repr_html_() and shown._repr_html_().count("<p>") == 1
     assert results.load(tmp_path / "nowhere") == ()
 
 
 def test_a_page_shows_every_table_that_has_something_in_it(recorded):
-    shown = results.tables(recorded[0])
-    assert len(shown) > 11 and {type(table) for table in shown} == {results.Results} and all(shown)
+    shown = gpu_tables.tables(recorded[0])
+    assert len(shown) > 11 and {type(table) for table in shown.values()} == {gpu_tables.Results} and all(shown.values())
     assert shown._repr_html_().count("<table") == str(shown).count("device, date") == len(shown)
 
 
@@ -164,7 +166,7 @@ def test_the_books_page_shows_what_is_recorded(monkeypatch):
     names: dict = {}
     exec("\n".join(before), names)
     shown = eval(last, names)
-    assert isinstance(shown, results.Tables)
+    assert isinstance(shown, gpu_tables.Tables)
     recorded = any(recording.data["box"].get("devices") for recording in results.load(ROOT / "results"))
     assert bool(shown) == recorded and ("<code>make gpu</code>" in shown._repr_html_()) == (not recorded)
 
@@ -175,7 +177,7 @@ def test_the_nearest_recordings_are_found(recorded, tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "results" / "a.json").write_text((recorded[0] / "fake-gpu.json").read_text())
     monkeypatch.chdir(tmp_path / "deep")
-    assert results.find_folder() == tmp_path / "results" and len(results.runs()) == 4
+    assert results.find_folder() == tmp_path / "results" and len(gpu_tables.tables()["runs"]) == 4
 
 
 def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys):
@@ -197,7 +199,7 @@ def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys
     printed = capsys.readouterr().out
     assert "FAILED: one: the second: division by zero" in printed and "== FAILED: one" in printed
     assert ("one: failed", "the second: Traceback (most recent call last):") in results.load(tmp_path)[0].failed
-    assert "one: failed" in str(results.not_run(tmp_path))
+    assert "one: failed" in str(gpu_tables.tables(tmp_path)["not run"])
     setting = gpu.Setting("cpu", 2, gpu.SIZES["small"])
     data = gpu.measure(setting, tmp_path / "only.json", "make gpu", only=("two",))
     assert [part["state"] for part in data["parts"]] == ["not run", "done", "not run"]
@@ -649,8 +651,9 @@ def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
     assert eight.ranks == (2, 4, 8) and eight.gpt == {**full.gpt, "num_layers": 16}
 
 
-def test_nccl_on_one_gpu_is_asked_for_and_only_there(monkeypatch):
-    from pplab.lab.measuring.one_gpu import OneGpuPool, environment
+def test_nccl_on_one_gpu_is_asked_for_and_only_there(gpu, monkeypatch):
+    from one_gpu import OneGpuPool, environment
+
     from pplab.runtime import gpu as door
 
     with pytest.raises(ValueError, match="for tests alone: PPLAB_NCCL_ON_ONE_GPU=1 asks for it"):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu_runs import most_that_fits
+from gpu_setting import SIZES, for_machine
 
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.meter import SavedBytes
-from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, most_that_fits, on_card, parameters
+from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, on_card, parameters
 from pplab.runtime import Pool, RankError
 from pplab.runtime.stage import autocast
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @cache
@@ -76,8 +74,6 @@ def test_the_peak_of_a_run_is_within_what_is_said(pools, name, dtype):
 @pytest.mark.parametrize("card", [24, 80, 141])
 def test_what_is_chosen_for_a_card_fits_and_twice_that_does_not(num_gpus, card):
     """Every part of every schedule that `make gpu` runs, by the sizes that it runs."""
-    from gpu_setting import SIZES, for_machine
-
     size = for_machine(SIZES["full"], num_gpus)
     config = models.GPTConfig(**{name: value for name, value in size.gpt.items() if name != "batch_size"})
     all_of_them = schedules(size.ranks)

@@ -292,17 +292,15 @@ def test_a_line_is_found_in_times():
 
 
 @pytest.mark.slow
-def test_links_and_reductions_are_measured():
-    from pplab.lab import all_reduce_times, measure_link
+def test_links_are_measured():
+    from pplab.lab import measure_link
     from pplab.runtime import Pool
 
     with Pool(2, device="cpu") as pool:
         link, back = (measure_link(pool, (64, 2**20), 5, pair) for pair in ((0, 1), (1, 0)))
         with pytest.raises(ValueError, match=r"two different ranks of 0 to 1, got \(1, 2\)"):
             measure_link(pool, pair=(1, 2))
-        small, large = (min(pool.run(all_reduce_times, size, 5)[0]) for size in (4, 2**22))
     assert all(0 < each.latency < 100 and 1e3 < each.bandwidth for each in (link, back))
-    assert 0 < small < large
 
 
 def test_a_small_layout_is_drawn_with_what_it_sends():

@@ -69,7 +69,7 @@ def drawn(seed: int, P: int, M: int, placement: str, split: bool) -> Problem:
     rng = random.Random(seed)
     each = 2 if placement in ("loop", "V") else 1
     times = [[rng.randint(1, 5) for _ in range(P * each)] for _ in range(3)]
-    costs = pp.Costs(*times, latency=rng.choice([0, 0.5, 2]))
+    costs = pp.Costs(*times, latency=rng.choice([0, 0.5, 2]), overhead=rng.choice([0, 0.5]))
     sizes = [rng.randint(2, 4) for _ in range(P * each)]
     memory = rng.choice([pp.Memory(), pp.Memory(sizes, [size - 1 for size in sizes], parameters=1)])
     free = Problem(P, M, placement, costs=costs, split=split, memory=memory)

@@ -9,7 +9,6 @@ from conftest import random_costs, random_schedule
 from pplab import lab
 from pplab.lab import lower_by_torch, parse_lowered
 from pplab.lab.streams.queues import QUEUES, compute_of
-from pplab_course import figures
 
 
 def test_without_queues_it_is_the_simulator(rng):
@@ -59,18 +58,44 @@ def test_a_deadlock_of_messages_is_located():
         lab.simulate_lowered(crossed, queue="channel")
 
 
+@pytest.mark.parametrize(("P", "M", "lag"), [(3, 3, 0.25), (4, 8, 1), (4, 16, 0.5), (8, 20, 1)])
+def test_1f1b_that_waits_for_its_sends_has_a_closed_form(P, M, lag):
+    """As Megatron-LM's 1F1B and torch's class: (M+P-1)(F+B) + lag (2(M+P)-5), with one or two ranks to talk to."""
+    rows = pp.lower(pp.build("1F1B", num_ranks=P, num_microbatches=M))
+    for waits in ("at once", "later"):
+        timeline = lab.simulate_lowered(rows, pp.Costs(latency=lag), queue="channel", waits=waits)
+        assert timeline.makespan == pytest.approx(3 * (M + P - 1) + lag * (2 * (M + P) - 5))
+
+
+def test_a_rank_that_waits_stands_still_until_both_ends_are_posted():
+    rows = parse_lowered(["0F0 0SEND_F0 0F1 0SEND_F1 0F2", "1RECV_F0 1F0 1RECV_F1 1F1"])
+    costs = pp.Costs(forward=[1, 5], latency=2)
+
+    def starts(waits):
+        timeline = lab.simulate_lowered(rows, costs, queue="channel", waits=waits)
+        return {str(span.action): span.start for span in timeline.spans}
+
+    assert starts("never") == {"0F0": 0, "0F1": 1, "0F2": 2, "1F0": 3, "1F1": 10}
+    assert starts("later") == {"0F0": 0, "0F1": 1, "0F2": 3, "1F0": 3, "1F1": 10}
+    assert starts("at once") == {"0F0": 0, "0F1": 3, "0F2": 10, "1F0": 3, "1F1": 10}
+
+
+def test_who_waits_for_sends_may_wait_in_a_circle():
+    rows = pp.lower(pp.build("ZB-H2", num_ranks=4, num_microbatches=8))
+    with pytest.raises(pp.ScheduleError, match="rank 0 waits at 0I1 with 0SEND_F7 at the head"):
+        lab.simulate_lowered(rows, queue="channel", waits="at once")
+    with pytest.raises(ValueError, match="unknown wait 'always'"):
+        lab.simulate_lowered(rows, waits="always")
+
+
+def test_a_message_is_posted_once():
+    with pytest.raises(pp.ScheduleError, match="rank 0 posts 0SEND_F0 twice; remove one of the two"):
+        lab.simulate_lowered(parse_lowered(["0F0 0SEND_F0 0SEND_F0", "1RECV_F0 1F0"]))
+
+
 def test_rows_are_read_from_text():
     assert parse_lowered("0UNSHARD,0F0,,0SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
         ["0F0 0SEND_F0", ["1RECV_F0", pp.parse("1F0")]]
     )
     with pytest.raises(ValueError, match="unknown queue 'stream'"):
         lab.simulate_lowered(parse_lowered("0F0,0B0"), queue="stream")
-
-
-def test_the_drawing_says_what_stands_longest():
-
-    s = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
-    column = lab.message_chart([pp.simulate(s), lab.simulate_lowered(lower_by_torch(s), name="queued")])
-    said = figures.alternative_text(column[0].figure)
-    assert "makespan 57" in said and said.endswith("112 messages, of which the longest stands for 4")
-    assert figures.figure_html(column[0].figure).count("<svg") == 1

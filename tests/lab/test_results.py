@@ -10,13 +10,12 @@ from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
 
+import gpu_tables
 import pytest
 import torch
 
 from conftest import on_fake_gpus
 from pplab.lab import Case, results
-from pplab.lab.forms import gpu_results
-from pplab.lab.forms.gpu_results import OF_CHECKS, OF_MACHINES, OF_RUNS
 from pplab.runtime import gpu
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +61,8 @@ def numbers_aside(text: str) -> str:
 
 def test_without_a_recording_pages_say_so(pages, tmp_path):
     (tmp_path / "attacks.json").write_text((ROOT / "results" / "attacks.json").read_text())  # of no GPU
-    assert results.said(tmp_path) == NONE and gpu_results.first_look(tmp_path) is None
-    for make in (*OF_MACHINES, *OF_RUNS, *OF_CHECKS):
-        assert not make(tmp_path), make
+    assert results.said(tmp_path) == NONE and results.first_look(tmp_path) is None
+    assert not gpu_tables.tables(tmp_path)
     said = pages.sentences(tmp_path, ROOT / "notebooks")
     assert said["measured_on_gpus"] == NONE
     assert said["healthy_run"].startswith(
@@ -84,7 +82,7 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
     assert said["healthy_run"].startswith(
         f"Fake GPU, {day}, printed:\n\n```text\n1F1B, 2 ranks, fp32: gradients equal to one"
     )
-    title, lines = gpu_results.first_look(folder)
+    title, lines = results.first_look(folder)
     assert title == f"Fake GPU, {day}" and all(line in printed.splitlines() for line in lines)
     assert numbers_aside("\n".join(lines)) == numbers_aside(pages.PLAYED.read_text().strip())
 
@@ -92,10 +90,9 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
 @pytest.mark.slow
 def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     folder = recorded[0]
-    made = {make.__name__: make(folder) for make in (*OF_MACHINES, *OF_RUNS, *OF_CHECKS)}
-    assert {name for name, table in made.items() if not table} == {"assumptions", "tests"}
-    shown = results.tables(folder)
-    assert all(table in shown for table in made.values() if table) and all(shown)
+    made = gpu_tables.tables(folder)
+    lacks = {shape.name for shape in gpu_tables.SHAPES if shape.of_gpus} - set(made)
+    assert lacks == {"assumptions", "tests"} and all(made.values())
     (machine,), (link,), (batch,) = made["machines"], made["links"], made["batch"]
     assert machine[2] == "580.65.06" and torch.__version__ in machine[3]
     assert link[1:3] == ("0 and 1", "gloo") and link[-1].startswith("64 B ") and " 16 MiB " in link[-1]
@@ -108,7 +105,8 @@ def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
         assert re.fullmatch(r"\d+\.\d \(\d+\.\d\)", row[5]) and re.fullmatch(r"0\.\d{3} \(0\.\d{3}\)", row[6])
         assert row[-2] == "-" and re.fullmatch(r"1\d\d0", row[-1])  # of one step none can say
     for row in made["where"]:
-        assert sum(float(cell.rstrip("%")) for cell in row[5:] if cell != "-") == pytest.approx(100, abs=1)
+        shares = re.findall(r"[\w ]+ (-?\d+\.\d)%", row[-1])
+        assert len(shares) > 1 and sum(map(float, shares)) == pytest.approx(100, abs=1)
     assert {row[1] for row in made["clocks"]} == {"smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs"}
     assert all(re.fullmatch(r"1\d\d0( to 1\d\d0)?", row[3]) and row[4] in ("312", "313") for row in made["clocks"])
 
@@ -140,11 +138,12 @@ def test_tables_say_what_went_wrong(monkeypatch, tmp_path):
         "tests": [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "failed"}],
     }
     write(tmp_path, parts)
-    ((_, what, expected, found, agrees, measured, by),) = gpu_results.assumptions(tmp_path)
+    made = gpu_tables.tables(tmp_path)
+    ((_, what, expected, found, agrees, measured, by),) = made["assumptions"]
     assert (what, expected, found, agrees, by) == ("cudaMalloc waits", "yes", "NO", "NO", "a guide")
     assert measured == "host_ms 102, errors_ms 0.2"
-    assert gpu_results.gradients(tmp_path)[0][4:] == ("1 of 2", "5.0e-01", "ZB-V")
-    assert gpu_results.nccl(tmp_path)[0][4] == "no rank" and gpu_results.tests(tmp_path)[0][1:] == ("1", "1", "0")
+    assert made["gradients"][0][4:] == ("1 of 2", "5.0e-01", "ZB-V")
+    assert made["nccl"][0][4] == "no rank" and made["tests"][0][1:] == ("1", "1", "0")
 
 
 def write(folder: Path, parts: dict[str, list]) -> None:
@@ -170,11 +169,15 @@ def write(folder: Path, parts: dict[str, list]) -> None:
 
 def test_a_long_table_is_folded_and_several_gpus_are_counted(tmp_path):
     row = {"num_ranks": 3, "sharing": "mps", "schedule": "1F1B", "ended": True, "said": "", "seconds": 1.0}
-    write(tmp_path, {"nccl": [row] * results.LONG})
+    write(tmp_path, {"nccl": [row] * gpu_tables.LONG})
     assert results.said(tmp_path) == "Measured on GPUs so far: 2 x NVIDIA H100, 2026-12-01."
-    assert "<details>" not in gpu_results.nccl(tmp_path)._repr_html_()
-    write(tmp_path, {"nccl": [row] * (results.LONG + 1)})
-    assert gpu_results.nccl(tmp_path)._repr_html_().startswith("<details><summary>Ranks on one GPU that send by NCCL")
+    assert "<details>" not in gpu_tables.tables(tmp_path)["nccl"]._repr_html_()
+    write(tmp_path, {"nccl": [row] * (gpu_tables.LONG + 1)})
+    assert (
+        gpu_tables.tables(tmp_path)["nccl"]
+        ._repr_html_()
+        .startswith("<details><summary>Ranks on one GPU that send by NCCL")
+    )
     write(tmp_path, {"nccl": []})  # nothing came of it
     assert results.said(tmp_path) == NONE
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import gpu_tables
 import pytest
 import torch
 from safetensors import safe_open
@@ -158,8 +159,8 @@ def test_recorded_measurements(tmp_path):
     (found,) = results.load(tmp_path)
     assert (
         found.title().startswith(SHOWN)
-        and harmless(str(results.tables(tmp_path)))
-        and SHOWN in str(results.tables(tmp_path))
+        and harmless(str(gpu_tables.tables(tmp_path)))
+        and SHOWN in str(gpu_tables.tables(tmp_path))
     )
     (tmp_path / "evil.json").write_text(json.dumps(data | {"form": EVIL}))
     with pytest.raises(ValueError, match="is not a recording") as error:

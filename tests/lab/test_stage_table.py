@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_tables
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pplab as pp
 from pplab.lab import results
-from pplab.lab.forms import stage_results
 from stage_rows import copies_are_sane, stages_are_sane
 
 ROOT = Path(__file__).parents[2]
@@ -65,9 +65,9 @@ def test_make_bench_records_what_cores_do(bench, tmp_path, monkeypatch, capsys):
         assert row["makespan_ms"] >= row["predicted_makespan_ms"] > own["predicted_makespan_ms"] > 0
         assert own["makespan_ms"] > own["predicted_makespan_ms"] * 0.99 and 0 < own["bubble_fraction"] < 1
     assert {row["schedule"] for row in recording.rows("cores")} == set(names)
-    shown = str(results.tables(tmp_path))
-    assert shown.count("device, date") == 7
-    assert [len(table(tmp_path)) for table in stage_results.TABLES] == [1, 2, 3, 1, 3, 5]
+    shown = gpu_tables.tables(tmp_path)
+    lengths = {"durations": 1, "stages": 2, "copies": 3, "offload": 1, "predicted": 3, "cores": 5, "not run": 3}
+    assert {name: len(table) for name, table in shown.items()} == lengths
 
 
 @pytest.fixture
@@ -155,10 +155,10 @@ def test_what_launches_pace_counts_for_no_assumption(tmp_path):
         {"width": 768, "dtype": "bf16", "tokens": 1024 * 2**i, "ratios": each, "pace": "GPU" if i else "launches"}
         for i, each in enumerate(ratios)
     ]
-    more = {name: {} for name in ("ms", "flops", "tflops")} | {"layers": 2, "rounds": 3}
+    more = {name: dict.fromkeys("FBIW", 1.0) for name in ("ms", "flops", "tflops")} | {"layers": 2, "rounds": 3}
     part = {"name": "stages", "state": "done", "seconds": 0, "rows": [{**row, **more} for row in rows]}
     results.write(tmp_path / "a.json", [part], device="A", command="", versions={})
-    ((_, *cells),) = stage_results.durations(tmp_path)
+    ((_, *cells),) = gpu_tables.tables(tmp_path)["durations"]
     assert cells == ["768", "bf16", "1.90 to 2.10", *["1.00 to 1.00"] * 3, "1,024 tokens"]
     assert statistics.mean(row["ratios"]["B/F"][1] for row in rows[1:]) == 2.0
 

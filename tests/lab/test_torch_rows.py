@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab import lower_by_torch, parse_lowered, refusals, take_steps, train_lowered
+from pplab.lab import lower_by_torch, refusals, take_steps
 from pplab.runtime import Pool, RankError
 from pplab.runtime.options import Job, make_job
 
@@ -28,30 +26,18 @@ def stages(count: int):
     return modules.workload(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(count)))
 
 
-@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
-def test_torch_runs_lowered_rows(pool, name):
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_torch_runs_the_rows_that_we_lower(pool, name):
+    """Its interpreter takes our sends and receives as they stand, and gets one process's gradients."""
     s = pp.build(name, num_ranks=2, num_microbatches=4)
-    assert train_lowered(pool, pp.lower(s, ahead=1), stages(4), steps=1, check_gradients=True).gradients.equal
-    rows = lower_by_torch(s)
-    run = train_lowered(pool, rows, stages(4), steps=1, one_queue=True, check_gradients=True)
-    assert run.gradients.equal and run.job.engine_name == "torch" and run.machine.transport == "gloo"
-    for rank, row in enumerate(rows):
-        posted = [str(x) for x in row if "SEND" in str(x) or "RECV" in str(x)]
-        spans = [x for x in run.timeline.others if x.rank == rank]
-        assert [str(x.action) for x in spans] == posted
-        assert all(a.end <= b.start for a, b in zip(spans, spans[1:], strict=False))
-
-
-def test_messages_that_would_hang_are_refused_before_anything_runs(pool):
-    rows = pp.lower(pp.build("1F1B", num_ranks=2, num_microbatches=4))
-    assert train_lowered(pool, rows, stages(2), steps=1, check_gradients=True).gradients.equal
-    with pytest.raises(pp.ScheduleError, match="deadlock of messages"):
-        train_lowered(pool, rows, stages(2), one_queue=True)
-    swapped = parse_lowered(
-        ["0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1"]
+    run = pool.train(
+        pp.Schedule(s.rows, "lowered by us"),
+        stages(s.num_stages),
+        modules.LoweredByUs(pp.lower(s, ahead=1)),
+        steps=1,
+        check_gradients=True,
     )
-    with pytest.raises(pp.ScheduleError, match="1RECV_F1 at the head"):
-        train_lowered(pool, swapped, stages(2))
+    assert run.gradients.equal and run.job.engine_name == "torch" and run.machine.transport == "gloo"
 
 
 def test_torch_can_be_paced(pool):
@@ -131,12 +117,6 @@ def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything
         ValueError, match='pace with latency or bandwidth needs transport="shared", and these ranks have gloo'
     ):
         check_transport(delayed, ["cpu"] * 2, "gloo")  # under torchrun, say
-
-
-def test_a_queue_is_imitated_on_cpus_only():
-    rows = pp.lower(pp.build("1F1B", num_ranks=2, num_microbatches=4))
-    with pytest.raises(ValueError, match='make the pool with device="cpu"'):
-        train_lowered(SimpleNamespace(devices=["cuda:0"] * 2, num_ranks=2), rows, stages(2), one_queue=True)
 
 
 def test_torchs_classes_say_what_they_refuse(pool):

@@ -113,11 +113,41 @@ def test_noise_makes_no_narrow_link(rng):
     """Durations and latencies that vary, and some that are far off, look like no queue."""
     for name in ("GPipe", "1F1B", "ZB-H2", "Interleaved1F1B"):
         s = pp.build(name, num_ranks=4, num_microbatches=8)
-        durations, lags = durations_of(s.columns, pp.Costs()), lags_of(s.graph, pp.Costs(latency=0.3))
+        durations, lags = durations_of(s, pp.Costs()), lags_of(s.graph, pp.Costs(latency=0.3))
         vary = lambda x: x * rng.lognormvariate(0, 0.3) + x * rng.uniform(0, 5) * (rng.random() < 0.05)  # noqa: E731
-        starts, ends = run(s.graph, list(map(vary, durations)), list(map(vary, lags)))
+        starts, ends = run(*s.graph.turns, list(map(vary, durations)), list(map(vary, lags)))
         noisy = pp.Timeline(s, starts, ends)
         assert all(link.bandwidth == float("inf") for link in lab.calibrate(noisy).links.values())
+
+
+def test_lateness_is_the_calibrated_overhead_and_what_is_inside_actions_can_be_given():
+    """From a run of one stage per rank, predict stages half as deep: the overhead doesn't become half of it."""
+    costs, wide = pp.Costs(3, 4, 2, overhead=0.5), ("forward", "backward_input", "backward_weight", "overhead")
+    measured, finer = (pp.build(name, num_ranks=4, num_microbatches=8) for name in ("1F1B", "Interleaved1F1B"))
+    measured = pp.simulate(measured, costs)
+
+    def predicted(found: pp.Costs) -> float:
+        of_both = {name: getattr(found, name) for name in wide}  # a rank's stages, which are all alike
+        alike = {name: value[0] if isinstance(value, tuple) else value for name, value in of_both.items()}
+        return pp.simulate(finer, pp.Costs(**alike).finer(2)).makespan
+
+    inside = lab.calibrate(measured, overhead=0.5)
+    assert (inside.forward, inside.backward_input, inside.overhead) == ((3,) * 4, (6,) * 4, (0.5,) * 4)
+    assert predicted(inside) == predicted(costs) > predicted(lab.calibrate(measured))
+    alone = pp.simulate(pp.build("1F1B", num_ranks=1, num_microbatches=8), pp.Costs(3, 4, 2))
+    late = pp.Timeline(
+        alone.schedule,
+        [s + 0.25 * (i + 1) for i, s in enumerate(alone.starts)],
+        [e + 0.25 * (i + 1) for i, e in enumerate(alone.ends)],
+    )
+    found = lab.calibrate(late, overhead=0.5)
+    assert lab.calibrate(late).overhead == pytest.approx((0.25,)) and lab.calibrate(late).forward == (3,)
+    assert found.overhead == pytest.approx((0.75,)) and found.forward == (2.5,)
+    assert pp.simulate(late.schedule, found).makespan == pytest.approx(late.makespan)
+    with pytest.raises(ValueError, match="overhead is 4, and an action takes 3.5: give less"):
+        lab.calibrate(measured, overhead=4)
+    with pytest.raises(ValueError, match="overhead must be a number from 0"):
+        lab.calibrate(measured, overhead=-1)
 
 
 @pytest.mark.parametrize("name", ["ZB-H1", "ZB-H2", "ZB-V", "V-Half", "InterleavedZeroBubble", "DualPipe", "1F1B"])

@@ -7,7 +7,7 @@ import pytest
 
 from pplab import palette, plot
 from pplab.actions import B, F, I, W
-from pplab.lab.forms.palette import CATEGORIES, MESSAGE, PART
+from pplab.lab.forms.palette import CATEGORIES, PART
 
 cspace_convert = pytest.importorskip("colorspacious").cspace_convert
 
@@ -33,7 +33,6 @@ def nearest(colours: dict[str, str], sight: str) -> tuple[float, str, str]:
 KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
     "actions": {**KINDS, "other": palette.OTHER},
-    "messages": {**KINDS, **MESSAGE},
     "categories": {fill: fill for fill in CATEGORIES},
     "parts": {fill: fill for fill in PART.values()},
 }

@@ -167,12 +167,6 @@ def test_a_digest_sees_every_tensor_of_a_batch_and_some_of_a_large_one():
     assert Batch((large,), ids).digest() != Batch((large.roll(1, 0),), ids).digest()
 
 
-def test_a_padded_batch_needs_its_mask():
-    ids = torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"mask='attention_mask' must name a tensor .* not among \['mask'\]"):
-        lab.Padded((ids,), ids, {"mask": ids})
-
-
 def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
     """The script compares every rank's gradients with those of one process, in every step."""
     script = Path(__file__).parents[2] / "notebooks" / "torch_alone.py"

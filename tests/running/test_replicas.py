@@ -14,7 +14,6 @@ from torch import nn
 
 import modules
 import pplab as pp
-import reducers
 from conftest import built, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
@@ -24,7 +23,6 @@ from pplab.runtime.reference import report_gradients
 from pplab.runtime.training import RankReport
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
-REDUCTIONS = {"end": [], "drain": [lab.Drain()]}
 
 
 def test_replicas_are_the_schedule_several_times(rng):
@@ -93,19 +91,14 @@ def tiny(**options):
     return models.gpt(**{"batch_size": 8, **sizes, **options})
 
 
-# In the drain every schedule reduces at other moments; at the end all do the same, wherever their stages are.
-REDUCED = [(builder.name, "drain") for builder in pp.builders.ALL]
-REDUCED += [(name, "end") for name in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipe")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "reduction"), REDUCED)
-def test_two_pipelines_of_two_ranks_equal_one_process(four, name, reduction):
+@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+def test_two_pipelines_of_two_ranks_equal_one_process(four, name):
     for num_microbatches, workload in ((1, tiny()), (4, tiny(tied=True))):
         s = built(pp.builders.find(name), 2, num_microbatches)
         if s is not None:
             r = lab.replicate(s, 2)
-            run = four.train(r, workload, lab.Meter(), *REDUCTIONS[reduction], steps=1, check_gradients=True)
+            run = four.train(r, workload, lab.Meter(), steps=1, check_gradients=True)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
             assert run.schedule is r and len(run.timeline.busy) == 4
             assert run.held.peak_in_flight == s.peak_in_flight * 2 and run.held.peak_bytes == run.predicted_peak_bytes
@@ -136,18 +129,17 @@ def test_runs_leave_no_process_groups_behind(four):
 def test_four_replicas_of_one_rank_are_plain_data_parallelism(four):
     for name in ("1F1B", "ZB-H1"):
         s = lab.replicate(pp.build(name, num_ranks=1, num_microbatches=2), 4)
-        run = four.train(s, tiny(tied=True), lab.Drain(), check_gradients=True)
+        run = four.train(s, tiny(tied=True), check_gradients=True)
         assert run.gradients.equal and run.schedule.num_microbatches == 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("reduction", ["end", "drain"])
-def test_several_steps_keep_the_copies_equal(four, reduction, tied):
+def test_several_steps_keep_the_copies_equal(four, tied):
     workload = tiny(tied=tied)
     losses = modules.losses_of_one_process(workload, 4, SGD)
     s = lab.replicate(pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=2), 2)
-    run = four.train(s, workload, *REDUCTIONS[reduction], steps=4, optimizer=SGD)
+    run = four.train(s, workload, steps=4, optimizer=SGD)
     assert run.losses == pytest.approx(losses, abs=1e-5) and len(set(losses)) == 4
 
 
@@ -165,20 +157,8 @@ def test_means_and_sums(four, reduction):
 def test_gloo_carries_the_same():
     with Pool(4, device="cpu", transport="gloo", timeout_s=60) as pool:
         s = lab.replicate(pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4), 2)
-        run = pool.train(s, tiny(tied=True), lab.Drain(), check_gradients=True)
+        run = pool.train(s, tiny(tied=True), check_gradients=True)
     assert run.gradients.equal and run.machine.transport == "gloo"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [reducers.Timed, reducers.TimedDrain])
-def test_in_the_drain_a_stage_is_reduced_while_the_others_work(four, extra):
-    """Two stages per rank, whose backwards take 20 ms at least: the later stage's sum starts two of them before the
-    row ends, in place of at its end. Chapter 12 shows what that hides."""
-    s = lab.replicate(pp.build("LoopedBFS", num_ranks=2, num_microbatches=4), 2)
-    run = four.train(s, tiny(), lab.Pace(pp.Costs(10, 10, 10, unit="ms")), extra(), steps=1)
-    for ahead in run.extras["timed"]:
-        assert len(ahead) == 2
-        assert (ahead[0] > 0.04) == (extra is reducers.TimedDrain) and ahead[1] < 0.02, ahead
 
 
 @pytest.mark.slow
@@ -247,11 +227,10 @@ def test_the_microbatches_of_replicas_are_their_own():
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("reduction", ["end", "drain"])
-def test_two_pipelines_of_two_ranks_on_cuda_equal_one_process(reduction):
+def test_two_pipelines_of_two_ranks_on_cuda_equal_one_process():
     with Pool(4, device="cuda", timeout_s=120) as pool:
         for name in ("1F1B", "ZBVZeroBubble", "DualPipe"):
             s = lab.replicate(pp.build(name, num_ranks=2, num_microbatches=4), 2)
             for tied in (False, True):
-                run = pool.train(s, tiny(tied=tied), *REDUCTIONS[reduction], check_gradients=True)
+                run = pool.train(s, tiny(tied=tied), check_gradients=True)
                 assert run.gradients.equal, run

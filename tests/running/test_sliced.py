@@ -125,15 +125,15 @@ def test_paced_slices_last_as_long_as_they_are_told_to(gpt, pool):
     """Unequal ones under causal attention, over a narrow link: no action, and no step, is shorter than simulated."""
     slices, s = lab.Slices((8, 5, 3), attention=0.4), seq(2, 3)
     costs = pp.Costs(12, 12, 12, bandwidth=1, message=6, unit="ms")
-    run = pool.train(s, models.sliced(gpt, slices.lengths), lab.Pace(costs, slices), steps=1)
+    run = pool.train(s, models.sliced(gpt, slices.lengths), lab.Pace(slices.costs(s, costs)), steps=1)
     told, took = slices.simulate(s, costs), run.timeline
     assert all(b.end - b.start >= a.end - a.start - 1e-3 for a, b in zip(told.spans, took.spans, strict=True))
     assert run.step_time_ms >= told.makespan and run.job.how == "paced"
-    by_torch = lab.Pace(pp.Costs(12, unit="ms"), slices)
-    with pytest.raises(ValueError, match="torch's actions last as long as whole microbatches'"):
+    by_torch = lab.Pace(slices.costs(s, pp.Costs(12, unit="ms")))
+    with pytest.raises(ValueError, match="pace by microbatch needs pplab's engine"):
         pool.train(s, models.sliced(gpt, slices.lengths), lab.TorchEngine(), by_torch)
-    with pytest.raises(pp.ScheduleError, match="0B0 before 0B/I1"):
-        pool.train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, lab.Pace(costs, lab.Slices.even(2)))
+    with pytest.raises(ValueError, match="forward of stage 0 has 12 values for 4 microbatches"):
+        pool.train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, lab.Pace(slices.costs(s, costs)))
 
 
 def test_a_schedule_of_whole_microbatches_is_refused(gpt, pool):

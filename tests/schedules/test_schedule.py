@@ -119,7 +119,7 @@ def test_an_overlap_has_one_id_and_sends_two_messages():
     """Ids are 0F0 0, the overlap 1, 0B1 2, 1F0 3, 1B0 4, 1F1 5, 1B1 6; the overlap's backward is entry 7."""
     s = pp.Schedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])
     assert s.columns.overlaps == [1] and s.graph.id_of(7) == 1 and str(s.graph.action(7)) == "0B0"
-    assert s.graph.second == {1: 7}
+    assert s.graph.second_half == {1: 7}
     assert s.graph.awaited(1) == [(7, 4)]  # a forward of the first stage waits for nothing
     assert s.graph.awaited(5) == [(5, 1)]
 

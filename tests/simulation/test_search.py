@@ -48,7 +48,7 @@ def random_case(rng: random.Random) -> tuple[int, int, dict]:
                 overlap="max",
                 links={(0, P - 1): pp.Link(2)} if P > 1 else {},
             ),
-            pp.Costs(latency=0.5, bandwidth=rng.choice([2, float("inf")])),
+            pp.Costs(latency=0.5, overhead=0.25, bandwidth=rng.choice([2, float("inf")])),
         ]
     )
     memory = rng.choice([pp.Memory(), pp.Memory(each(2), 1, parameters=each(0)), pp.Memory(3, 2, 1, 4, 0.5)])

@@ -11,11 +11,13 @@ import pytest
 import pplab as pp
 import pplab.costs as costs_module
 from conftest import random_costs, random_schedule, registry, slow_simulate
-from pplab import lab
+from pplab import lab, simulator
 from pplab.lab import formulas
 from pplab.lab.shell.cli import summary
 from pplab_course import dualpipe as exercise
 from pplab_course import figures
+
+F, B, I, W = pp.Kind.F, pp.Kind.B, pp.Kind.I, pp.Kind.W  # noqa: E741
 
 
 def run(name: str, P: int, M: int, under: pp.Costs | None = None, /, **options) -> pp.Timeline:
@@ -107,6 +109,20 @@ def test_the_search_keeps_its_limit_and_never_loses_to_the_fixed_orders(P, M, ti
         pp.validate(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, max_in_flight=limit)
 
 
+def test_the_loop_alone():
+    """Two ranks, three microbatches, GPipe's order, and half a unit of latency: items 0 to 5 are rank 0's."""
+    rows, needs = [range(6), range(6, 12)], [None, None, None, 9, 10, 11, 0, 1, 2, None, None, None]
+    lags = [0.5 * (need is not None) for need in needs]
+    starts, ends = simulator.run(rows, needs, [1, 1, 1, 2, 2, 2] * 2, lags)
+    assert starts == [0, 1, 2, 7, 9, 11, 1.5, 2.5, 3.5, 4.5, 6.5, 8.5] and ends[5] == 13
+    link = range(12, 15)  # the forwards' messages take turns, two units each
+    linked = [None if need is None else 12 + need if need < 3 else need for need in needs] + [0, 1, 2]
+    starts, _ = simulator.run([*rows, link], linked, [1, 1, 1, 2, 2, 2] * 2 + [2] * 3, lags + [0] * 3)
+    assert starts[6:9] == [3.5, 5.5, 7.5] and starts[12:] == [1, 3, 5]
+    needs[0] = 6  # a circle: what never runs has no times, and so has all that comes after it
+    assert simulator.run(rows, needs, [1] * 12, [0] * 12) == ([None] * 12, [None] * 12)
+
+
 def test_latency_tells_the_schedules_apart():
     makespans = {name: run(name, 4, 8, pp.Costs(latency=1)).makespan for name in ("GPipe", "1F1B", "eager-1F1B")}
     assert makespans == {"GPipe": 39, "1F1B": 49, "eager-1F1B": 39}
@@ -129,10 +145,83 @@ def test_a_slow_rank_costs_1f1b_by_its_place_and_gpipe_always_the_same():
 
 def test_overhead_per_action_sets_a_best_number_of_microbatches():
     """The same batch in 4, 8 and 32 microbatches, each action 0.3 longer than its work."""
-    made = []
-    for M in (4, 8, 32):
-        made.append(run("1F1B", 4, M, pp.Costs(8 / M + 0.3, 16 / M + 0.3, 0)).makespan)
+    made = [run("1F1B", 4, M, pp.Costs(8 / M, 8 / M, 8 / M, overhead=0.3)).makespan for M in (4, 8, 32)]
     assert made == pytest.approx([46.2, 39.6, 47.25], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("P", [1, 2, 4, 7])
+def test_thin_microbatches_make_the_closed_u_curve(name, P):
+    """(M + P - 1) (w / M + o), where an overhead of a half falls on each of a microbatch's two actions; the least is
+    where sqrt((P - 1) w / o) says."""
+    for work, overhead in ((24, 0.6), (180, 0.25), (7, 3)):
+        found = {}
+        for M in range(1, 65):
+            costs = pp.Costs(work / 3 / M, work / 3 / M, work / 3 / M, overhead=overhead / 2)
+            found[M] = run(name, P, M, costs).makespan
+            assert found[M] == pytest.approx((M + P - 1) * (work / M + overhead))
+        best = ((P - 1) * work / overhead) ** 0.5
+        assert min(found, key=found.get) in {max(1, min(64, round(best + d))) for d in (-0.5, 0, 0.5)}
+
+
+def test_a_split_backward_has_two_overheads_and_finer_stages_one_each():
+    costs = pp.Costs(overhead=[0.25, 0.5])
+    assert [costs.of(kind, 0) for kind in pp.Kind if kind in "FBIW"] == [1.25, 2.25, 1.25, 1.25]
+    assert [costs.of(kind, 1) for kind in (F, B)] == [1.5, 2.5]
+    assert [costs.finer(2).of(kind, 0) for kind in (F, B, I, W)] == [0.75, 1.25, 0.75, 0.75]
+    again = pp.Costs(recompute=1, overhead=0.25)
+    assert [again.of(kind, 0) for kind in (F, B, I, W)] == [1.25, 3.25, 2.25, 1.25]
+    assert pp.Costs(backward=5, recompute=1, overhead=0.25).of(B, 0) == 6.25
+
+
+def test_two_actions_at_once_have_one_overhead():
+    pair = pp.parse("(0F1;1B0)OVERLAP_F_B")
+    for overlap, takes in (("sum", 3.5), ("max", 2.5), (2.75, 3.25), ({("0F", "1B"): 2}, 2.5)):
+        assert pp.Costs(overlap=overlap, overhead=[0.25, 0.5]).of_item(pair) == takes
+
+
+def test_an_overhead_is_no_work_that_a_network_could_hide():
+    """In pairs of actions whose all-to-alls hide behind what computes, and in passes of a head over all ranks."""
+    plain, costs = pp.Costs(4, 4, 2), pp.Costs(4, 4, 2, overhead=0.5)
+    for pair in ((0, 0), (0, 0, F, I), (0, 0, W, I)):
+        assert lab.with_all_to_all(costs, 2, 2).of_overlap(*pair) == (
+            lab.with_all_to_all(plain, 2, 2).of_overlap(*pair) + 0.5
+        )
+    found = lab.VocabularyParallel(1, 2).simulate(2, 4, pp.Costs(overhead=[0.25, 0.5]))
+    lasts = {(s.rank, s.action): s.end - s.start for s in found.others}
+    assert lasts == {(0, "S"): 1.25, (1, "S"): 1.5, (0, "T"): 2.25, (1, "T"): 2.5}
+
+
+def test_microbatches_of_their_own_lengths():
+    """Four sequences of lengths 1, 2, 1 and 3, by hand: rank 1 gets the third when it has done the second."""
+    costs = pp.Costs([[1, 2, 1, 3]] * 2, [[1, 2, 1, 3]] * 2, 0)
+    t = run("GPipe", 2, 4, costs)
+    assert [(s.start, s.end) for s in t.spans_of(1)[:4]] == [(1, 2), (3, 5), (5, 6), (7, 10)]
+    assert t.makespan == 10 + 1 + 2 + 1 + 3 + 3 and costs.by_microbatch
+    assert not pp.Costs([1, 2]).by_microbatch
+    alike = pp.Costs([[2] * 4, 3], message=[[1] * 4, 1], bandwidth=0.5)
+    assert run("1F1B", 2, 4, alike).ends == run("1F1B", 2, 4, pp.Costs([2, 3], bandwidth=0.5)).ends
+    wide = pp.Costs(message=[[1, 5, 1, 1], 0], bandwidth=1)
+    arrived = [s.start for s in run("GPipe", 2, 4, wide).spans_of(1)[:4]]
+    assert arrived == [2, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "takes",
+    [
+        lambda costs: lab.Problem(2, 4, costs=costs),
+        lambda costs: lab.search(2, 4, costs=costs),
+        lambda costs: pp.build("ZB-1P", num_ranks=2, num_microbatches=4, costs=costs),
+        lambda costs: lab.Block({"0F": 0, "0B": 1}, [0, 1], 3, costs),
+        lambda costs: lab.Slices.even(2).costs(pp.build("Seq1F1B", num_ranks=2, num_microbatches=4), costs),
+        lambda costs: lab.VocabularyParallel(1, 1).simulate(2, 4, costs),
+        lambda costs: costs.of(F, 0),
+        lambda costs: lab.with_all_to_all(costs, 1, 1),
+    ],
+)
+def test_what_takes_all_microbatches_alike_says_so(takes):
+    with pytest.raises(ValueError, match="differ by microbatch, and here all microbatches take the same: give one per"):
+        takes(pp.Costs([[1, 2, 1, 3], 1]))
 
 
 def test_full_recomputation_keeps_the_fraction_and_costs_a_third():
@@ -571,7 +660,7 @@ def test_no_order_of_full_backwards_beats_the_floor(P, M, rng):
 def test_a_second_simulator_agrees(rng, kind):
     for _ in range(25):
         s = random_schedule(rng, overlap_share=0.6 * (kind != "fused and split"), bidirectional=kind == "bidirectional")
-        costs = random_costs(rng, s.num_stages, s.num_ranks)
+        costs = random_costs(rng, s.num_stages, s.num_ranks, num_microbatches=rng.choice([None, s.num_microbatches]))
         t = pp.simulate(s, costs)
         assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
 
@@ -582,7 +671,7 @@ def test_a_second_simulator_agrees_on_every_schedule(builder):
     for P, M in ((2, 4), (4, 8)):
         s = builder(P, M)
         for _ in range(5):
-            costs = random_costs(rng, s.num_stages, P)
+            costs = random_costs(rng, s.num_stages, P, num_microbatches=rng.choice([None, M]))
             t = pp.simulate(s, costs)
             assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
 
@@ -689,13 +778,14 @@ def test_costs_per_stage_and_finer_stages():
     assert run("1F1B", 4, 8, pp.Costs().finer(2)).makespan == 33 / 2
 
 
-FINER = {  # every field of Costs, and what it is in stages half as deep: of what messages and links take, the same
-    "forward": ([2, 4], (1.0, 2.0)),
+FINER = {  # every field of Costs, and what it is in stages half as deep: links, messages, overhead stay the same
+    "forward": ([2, [4, 6]], (1.0, (2.0, 3.0))),
     "backward_input": (3, 1.5),
     "backward_weight": ([5, 7], (2.5, 3.5)),
     "latency": (0.5, 0.5),
     "backward": (9, 4.5),
     "recompute": ([1, 6], (0.5, 3.0)),
+    "overhead": ([0.5, 1], (0.5, 1)),
     "overlap": ({("F", "I"): 4, (0, 1): 6}, {("F", "I"): 2.0, (0, 1): 3.0}),
     "bandwidth": (8, 8),
     "message": ([2, 3], (2, 3)),

@@ -93,7 +93,7 @@ def test_times_are_those_of_the_longest_path(rng):
                     made = [Action(n.stage, kind, n.microbatch) for n in wanted for kind in n.kinds]
                     there = [end[x] + lag * (rank_of[x] != rank_of[a]) for x in made if x in end]
                     end[a] = max([end.get(last, 0), *there]) + lasts(a, lengths, share, costs)
-        t = Slices(lengths, share, overhead=1).simulate(s, costs)
+        t = Slices(lengths, share).simulate(s, replace(costs, overhead=1))
         assert {span.action: span.end for span in t.spans} == pytest.approx(end)
 
 

@@ -9,16 +9,16 @@ from ..optional import bring as _bring
 from ..optional import lazily as _lazily
 
 _ROOMS = {
-    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps train_lowered versus",
+    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps versus",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
-    "extras": "Budget Clip Drain Evaluate Held LearningRate Meter Pace Padded Progress Recompute readable_bytes",
+    "extras": "Budget Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
     "forms": (
         "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
     "measuring": (
-        "Gap Launches MeasuredLayers Mps Prediction Profile Reached Where all_reduce_times calibrate calibrating "
+        "Gap Launches MeasuredLayers Mps Prediction Profile Reached Where calibrate calibrating "
         "fit_link long_enough measure_layers measure_link message_times multiply_times predict profiles where"
     ),
     "models": "Decoded SmallCase data decode models",
@@ -31,12 +31,12 @@ _ROOMS = {
         "sliced_row v_block v_half v_half_block v_min v_min_block with_all_to_all zb_v_block"
     ),
     "searches": (
-        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optima optimum "
+        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optimum "
         "search zb_1p zb_2p"
     ),
     "shell": "train_here",
     "streams": (
-        "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls message_chart "
+        "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls "
         "offloaded_row parse_lowered simulate_lowered vocabulary_row"
     ),
 }

@@ -81,7 +81,6 @@ class Job:
     extras: tuple[Extra, ...] = ()
     engine_name: str = "pplab"
     how: str = "measured"  # or "paced"
-    reducer: type | None = None  # in place of `Reducer`
     reference: Callable | None = None  # in place of `train_whole`
     first_step: int = 0  # how many steps were done before this run
 

@@ -43,8 +43,7 @@ class Place(ctypes.Structure):
             ("waits", ctypes.c_bool),
             ("changes", ctypes.c_int64),
         ),
-        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("seconds", ctypes.c_double)),
-        *(("units", ctypes.c_int64), ("stop", ctypes.c_bool)),
+        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("stop", ctypes.c_bool)),
     )
 
     def put(self, phase: str, waits: bool = False) -> None:

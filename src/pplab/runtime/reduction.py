@@ -7,7 +7,7 @@ them, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ class _Bucket:
 
     parameters: list[list[nn.Parameter]]
     group: dist.ProcessGroup | None  # None where this rank alone has them
-    stages: set[int]  # of this rank, which they belong to
     flat: torch.Tensor | None = None
     work: dist.Work | None = None
 
@@ -56,7 +55,7 @@ class Reducer(Listener):
         held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
         held |= {f"stage {stage}": (stage,) for stage in range(self.schedule.num_stages)}
         self.buckets: list[_Bucket] = []
-        for name in self.order(held):
+        for name in sorted(held):
             stages_of = self.schedule.stages_of
             ranks = [
                 r
@@ -78,7 +77,7 @@ class Reducer(Listener):
                     if p.requires_grad and (stage, local) not in shared
                 ]
             if found and (len(ranks) > 1 or len(found[0]) > 1):
-                self.buckets.append(_Bucket(found, group, own.keys() & held[name]))
+                self.buckets.append(_Bucket(found, group))
         for bucket in self.buckets:  # NCCL connects at first use, which would be in the first step
             if bucket.group is not None and self.wire.type == "cuda":
                 dist.all_reduce(torch.zeros(1, device=self.wire), group=bucket.group)
@@ -86,22 +85,11 @@ class Reducer(Listener):
             f"gradients of {'all' if tied or len(self.schedule.replicas) > 1 else 'both'} copies"
         )
 
-    def order(self, held: Mapping[str, Sequence[int]]) -> list[str]:
-        """The buckets' names in one order for all ranks, from the stages of each."""
-        return sorted(held)
-
-    def begin(self, event: str, what: object) -> None:
-        """A step starts."""
-        if event == "row":
-            self.started = 0
-
     def end(self, event: str, what: object) -> None:
         """Give every place of every parameter the sum of its gradients."""
-        if event != "row":
-            return
         with self.rank.doing(self.label, "adding the copies' gradients"):
-            while self.started < len(self.buckets):
-                self.start()
+            for bucket in self.buckets:
+                self.start(bucket)
             for bucket in self.buckets:
                 if bucket.work is not None:
                     with naming("adding up gradients"):
@@ -112,10 +100,8 @@ class Reducer(Listener):
                         p.grad.copy_(total.view_as(p))
                 bucket.flat = bucket.work = None
 
-    def start(self) -> None:
-        """Send the next bucket on its way; the sum is in `flat` when its work is done."""
-        bucket = self.buckets[self.started]
-        self.started += 1
+    def start(self, bucket: _Bucket) -> None:
+        """Send a bucket on its way; the sum is in `flat` when its work is done."""
         for p in (p for places in bucket.parameters for p in places):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         own = [sum((p.grad for p in places[1:]), places[0].grad) for places in bucket.parameters]

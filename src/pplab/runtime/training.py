@@ -98,10 +98,7 @@ class Rank:
         if tied or self.job.schedule.copies > 1:
             from .reduction import Reducer  # of weights that are kept in several places
 
-            first = (
-                (self.job.reducer or Reducer)(self, tied),
-                *first,
-            )  # it starts a sum before an item's time begins
+            first = (Reducer(self, tied), *first)
         self.around = Listeners([*first, self.clock, *self._extras])
         return self.around
 

@@ -25,12 +25,11 @@ EDGE: Colour = ("black", 0.55)
 GREY = palette.IDLE  # for arrows, whose heads would show twice through their shafts
 
 
-def canvas(height: float, ax: Axes | None, says: str) -> Axes:
-    """Bare axes, WIDTH by `height` points, in a figure of that size where there is no `ax`; `says` is their label."""
+def canvas(height: float, says: str) -> Axes:
+    """Bare axes, WIDTH by `height` points, in a figure of that size; `says` is their label."""
     import matplotlib.pyplot as plt
 
-    if ax is None:
-        ax = plt.figure(figsize=(WIDTH / 72, height / 72)).add_axes((0, 0, 1, 1))
+    ax = plt.figure(figsize=(WIDTH / 72, height / 72)).add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, WIDTH), ylim=(0, height), aspect="equal", label=says)
     ax.axis("off")
     return ax

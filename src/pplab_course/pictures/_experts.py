@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pplab.plot import ink
@@ -18,19 +17,17 @@ _TOKENS, _EXPERTS, _SUMS = 226, 150, 74  # heights: tokens that leave, experts, 
 ROUTES = ((0, 2), (1, 3), (0, 3), (1, 2))  # half of the copies leave their GPU, and every expert gets two
 
 
-def experts(routes: Sequence[Sequence[int]] = ROUTES, *, gpus: int = 2, count: int = 4, ax: Axes | None = None) -> Axes:
-    """Draw a layer whose `count` experts are spread over `gpus` GPUs, with as many tokens on each of them.
+def experts() -> Axes:
+    """Draw a layer whose four experts are spread over two GPUs, with two tokens on each of them.
 
-    `routes` says for every token which experts it uses. Copies that leave their GPU are blue.
+    `ROUTES` says for every token which experts it uses. Copies that leave their GPU are blue.
     """
-    if len(routes) % gpus or count % gpus or any(not 0 <= e < count for route in routes for e in route):
-        raise ValueError(f"expected as many tokens, and of {count} experts as many, on each of {gpus} GPUs")
+    routes, gpus, count = ROUTES, 2, 4
     each, here = len(routes) // gpus, count // gpus
     sent = sum(token // each != expert // here for token, route in enumerate(routes) for expert in route)
     copies = sum(map(len, routes))
     ax = canvas(
         _HEIGHT,
-        ax,
         f"A layer of {count} experts on {gpus} GPUs, with {each} tokens on each. Every token goes to its experts and "
         f"comes back: {sent} of {copies} copies leave their GPU, in two all-to-alls, dispatch and combine. The tokens "
         f"use {listed([' and '.join(map(str, route)) for route in routes])}",

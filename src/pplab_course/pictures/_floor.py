@@ -15,23 +15,18 @@ _ROW, _BAR, _LEFT, _BASE = 30, 26, 44, 66  # points
 def floor_receipt(
     num_ranks: int,
     num_microbatches: int,
-    forward: float = 1,
-    backward: float = 2,
-    *,
-    unit: str = "units",
-    ax: Axes | None = None,
 ) -> Axes:
     """Draw why no order of whole forwards and backwards ends earlier: the last rank is reached, works, and is left.
 
-    `forward` and `backward` are how long they take for a microbatch on a rank, in `unit`.
+    For a microbatch on a rank, a forward takes one unit and a backward two.
     """
+    forward, backward = 1, 2
     down, up = (num_ranks - 1) * forward, (num_ranks - 1) * backward
     work = num_microbatches * (forward + backward)
-    sums = f"{number(down)} + {number(work)} + {number(up)} = {number(down + work + up)} {unit}"
+    sums = f"{number(down)} + {number(work)} + {number(up)} = {number(down + work + up)} units"
     ax = canvas(
         num_ranks * _ROW + _BASE,
-        ax,
-        f"The last of {num_ranks} ranks works for {number(work)} {unit}. Its first input comes down through the others "
+        f"The last of {num_ranks} ranks works for {number(work)} units. Its first input comes down through the others "
         f"in {number(down)}, its last gradient goes up through them in {number(up)}: no step is shorter than {sums}",
     )
     scale = (WIDTH - _LEFT - 1) / (down + work + up)

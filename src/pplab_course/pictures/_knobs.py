@@ -22,9 +22,7 @@ _MORE = 14  # points for the dots that say: and so on
 _LONGEST = 16  # letters that a knob is wide
 
 
-def knobs(
-    schedule: Schedule, *, cut: Sequence[int] | None = None, words: Sequence[str] = (), ax: Axes | None = None
-) -> Axes:
+def knobs(schedule: Schedule, *, cut: Sequence[int] | None = None, words: Sequence[str] = ()) -> Axes:
     """Draw a schedule as a setting of three knobs: where to cut the model, on which rank each piece is, what runs next.
 
     `cut` are the layers of each stage, equal without it. `words` are what the three drawings are called, if not what
@@ -39,7 +37,7 @@ def knobs(
     if len(settings) != len(names):
         raise ValueError(f"expected words for the 3 knobs, or none, got {len(settings)}")
     said = "; ".join(f"{name}: {setting}" for name, setting in zip(names, settings, strict=True))
-    ax = canvas(_UP + 40, ax, f"The three knobs as {schedule.name} sets them: {said}")
+    ax = canvas(_UP + 40, f"The three knobs as {schedule.name} sets them: {said}")
     for place, (name, setting) in enumerate(zip(names, settings, strict=True)):
         x = place * (_CELL + _AIR)
         say(ax, x, _UP + 32, name, ha="left", fontweight="bold")

@@ -16,23 +16,19 @@ _ROW, _HIGH = 26, 16  # points: from microbatch to microbatch, a life
 _LEFT, _ABOVE, _BELOW = 92, 46, 26
 
 
-def lives(
-    lifespan: float, interval: float, microbatches: int = 6, *, at: float | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds `at` a moment.
-
-    Without a moment, the start of the last microbatch but one, when as many are held as ever.
+def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
+    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds when the
+    last microbatch but one starts: then as many are held as ever.
     """
     lifespan, interval = number("lifespan", lifespan), number("interval", interval)
     M = positive_int("microbatches", microbatches)
-    now = interval * max(M - 2, 0) if at is None else number("at", at)
+    now = interval * max(M - 2, 0)
     held = [m for m in range(M) if m * interval <= now < m * interval + lifespan]
     most = ceil(lifespan / interval - 1e-9)
     end = interval * (M - 1) + lifespan
     height = M * _ROW + _ABOVE + _BELOW
     ax = canvas(
         height,
-        ax,
         f"A stage holds each microbatch for {lifespan:g} units, and a new one comes every {interval:g}. At {now:g} it "
         f"holds {len(held)} of them; the starts of those that are held lie within the {lifespan:g} units before, and "
         f"there are at most {most}",

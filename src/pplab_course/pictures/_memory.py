@@ -24,12 +24,10 @@ def what_is_held(
     *,
     ghosts: Mapping[str, Sequence[int]] | None = None,
     ghosts_are: str = "",
-    unit: str = "GB",
-    ax: Axes | None = None,
 ) -> Axes:
     """Draw what every rank holds at its fullest, a column per schedule, side by side under a line at `budget`.
 
-    `state[r]` and `per_microbatch[r]` are rank r's, in `unit`; `in_flight[name][r]` is of how many microbatches it
+    `state[r]` and `per_microbatch[r]` are rank r's, in GB; `in_flight[name][r]` is of how many microbatches it
     keeps the activations at once under a schedule: each is a brick. `ghosts` are such numbers for some of the
     schedules in another case, say with more microbatches, as `ghosts_are` says: dashed, and cut off where they
     would dwarf the rest.
@@ -43,8 +41,7 @@ def what_is_held(
     more = f". {ghosts_are or 'Beyond that'}: {_said(beyond)}" if beyond != totals else ""
     ax = canvas(
         _BASE + _UP + 36 + (_GHOST if more else 0),
-        ax,
-        f"What ranks 0 to {len(state) - 1} hold at their fullest, in {unit}, where a card has {number(budget)}: "
+        f"What ranks 0 to {len(state) - 1} hold at their fullest, in GB, where a card has {number(budget)}: "
         f"{_said(totals)}{more}",
     )
     scale = _UP / max(budget, *(max(amounts) for amounts in totals.values()))
@@ -61,7 +58,7 @@ def what_is_held(
             if ghost > total:
                 _ghost(ax, x + 2, width - 4, total, ghost, scale)
             say(ax, x + width / 2, _BASE - 11, name)
-    _limit(ax, budget, scale, unit)
+    _limit(ax, budget, scale)
     say(ax, _LEFT + (group - width * len(in_flight) + width) / 2, _BASE + state[0] * scale / 2, "state", rotation=90)
     top = _BASE + _UP + 28 + (_GHOST if more else 0)
     say(ax, _LEFT, top, "brick: a microbatch's activations", ha="left")
@@ -85,13 +82,10 @@ def more_microbatches(
     cuts: Sequence[int],
     counts: Sequence[int],
     budget: float,
-    *,
-    unit: str = "GB",
-    ax: Axes | None = None,
 ) -> Axes:
     """Draw two experiments on a rank that does all forwards first: thinner microbatches, and more of them.
 
-    `state` is the rank's, `sequence` what a sequence's activations take there, both in `unit`. Left, `sequences`
+    `state` is the rank's, `sequence` what a sequence's activations take there, both in GB. Left, `sequences`
     sequences are cut into each of `cuts` microbatches, and the columns are equal; right stand `counts` microbatches
     of one sequence each.
     """
@@ -103,9 +97,8 @@ def more_microbatches(
     most = f"up to {max(fitting)} fit" if fitting else "none fits"
     ax = canvas(
         _BASE + _UP + 18,
-        ax,
-        f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} {unit}, however cut. "
-        f"Right: {listed(counts)} microbatches of one sequence each; under the line at {number(budget)} {unit}, {most}",
+        f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} GB, however cut. "
+        f"Right: {listed(counts)} microbatches of one sequence each; under the line at {number(budget)} GB, {most}",
     )
     scale, between = _UP / max(budget, *totals), 24
     pitch = (WIDTH - _LEFT - between) / len(columns)
@@ -114,7 +107,7 @@ def more_microbatches(
         _column(ax, x + 2, pitch - 4, state, column, scale, budget, BLUE)
         _sum(ax, x + pitch / 2, total, budget, scale, BLUE)
         say(ax, x + pitch / 2, _BASE - 11, str(name))
-    _limit(ax, budget, scale, unit)
+    _limit(ax, budget, scale)
     say(ax, _LEFT + pitch / 2, _BASE + state * scale / 2, "state", rotation=90)
     say(ax, _LEFT + len(cuts) * pitch / 2, 9, f"{sequences} sequences in so many")
     say(ax, WIDTH - len(counts) * pitch / 2, 9, "microbatches of one sequence")
@@ -156,8 +149,8 @@ def _ghost(ax: Axes, x: float, width: float, total: float, ghost: float, scale: 
     say(ax, x + width / 2, high + 11, number(round(ghost) if ghost >= 10 else ghost))
 
 
-def _limit(ax: Axes, budget: float, scale: float, unit: str) -> None:
+def _limit(ax: Axes, budget: float, scale: float) -> None:
     y = _BASE + budget * scale
     line(ax, (_LEFT - 4, _BASE), (WIDTH, _BASE))
     line(ax, (_LEFT - 4, y), (WIDTH, y), ec=LIMIT, lw=2 * LINE)
-    say(ax, 0, y, f"{number(budget)}\n{unit}", color=LIMIT, ha="left", linespacing=1.1)
+    say(ax, 0, y, f"{number(budget)}\nGB", color=LIMIT, ha="left", linespacing=1.1)

@@ -39,14 +39,11 @@ def cut_model(
     state: Sequence[float],
     budget: float,
     message_bytes: float,
-    *,
-    unit: str = "GB",
-    ax: Axes | None = None,
 ) -> Axes:
     """Draw a model of sum(cut) layers as a bar that is longer than a card, and cut into stages that fit.
 
     `cut[r]` is how many layers rank r gets, `state[r]` what they, with embedding or head, take there (weights,
-    gradients and the optimizer's state, in `unit`), `budget` what a card has. `message_bytes` cross a boundary for
+    gradients and the optimizer's state, in GB), `budget` what a card has. `message_bytes` cross a boundary for
     a microbatch, each way.
     """
     if len(cut) != len(state):
@@ -58,9 +55,8 @@ def cut_model(
     height = _TOP + ranks * _ROW + (ranks - 1) * _GAP + 4
     ax = canvas(
         height,
-        ax,
-        f"A model of {sum(cut)} layers takes {number(whole)} {unit} on one GPU, which has {number(budget)}. Cut into "
-        f"stages of {listed(cut)} layers it takes {listed(state)} {unit} on {ranks} GPUs: {fits}. Between neighbours, "
+        f"A model of {sum(cut)} layers takes {number(whole)} GB on one GPU, which has {number(budget)}. Cut into "
+        f"stages of {listed(cut)} layers it takes {listed(state)} GB on {ranks} GPUs: {fits}. Between neighbours, "
         f"{message} of activations go down and {message} of gradients come back up",
     )
     scale = (WIDTH - _LEFT - 2) / max(whole, budget)
@@ -68,7 +64,7 @@ def cut_model(
     say(ax, 0, y + 13, f"{sum(cut)} layers\non one GPU", ha="left", linespacing=1.15)
     box(ax, _LEFT, y, min(whole, budget) * scale, 26)
     box(ax, full, y, max(whole - budget, 0) * scale, 26, fc=(LIMIT, 0.45))
-    say(ax, _LEFT + 8, y + 13, f"{number(whole)} {unit}", ha="left")
+    say(ax, _LEFT + 8, y + 13, f"{number(whole)} GB", ha="left")
     pitch = _ROW / max(cut)
     for rank, (layers, amount) in enumerate(zip(cut, state, strict=True)):
         y = height - _TOP - rank * (_ROW + _GAP) - _ROW
@@ -77,7 +73,7 @@ def cut_model(
         arrow(ax, (57, y + _ROW / 2), (_LEFT - 8, y + _ROW / 2))
         box(ax, _LEFT, y + 6, amount * scale, _ROW - 12, fc=STATE if amount <= budget else (LIMIT, 0.45))
         frame(ax, _LEFT, y + 6, budget * scale, _ROW - 12)
-        say(ax, _LEFT + 8, y + _ROW / 2, f"{number(amount)} {unit}", ha="left")
+        say(ax, _LEFT + 8, y + _ROW / 2, f"{number(amount)} GB", ha="left")
         say(ax, full + 9, y + _ROW / 2, f"GPU {rank}", ha="left")
         if rank < ranks - 1:
             line(ax, (0, y - _GAP / 2), (46, y - _GAP / 2), ls=(0, (2, 2.5)))
@@ -86,27 +82,23 @@ def cut_model(
             arrow(ax, (_LEFT + 30, y - _GAP - 2), (_LEFT + 30, y + 2), ORANGE)
             say(ax, _LEFT + 42, y - _GAP / 2, "".join(notes[rank : rank + 1]), ha="left")
     line(ax, (full, 0), (full, height - 19), ec=LIMIT, lw=2 * LINE)
-    say(ax, full, height - 9, f"{number(budget)} {unit}", color=LIMIT)
+    say(ax, full, height - 9, f"{number(budget)} GB", color=LIMIT)
     return ax
 
 
-def crossing(
-    shape: Sequence[int], bytes_per_value: float, layers: tuple[int, int], *, first: int = 0, ax: Axes | None = None
-) -> Axes:
+def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, int]) -> Axes:
     """Draw what crosses the boundary of two ranks for one microbatch: an activation down, its gradient up.
 
-    They have one shape. `layers` are how many the two ranks have, the upper one's beginning with layer `first`; a
-    message takes prod(shape) * bytes_per_value bytes.
+    They have one shape. `layers` are how many the two ranks have, from layer 0 on; a message takes prod(shape) *
+    bytes_per_value bytes.
     """
     size, text = named_bytes(prod(shape) * bytes_per_value), " × ".join(f"{each:,}" for each in shape)
     ax = canvas(
         150,
-        ax,
         f"For one microbatch, the upper rank sends the activation of its last layer down, {text} values, {size}; the "
         f"lower rank sends that activation's gradient up, of the same shape and size",
     )
-    middle = first + layers[0]
-    for rank, (y, start, count) in enumerate(((112, first, layers[0]), (2, middle, layers[1]))):
+    for rank, (y, start, count) in enumerate(((112, 0, layers[0]), (2, *layers))):
         frame(ax, 1, y, WIDTH - 2, 36, fc=FAINT)
         say(ax, 14, y + 18, f"rank {rank}", ha="left")
         say(ax, WIDTH - 14, y + 18, f"layers {start} to {start + count - 1}", ha="right")

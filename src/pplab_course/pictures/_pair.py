@@ -16,19 +16,16 @@ _LEFT, _BAR, _ROW = 60, 24, 28  # points
 Piece = tuple[str, str, float, float, float]  # "F" or "B", its letter, its stream's row, start, duration
 
 
-def pair(
-    compute: float = 1, network: float = 1, *, layers: int = 1, experts: float | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw what a stage of `layers` computes and sends in a forward and a backward: apart, and as a pair.
+def pair(compute: float = 1, network: float = 1, *, experts: float | None = None) -> Axes:
+    """Draw what a layer computes and sends in a forward and a backward: apart, and as a pair.
 
     Attention takes `compute` in a forward, the experts as much or what `experts` says, and both twice that in a
     backward; each of the two all-to-alls takes `network`.
     """
-    apart, together = (streams(compute, network, layers, paired, experts) for paired in (False, True))
+    apart, together = (streams(compute, network, 1, paired, experts) for paired in (False, True))
     lasts = [max(start + length for *_, start, length in pieces) for pieces in (apart, together)]
     ax = canvas(
         6 * _ROW + 62,
-        ax,
         f"A forward and a backward of a layer, computing and sending. One after the other they take {number(lasts[0])} "
         f"units, and as a pair {number(lasts[1])}, since one computes while the other is on the network",
     )
@@ -44,8 +41,7 @@ def pair(
                 if on == stream:
                     fill = BLUE if kind == "F" else ORANGE
                     box(ax, _LEFT + start * unit + 0.7, y, length * unit - 1.4, _BAR, fc=fill)
-                    if layers == 1:
-                        say(ax, _LEFT + (start + length / 2) * unit, y + _BAR / 2, letter, color=ink(fill))
+                    say(ax, _LEFT + (start + length / 2) * unit, y + _BAR / 2, letter, color=ink(fill))
         top -= 3 * _ROW + 8
     say(ax, 0, 28, "A attention   D dispatch   E experts   C combine", ha="left")
     for x, fill, name in ((0, BLUE, "forward"), (90, ORANGE, "backward of another microbatch")):

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 _LEFT, _BAR, _ROW = 82, 24, 34  # points
 
 
-def resident(schedule: Schedule, rank: int = 0, *, message: float = 0.5, ax: Axes | None = None) -> Axes:
+def resident(schedule: Schedule, rank: int = 0) -> Axes:
     """Draw what is on `rank`'s GPU when: its actions, at the default costs, and a row for each channel of a transfer.
 
     A receive is there from when it can start, behind what was enqueued before it, until its message has come; only in
-    the last `message` of that does anything move. Sends aren't drawn: here their receives are posted before them.
+    the last half unit of that does anything move. Sends aren't drawn: here their receives are posted before them.
     """
+    message = 0.5
     timeline = simulate(schedule, Costs(latency=message))
     ends = {action: span.end for span in timeline.spans for action in parts(span.action)}
     sent = {out.receive: end for action, end in ends.items() if (out := outgoing(action, schedule.num_stages))}
@@ -42,7 +43,6 @@ def resident(schedule: Schedule, rank: int = 0, *, message: float = 0.5, ax: Axe
     spins = sum(waits)
     ax = canvas(
         _ROW * (1 + len(rows)) + 52,
-        ax,
         f"The GPU of rank {rank} under {schedule.name}: {len(waits)} receives are on it for "
         f"{spins + message * len(waits):g} units in all, and in {spins:g} of them they wait for their send",
     )

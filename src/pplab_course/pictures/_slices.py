@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TOP, _LEFT, _SIDE, _BASE = 34, 62, 200, 34  # points
 
 
-def sliced_attention(slices: int, *, ax: Axes | None = None) -> Axes:
+def sliced_attention(slices: int) -> Axes:
     """Draw whom each token of a sequence looks at, in `slices` equal slices, with each slice's share of that work."""
     from matplotlib.patches import Polygon
 
@@ -23,7 +23,6 @@ def sliced_attention(slices: int, *, ax: Axes | None = None) -> Axes:
     said = ", ".join(f"{share:.0%}" for share in shares)
     ax = canvas(
         _TOP + _SIDE + _BASE,
-        ax,
         f"A triangle: each token of a sequence looks at itself and at all tokens before it. Cut into {count} slices of "
         f"equal length, these have {said} of attention's work. A slice reads the keys and values of the slices before "
         f"it, and in the backward sends their gradients back",

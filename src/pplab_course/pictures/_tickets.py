@@ -20,9 +20,7 @@ _RADIUS = 11
 _WAITS = "#d5d8dd"
 
 
-def tickets(
-    timeline: Timeline, at: float, latency: float = 0, *, turn: int | None = None, ax: Axes | None = None
-) -> Axes:
+def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | None = None) -> Axes:
     """Draw where every microbatch is at the time `at`: at work on a rank, on the wire, or in the queue before rank 0.
 
     The timeline's schedule has one stage per rank and whole backwards. `latency` is how long a message takes, in the
@@ -43,7 +41,6 @@ def tickets(
     top = 40 + (ranks - 1) * _ROW + _HIGH
     ax = canvas(
         top + 40,
-        ax,
         f"A loop through {ranks} ranks under {schedule.name}, at time {number(at)}: rank 0 admits at most {allowed} "
         f"microbatches; {len(riding)} ride, {len(queue)} wait in front of it, {done} are done; {len(busy)} of {ranks} "
         f"ranks work",

@@ -11,7 +11,7 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "comparing": "HEADINGS Versus versus",
         "torch_engine": "CLASSES TorchEngine",
-        "torch_rows": "lower_by_torch refusals take_steps train_lowered",
+        "torch_rows": "lower_by_torch refusals take_steps",
         "whole_model": "InMicrobatches Reference reference",
     },
 )

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 
-from ...actions import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, Kind, W, parts
+from ...actions import Action, B, F, I, Kind, W, parts
 from ...errors import unknown
-from ...lowering import LoweredRow
 from ...runtime import Batch, Extra
 from ...runtime.options import Job
 from ...runtime.rank import RankContext
@@ -43,13 +39,9 @@ class TorchEngine(Extra):
     """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
 
     Times are those of its calls into the stages, without the waits between them; a paced call lasts at least its pace.
-    Bytes are what autograd saves. `rows` are the schedule's rows with sends and receives of your own, which torch's
-    interpreter then runs as they stand. `one_queue` lets a rank's messages pass one after the other, in the order in
-    which torch posts them, as on a GPU's stream, and records when each did.
+    Bytes are what autograd saves.
     """
 
-    rows: Sequence[LoweredRow] | None = None
-    one_queue: bool = False
     name = "torch"
     flag = {"name": "--engine", "default": "pplab", "help": "whose runtime, pplab or torch"}
 
@@ -71,7 +63,7 @@ class TorchEngine(Extra):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
         _check_order_of_losses(schedule)
         check_pairs(schedule)
-        return replace(job, engine=partial(train_torch, rows=self.rows, one_queue=self.one_queue), engine_name="torch")
+        return replace(job, engine=train_torch, engine_name="torch")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
         """ValueError where ranks share a GPU."""
@@ -101,16 +93,13 @@ def _check_order_of_losses(schedule: Schedule) -> None:
         )
 
 
-def train_torch(
-    context: RankContext, job: Job, rows: Sequence[LoweredRow] | None = None, one_queue: bool = False
-) -> RankReport:
+def train_torch(context: RankContext, job: Job) -> RankReport:
     """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
     rank, schedule, device = _Rank(context, job), job.schedule, context.device
     rank.listen()
     pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
     times: dict[Action, tuple[object, object]] = {}
-    messages = _Queue(rank) if one_queue else None
-    runner = _runner(rank, pace, times, rows, messages)
+    runner = _runner(rank, pace, times)
     if rank.overlap is not None and schedule.columns.overlaps:
         run_pairs(runner, rank, times)
     last = schedule.num_stages - 1 in rank.modules
@@ -130,11 +119,7 @@ def train_torch(
         return dict(rank.losses)
 
     rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass
-    try:
-        return rank.train(run)
-    finally:
-        if messages:
-            messages.close()
+    return rank.train(run)
 
 
 class _Rank(Rank):
@@ -166,13 +151,7 @@ class _Rank(Rank):
         return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
 
 
-def _runner(
-    rank: _Rank,
-    pace_s: Mapping[Kind, Sequence[float]] | None,
-    times: dict,
-    rows: Sequence[LoweredRow] | None,
-    messages: _Queue | None,
-):
+def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: dict) -> object:
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -208,41 +187,24 @@ def _runner(
             times[action] = (start, mark())
             return made
 
-        def get_fwd_recv_ops(self, chunk):
-            return self._queued(RECV_F, chunk, super().get_fwd_recv_ops(chunk))
-
-        def get_fwd_send_ops(self, chunk):
-            return self._queued(SEND_F, chunk, super().get_fwd_send_ops(chunk))
-
-        def get_bwd_recv_ops(self, chunk):
-            return self._queued(RECV_B, chunk, super().get_bwd_recv_ops(chunk))
-
-        def get_bwd_send_ops(self, chunk):
-            return self._queued(SEND_B, chunk, super().get_bwd_send_ops(chunk))
-
-        def _queued(self, kind, chunk, ops):
-            if messages:
-                for op in ops:
-                    op.op = partial(messages.post, Action(self.stage_index, kind, chunk), op.op)
-            return ops
-
     group = _own_group(context) if device.type == "cuda" else None
     stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
     options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
     name = CLASSES.get(schedule.name)
-    if name is None or rows is not None:
+    if name is None:
         runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "schedule.csv")
-            if rows is None:
-                path.write_text(to_csv(schedule))
-                runner._load_csv(str(path))
-            else:
-                path.write_text(to_csv(_with_reductions(rows)))
-                runner._load_csv(str(path), format="compute_comms")
+        load_rows(runner, schedule)
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
     return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+
+
+def load_rows(runner: object, schedule: Schedule) -> None:
+    """Give torch's interpreter the schedule's rows, which it lowers itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "schedule.csv")
+        path.write_text(to_csv(schedule))
+        runner._load_csv(str(path))
 
 
 def _own_group(context: RankContext) -> dist.ProcessGroup:
@@ -251,53 +213,3 @@ def _own_group(context: RankContext) -> dist.ProcessGroup:
     if key not in context.groups:
         context.groups[key] = dist.new_group(ranks, backend="nccl", timeout=2 * context.timeout, group_desc=name)
     return context.groups[key]
-
-
-def _with_reductions(rows: Sequence[LoweredRow]) -> list[list[object]]:
-    """The rows with `REDUCE_GRAD` of every stage at their ends, where torch divides gradients by the microbatches."""
-    stages = [dict.fromkeys(a.stage for item in row for a in parts(item) if a.kind in (F, B, I, W)) for row in rows]
-    return [[*row, *(f"{stage}REDUCE_GRAD" for stage in own)] for row, own in zip(rows, stages, strict=True)]
-
-
-class _Queue:
-    """A rank's sends and receives, one after the other: each begins when the one before it has passed."""
-
-    def __init__(self, rank: Rank):
-        self._clock, self._posted = rank.clock, SimpleQueue()
-        threading.Thread(target=self._pass, daemon=True).start()
-
-    def post(self, action: Action, op: Callable, tensor: torch.Tensor, **options: object) -> _Message:
-        """Take the place of `isend` or `irecv`, which will be called when the message's turn has come."""
-        if "group_src" in options and action.kind in (SEND_F, SEND_B):  # torch takes what isn't its isend for a receive
-            options["group_dst"] = options.pop("group_src")
-        message = _Message()
-        self._posted.put((message, action, partial(op, tensor, **options)))
-        return message
-
-    def close(self) -> None:
-        """End the thread."""
-        self._posted.put(None)
-
-    def _pass(self) -> None:
-        while (posted := self._posted.get()) is not None:
-            message, action, start = posted
-            begun = self._clock.mark()
-            try:
-                start().wait()
-                self._clock.add(action, begun, self._clock.mark())
-            except Exception as error:  # whoever waits for the message raises it
-                message.error = error
-            message.passed.set()
-
-
-class _Message:
-    """What torch waits for in place of gloo's work."""
-
-    def __init__(self):
-        self.passed, self.error = threading.Event(), None
-
-    def wait(self) -> None:
-        """Wait until the message has passed. Raises what sending or receiving raised."""
-        self.passed.wait()
-        if self.error is not None:
-            raise self.error

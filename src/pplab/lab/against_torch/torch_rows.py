@@ -1,4 +1,4 @@
-"""A closer look at PyTorch's runtime: its own lowering, rows of yours under it, and what its `step` does."""
+"""A closer look at PyTorch's runtime: its own lowering, and what its `step` does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...costs import Costs
 from ...lowering import LoweredRow
-from ...runtime import Batch, Pool, Run, Workload
+from ...runtime import Batch, Workload
 from ...runtime.rank import RankContext
 from ...schedule import Schedule
-from ..extras import Pace
-from ..streams import compute_of, parse_lowered, simulate_lowered
-from .torch_engine import CLASSES, TorchEngine, check_pairs
+from ..streams import parse_lowered
+from .torch_engine import CLASSES, check_pairs
 
 
 def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredRow, ...]:
@@ -36,32 +34,6 @@ def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredR
     if defer:
         lowered = schedules._defer_recv_ops(lowered, home.__getitem__)
     return parse_lowered([map(str, lowered[rank]) for rank in sorted(lowered)])
-
-
-def train_lowered(
-    pool: Pool,
-    rows: Sequence[LoweredRow],
-    workload: Workload,
-    *,
-    one_queue: bool = False,
-    pace: Costs | None = None,
-    steps: int = 3,
-    check_gradients: bool = False,
-    name: str = "lowered rows",
-) -> Run:
-    """Run lowered rows, with their own sends and receives, by torch's interpreter on the ranks of `pool`.
-
-    `one_queue` lets each rank's messages pass one at a time in the row's order, as on a GPU's stream; the timeline's
-    `others` say when. `pace` stretches actions, as `lab.Pace` does.
-
-    Raises ScheduleError before anything starts where the messages would wait for each other for ever, ValueError for
-    one queue on GPUs, which have their own.
-    """
-    if one_queue and pool.devices[0] != "cpu":
-        raise ValueError('one_queue imitates a GPU\'s stream on CPUs: make the pool with device="cpu"')
-    simulate_lowered(rows, queue="rank" if one_queue else "channel")
-    extras = [TorchEngine(tuple(rows), one_queue), *([] if pace is None else [Pace(pace)])]
-    return pool.train(compute_of(rows, name), workload, *extras, steps=steps, check_gradients=check_gradients)
 
 
 def take_steps(

@@ -15,10 +15,8 @@ __all__, __getattr__, __dir__ = lazily(
         "learning_rate": "LearningRate",
         "meter": "Held Meter readable_bytes",
         "pace": "Pace paced settle",
-        "padded": "Padded",
         "progress": "Progress",
         "random_numbers": "random_state set_random_state",
         "recompute": "Recompute",
-        "reduction": "Drain",
     },
 )

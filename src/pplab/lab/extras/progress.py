@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from ...optional import bring
-from ...runtime import Batch, Extra, Listener
+from ...runtime import Extra, Listener
 from ...runtime.options import Job
 from ...runtime.rank import Place
 from ...runtime.training import Rank
@@ -24,8 +22,8 @@ EVERY_S = 0.1  # how often the bar is drawn again
 
 @dataclass(frozen=True)
 class Progress(Extra):
-    """Show a bar on standard error while the ranks work: steps done, the last one's loss, time, and tokens a second
-    (padding among them), or samples where the inputs are no tokens. Passes before the measured steps don't count.
+    """Show a bar on standard error while the ranks work: steps done, the last one's loss, time. Passes before the
+    measured steps don't count.
 
     Ranks write these numbers into memory that the caller's process sees, so no step waits for the bar. Under torchrun
     the rank that has the loss shows it. In a notebook it is drawn by ipywidgets where those are installed.
@@ -47,27 +45,36 @@ class Progress(Extra):
     @contextmanager
     def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> Iterator[None]:
         """Draw the bar in a thread of the caller's process."""
-        holder = next(rank for rank in range(job.schedule.num_ranks) if _has_loss(rank, job))
-        if is_torchrun() and int(os.environ["RANK"]) != holder:
+        schedule = job.schedule
+        if is_torchrun() and schedule.num_stages - 1 not in own_stages(int(os.environ["RANK"]), schedule):
             yield
             return
         for place in places():  # a pool's are those of its last run
             place.steps = 0
-        bar, over = _bar(job), threading.Event()
+        began = f" from step {job.first_step}" * bool(job.first_step)
+        over = threading.Event()
+        with _bar()(total=job.options.steps, desc=f"step{began}", mininterval=0) as bar:
 
-        def follow() -> None:
-            while not over.wait(EVERY_S):
-                _draw(bar, job, places())
+            def draw() -> None:
+                told = places()
+                bar.update(min((place.steps for place in told), default=0) - bar.n)
+                if bar.n and (len(told) == schedule.num_ranks or schedule.copies == 1):  # else others have a part of it
+                    bar.set_postfix_str(f"loss {sum(place.loss for place in told):.4f}")
+                elif not bar.n:
+                    bar.set_postfix_str(told[0].phase.decode(errors="replace") if told else "starting ranks")
 
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            _draw(bar, job, places())
-            bar.close()
+            def follow() -> None:
+                while not over.wait(EVERY_S):
+                    draw()
+
+            thread = threading.Thread(target=follow, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+                draw()
 
     def listen(self, rank: Rank) -> Listener:
         """Write what this rank knows into its place."""
@@ -77,56 +84,19 @@ class Progress(Extra):
         """Nothing stays."""
 
 
-def _has_loss(rank: int, job: Job) -> bool:
-    return job.schedule.num_stages - 1 in own_stages(rank, job.schedule)
-
-
 class _Telling(Listener):
-    events = frozenset(("row", "turn"))
+    events = frozenset(("turn",))
 
     def __init__(self, rank: Rank):
-        self.rank, self.units = rank, 0
+        self.place = rank.context.place
 
-    def begin(self, event: str, what: Sequence[Batch] | Sequence[float]) -> None:
-        """A batch's tokens, or its samples, are counted."""
-        if event == "row":
-            firsts = [each.inputs[0] for each in what]
-            self.units = sum(len(x) if x.is_floating_point() else x.numel() for x in firsts)
-
-    def end(self, event: str, what: Sequence[Batch] | Sequence[float]) -> None:
+    def end(self, event: str, what: Sequence[float]) -> None:
         """A measured step is done."""
-        if event == "turn":
-            place, trace = self.rank.context.place, self.rank.clock.traces[-1]
-            place.loss, place.units, place.seconds = what[-1], self.units, (trace.end - trace.start) / 1e9
+        self.place.loss = what[-1]
 
 
-def _bar(job: Job):
-    if find_spec("ipywidgets"):
-        tqdm = bring("tqdm.auto").tqdm
-    else:
-        tqdm = bring("tqdm").tqdm
-
-    class Bar(tqdm):
+def _bar() -> type:
+    class Bar(bring("tqdm.auto").tqdm):
         monitor_interval = 0  # no thread that outlives the bar
 
-    began = f" from step {job.first_step}" * bool(job.first_step)
-    shape = "{desc} {n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
-    return Bar(total=job.options.steps, desc=f"step{began}", bar_format=shape, mininterval=0, leave=True)
-
-
-def _draw(bar, job: Job, places: Sequence[Place]) -> None:
-    """Say how far all ranks are; until a step is done, what they do."""
-    steps = min((place.steps for place in places), default=0)
-    if not steps:
-        bar.set_postfix_str(places[0].phase.decode(errors="replace") if places else "starting ranks")
-        return
-    seconds, units = max(place.seconds for place in places), places[0].units
-    said = [f"{1000 * seconds:.0f} ms a step"]
-    if len(places) == job.schedule.num_ranks or job.schedule.copies == 1:  # else others have a part of it
-        said.insert(0, f"loss {sum(place.loss for place in places):.4f}")
-    if seconds:
-        said.append(f"{units / seconds:,.0f} {'samples' if units == job.workload.batch_size else 'tokens'}/s")
-    if not bar.n:
-        bar.start_t = time.time() - steps * seconds  # the time that is left follows from the steps alone
-    bar.n, bar.last_print_t = steps, time.time()  # without which it would end without a new line
-    bar.set_postfix_str(", ".join(said))
+    return Bar

@@ -26,13 +26,12 @@ _AXES = {
 }
 
 
-def waterfall(found: Where, ax: Axes | None = None) -> Axes:
+def waterfall(found: Where) -> Axes:
     """Draw how a step's mean parts add up, from work to what was measured: compute first, then what each part adds."""
     mean = found.mean
     work = {part: amount for part, amount in mean.items() if part not in IDLE_PARTS}
     steps = [("work", total(work.values())), *((part, mean[part]) for part in IDLE_PARTS), ("step", found.step_time)]
-    if ax is None:
-        ax = new_axes(len(steps))
+    ax = new_axes(len(steps))
     end = 0.0
     for row, (name, amount) in enumerate(steps):
         start = 0 if name in ("work", "step") else end
@@ -45,11 +44,10 @@ def waterfall(found: Where, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def stacked(found: Where, ax: Axes | None = None) -> Axes:
+def stacked(found: Where) -> Axes:
     """Draw each rank's parts one after the other; what is negative on a rank is left out."""
     num_ranks = len(found.by_rank)
-    if ax is None:
-        ax = new_axes(num_ranks)
+    ax = new_axes(num_ranks)
     names = [part for part in found.mean if any(row.get(part) for row in found.by_rank)]
     ends = [0.0] * num_ranks
     for name in names:
@@ -71,7 +69,7 @@ def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach
     ax.set_label(f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}")
 
 
-def ranks(plan: Plan, ranks_per_node: int, ax: Axes | None = None) -> Axes:
+def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and, per axis, what the
     busiest rank sends in a step. Raises ValueError for more than 32 ranks, which nobody could read."""
     plt = bring("matplotlib.pyplot")
@@ -84,9 +82,8 @@ def ranks(plan: Plan, ranks_per_node: int, ax: Axes | None = None) -> Axes:
     spots = [
         (p["pp"] * (layout.tp + 1.5) + p["tp"], -(p["dp"] * (0.35 * layout.tp + 0.9) - 0.35 * p["tp"])) for p in places
     ]
-    if ax is None:
-        height = max(y for _, y in spots) - min(y for _, y in spots)
-        ax = plt.subplots(figsize=(WIDTH, 0.85 * height + 1.6), layout="constrained")[1]
+    height = max(y for _, y in spots) - min(y for _, y in spots)
+    ax = plt.subplots(figsize=(WIDTH, 0.85 * height + 1.6), layout="constrained")[1]
     said = []
     for axis, (name, colour) in _AXES.items():
         groups = [group for group in layout.groups(axis) if len(group) > 1]
@@ -126,15 +123,12 @@ def ranks(plan: Plan, ranks_per_node: int, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def bars(
-    rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes | None = None, *, title: str, unit: str, mark: str = ""
-) -> Axes:
+def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = "") -> Axes:
     """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
 
     Kinds have one colour in all rows. `mark` names a line at the mean of the rows' sums; without it there is none.
     """
-    if ax is None:
-        ax = new_axes(len(rows))
+    ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
     kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
     fills = dict(zip(kinds, CATEGORIES, strict=False))
@@ -163,11 +157,10 @@ def bars(
     return ax
 
 
-def block_chart(block: Block, copies: int, ax: Axes | None = None) -> Axes:
+def block_chart(block: Block, copies: int) -> Axes:
     """Draw a building block in colour, the next ones stamped after it pale, and the interval between two of them."""
     timeline = block.stamp(copies)
-    if ax is None:
-        ax = new_axes(block.num_ranks)
+    ax = new_axes(block.num_ranks)
     title = f"{block.name}: {copies} microbatches, a new one every {block.interval:g}"
     dress(ax, rank_names(timeline), title, timeline.unit, timeline.makespan)
     ax.set_ylim(block.num_ranks - 0.5, -0.5)

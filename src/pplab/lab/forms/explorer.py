@@ -54,7 +54,7 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
         raise ValueError(f"explore takes a Schedule, a Timeline, a Run or a list of them, got {shown(thing)}")
     schedules = [each for each in things if isinstance(each, Schedule)]
     for schedule in schedules:
-        costs.check(schedule.num_stages, schedule.num_ranks)
+        costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
     things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
     told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
@@ -92,6 +92,8 @@ def record(thing: Schedule | Timeline, unit: str = "") -> dict:
 
 def _fields(costs: Costs, num_stages: int) -> str:
     """What the page's fields have to say for these costs; "" where they can't."""
+    if costs.by_microbatch:
+        return ""
     times = {"forward": costs.forward, "backward-input": costs.backward_input, "backward-weight": costs.backward_weight}
     plain = Costs(*times.values(), costs.latency, overlap=costs.overlap, message=costs.message, unit=costs.unit)
     same = all(plain.of(B, stage) == costs.of(B, stage) for stage in range(num_stages))

@@ -1,10 +1,9 @@
-"""Colours of what isn't an action of a schedule: messages, parts of a step, ranks, layers. They stay apart, too."""
+"""Colours of what isn't an action of a schedule: parts of a step, ranks, layers. They stay apart, too."""
 
 from __future__ import annotations
 
 from ...palette import FILL, NAME, OTHER
 
-MESSAGE = {"send": "#3d3350", "receive": "#d9d2e9"}  # of a rank's queue, under its actions
 PART: dict[str, str] = {  # of a step, in drawings of where its time went; its bubble looks as in Gantt charts
     **{NAME[kind]: fill for kind, fill in FILL.items()},
     "overlap": "#1d4f72",

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
-from ...costs import Costs, Link, PerStage
+from ...costs import Costs, Link, PerMicrobatch
+from ...errors import number
 from ...palette import NAME
 from ...schedule import Schedule
 from ...simulator import simulate
@@ -185,9 +186,15 @@ def _idle_before(replay: Timeline, rank: int, makespan: float, lasts: Sequence[f
     return [*idle, makespan - free]
 
 
-def calibrate(timeline: Timeline, message: PerStage = 1) -> Costs:
+def calibrate(timeline: Timeline, message: PerMicrobatch = 1, overhead: float = 0) -> Costs:
     """Costs by which to predict other schedules of the same stages on the same machine: the mean duration of every kind
-    on every stage, latency and bandwidth of every link, and each rank's mean lateness, added to its actions.
+    on every stage, latency and bandwidth of every link, and as `overhead` each rank's mean lateness, from being able to
+    start an action to starting it.
+
+    What launching costs *inside* an action can't be told from its work in a run with one size of microbatches, so it
+    counts as work: that matters where the costs are to predict finer stages or other microbatches. Whoever knows it,
+    for example from two sizes, gives it as `overhead`, in the timeline's unit: that is moved from every action's
+    duration to the overhead. ValueError where an action takes less.
 
     `message` is what a stage gives the next one, as in `Costs`; with a run's `message_bytes` a link's bandwidth is in
     bytes per unit of time, and in messages without. It is found where messages queued for it or differed in size;
@@ -196,7 +203,7 @@ def calibrate(timeline: Timeline, message: PerStage = 1) -> Costs:
     A schedule that splits no backward tells nothing of I and W apart, so it predicts only those that split none. Of one
     that splits all, a whole backward is taken to last as long as its halves; `calibrating` makes one that has both.
     """
-    return _machines(timeline, message)[-1]
+    return _machines(timeline, message, number("overhead", overhead))[-1]
 
 
 def calibrating(schedule: Schedule) -> Schedule:
@@ -219,8 +226,8 @@ def calibrating(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=[merged(row) for row in schedule.rows])
 
 
-def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, Costs, Costs]:
-    """What the four replays take: see the module's text."""
+def _machines(timeline: Timeline, message: PerMicrobatch = 1, inside: float = 0) -> tuple[Costs, Costs, Costs, Costs]:
+    """What the four replays take: see the module's text. Of what actions last, so much counts as overhead: `inside`."""
     schedule = timeline.schedule
     durations: dict[object, list[float]] = defaultdict(list)
     for span in timeline.spans:
@@ -231,34 +238,33 @@ def _machines(timeline: Timeline, message: PerStage = 1) -> tuple[Costs, Costs, 
         else:
             durations[span.action.kind].append(lasted)
             durations[span.action.kind, span.action.stage].append(lasted)
-    mean = {key: total(found) / len(found) for key, found in durations.items()}
+    mean = {key: total(found) / len(found) - inside for key, found in durations.items()}
+    if min(mean.values()) < 0:
+        raise ValueError(f"overhead is {inside:g}, and an action takes {min(mean.values()) + inside:g}: give less")
     overlaps = {key: value for key, value in mean.items() if isinstance(key, tuple) and isinstance(key[1], str)}
     of_kinds = {pair: value for pair, value in overlaps.items() if pair[0] in COMPUTE}
 
     def of(kind: Kind, stage: int) -> float:
         return mean.get((kind, stage), mean.get(kind, 0))
 
-    def costs(value: Callable[[Kind, int], float], late: Sequence[float]) -> Costs:
+    def costs(value: Callable[[Kind, int], float]) -> Costs:
         stages = range(schedule.num_stages)
-        forward, whole, inputs, weights = ([value(kind, s) + late[s] for s in stages] for kind in (F, B, I, W))
+        forward, whole, inputs, weights = ([value(kind, s) for s in stages] for kind in (F, B, I, W))
         if I not in mean:
             return Costs(forward, whole, 0, overlap=of_kinds, unit=timeline.unit)
         if B not in mean:
             whole = [i + w for i, w in zip(inputs, weights, strict=True)]
         return Costs(forward, inputs, weights, backward=whole, overlap=of_kinds, unit=timeline.unit)
 
-    none = [0] * schedule.num_stages
     found, lateness = observe(timeline, message)
     action = total(timeline.busy) / len(timeline.spans)
     links = {pair: fit(messages, action, total(lateness) / len(lateness)) for pair, messages in found.items()}
     holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
-    on_stages = replace(costs(of, none), overlap=overlaps)
+    on_stages = replace(costs(of), overlap=overlaps)
     with_links = replace(on_stages, links=links, message=message)
-    with_overhead = replace(costs(of, late), links=links, message=message)
-    beside = total(lateness) / len(lateness)
-    with_overhead = replace(with_overhead, overlap={pair: value + beside for pair, value in overlaps.items()})
-    return costs(lambda kind, _: mean.get(kind, 0), none), on_stages, with_links, with_overhead
+    with_overhead = replace(with_links, overhead=[inside + each for each in late])
+    return costs(lambda kind, _: mean.get(kind, 0)), on_stages, with_links, with_overhead
 
 
 def _did(timeline: Timeline, rank: int) -> dict[str, float]:

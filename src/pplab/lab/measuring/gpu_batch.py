@@ -27,7 +27,7 @@ _TOKENS = 4096  # of a microbatch: from then on, width is what grows first
 _TOGETHER = {"batch_size": ("batch_size",), "width": ("width", "num_heads")}
 _STATE = 28  # bytes of a parameter: weight, gradient, AdamW's two moments, and what a step makes of it meanwhile: 12
 _PROCESS = 2 * 10**9  # bytes of a rank: CUDA's context with all kernels loaded, workspaces, NCCL's buffers
-_USABLE = 0.9  # of a card: the rest is what the allocator can't fill
+USABLE = 0.9  # of a card: the rest is what the allocator can't fill
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _has_room(schedule: Schedule, size: Reached, card_bytes: float, num_gpus: in
         return True
     whole = build("GPipe", num_ranks=schedule.num_ranks, num_microbatches=1)
     needs = [on_card(gpu_bytes(each, size.config, size.batch_size, num_gpus)) for each in (schedule, whole)]
-    return max(needs) <= _USABLE * card_bytes
+    return max(needs) <= USABLE * card_bytes
 
 
 def card_bytes(context: RankContext) -> int:
@@ -191,31 +191,6 @@ def on_card(needs: Mapping[str, float]) -> float:
     """The most that is there at once: the run's, or the reference's beside the idle processes."""
     run = sum(needs[part] for part in ("kept", "state", "messages", "working"))
     return max(run, needs["reference"]) + needs["processes"]
-
-
-def most_that_fits(
-    schedules: Sequence[Schedule],
-    config: GPTConfig,
-    *,
-    batch_size: int,
-    card_bytes: float,
-    num_gpus: int,
-    host_bytes: float = float("inf"),
-) -> tuple[int, dict[str, float]]:
-    """The largest of batch_size times or by 2, 4, ... (at most 4,096) with which every schedule has room on cards of so
-    many bytes, and what the one that needs most has there. It is never less than a sequence a microbatch."""
-
-    def needed(n: int) -> tuple[bool, dict[str, float]]:
-        found = [gpu_bytes(schedule, config, n, num_gpus) for schedule in schedules]
-        fits = all(on_card(each) <= _USABLE * card_bytes and each["host"] <= host_bytes for each in found)
-        return fits, max(found, key=on_card)
-
-    n, least = positive_int("batch_size", batch_size), max(s.num_microbatches for s in schedules)
-    while n // 2 >= least and not needed(n)[0]:
-        n //= 2
-    while 2 * n <= MOST and needed(2 * n)[0]:
-        n *= 2
-    return n, needed(n)[1]
 
 
 def kept_by_layer(config: GPTConfig) -> int:

@@ -40,7 +40,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
     starting it."""
     schedule, graph, columns = timeline.schedule, timeline.schedule.graph, timeline.schedule.columns
     sizes = Costs(message=message)
-    sizes.check(schedule.num_stages, schedule.num_ranks)
+    sizes.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     waits = {
         (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
     }
@@ -56,7 +56,7 @@ def observe(timeline: Timeline, message: PerStage = 1) -> tuple[dict[tuple[int, 
                 sent = graph.id_of(maker), maker
                 receive = incoming(graph.action(user), schedule.num_stages)
                 begun, there = waits.get((rank, receive), (since, start))
-                size = sizes.occupancy(columns.kinds[maker], columns.stages[maker], 1)
+                size = sizes.occupancy(columns.kinds[maker], columns.stages[maker], 1, columns.microbatches[maker])
                 found[columns.ranks[maker], rank].append(Delivery(sent, size, timeline.ends[sent[0]], begun, there))
                 ready = max(ready, there)
             late[rank].append(max(0.0, start - ready))

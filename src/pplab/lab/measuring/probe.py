@@ -59,21 +59,6 @@ def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, 
     return times
 
 
-def all_reduce_times(context: RankContext, num_bytes: int, count: int = 20) -> list[float]:
-    """All ranks add up `num_bytes` of float32, `count` times; returns each time in milliseconds."""
-    numbers = torch.zeros(max(1, num_bytes // 4), device=context.wire)
-    group = context.group("all", range(context.num_ranks)) if context.transport == "nccl" else None
-    times = []
-    for _ in range(count):
-        dist.barrier()
-        start = time.perf_counter()
-        dist.all_reduce(numbers, group=group)
-        if context.wire.type == "cuda":
-            cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times
-
-
 def fit_link(times_ms: Mapping[int, float]) -> Link:
     """The latency (ms) and bandwidth (bytes per ms) by which messages of these sizes in bytes take these times.
 

@@ -171,11 +171,11 @@ class Block:
         less, and at the bound where lifespans are multiples of the interval."""
         return tuple(sum(self.lifespans[s] for s in own) / self.interval for own in self._stages)
 
-    def draw(self, copies: int = 3, ax: Axes | None = None) -> Axes:
+    def draw(self, copies: int = 3) -> Axes:
         """Draw the block in colour and the copies that follow it pale, with the interval."""
         from ..forms import block_chart
 
-        return block_chart(self, copies, ax)
+        return block_chart(self, copies)
 
     @cached_property
     def _many(self) -> Timeline:

@@ -29,7 +29,7 @@ def depth_first(num_ranks: int, num_microbatches: int, costs: Costs | None = Non
             action = Action(rank, kind, ready.pop(0))
             rows[rank].append(action)
             free[rank] = False
-            heappush(events, (now + costs.of(kind, rank), len(rows[rank]), action))
+            heappush(events, (now + costs.of_item(action), len(rows[rank]), action))
 
     go_on(0, 0)
     while events:

@@ -77,6 +77,7 @@ def with_all_to_all(costs: Costs, forward: PerStage, backward_input: PerStage) -
     >>> costs.of_overlap(0, 0), costs.of_overlap(0, 0, F, I), costs.of_overlap(0, 0, W, I)
     (6, 4, 4)
     """
+    work = replace(costs, overhead=0)  # which a pair has besides
     sent = {F: per_stage("forward", forward), I: per_stage("backward_input", backward_input), W: 0}
     sent[B] = sent[I]
     times = ("forward", "backward_input", "backward_weight", "backward", "recompute")
@@ -86,12 +87,12 @@ def with_all_to_all(costs: Costs, forward: PerStage, backward_input: PerStage) -
     for name, value in (*given.items(), ("forward", sent[F]), ("backward_input", sent[I])):
         check_length(name, value, len(stages))
     for (kind, name), stage in product(((F, "forward"), (I, "backward_input")), stages):
-        if of_stage(sent[kind], stage) > costs.of(kind, stage):
-            whole = f"{kind} on stage {stage} takes {costs.of(kind, stage):g}"
+        if of_stage(sent[kind], stage) > work.of(kind, stage):
+            whole = f"{kind} on stage {stage} takes {work.of(kind, stage):g}"
             raise ValueError(f"{name}: {of_stage(sent[kind], stage):g} of it is all-to-all, and {whole}")
 
     def lasts(*pair: tuple[int, Kind]) -> float:
-        alone = [costs.of(kind, stage) for stage, kind in pair]
+        alone = [work.of(kind, stage) for stage, kind in pair]
         network = [of_stage(sent[kind], stage) for stage, kind in pair]
         return max(*alone, sum(alone) - sum(network), sum(network))
 

@@ -54,9 +54,8 @@ def sliced_row(
     cutting = replace(
         cutting,
         attention=[n * of_attention / each for n, each in zip(layers, flops, strict=True)],
-        overhead=number("overhead_ms", overhead_ms) / 1e3,
     )
-    timeline = cutting.simulate(rows, whole.costs)
+    timeline = cutting.simulate(rows, replace(whole.costs, overhead=number("overhead_ms", overhead_ms) / 1e3))
     kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / _GB  # keys and values of a layer
     memory = _keeping(whole.memory, recomputed_of(layers, recompute), kept)
     memory = cutting.memory(memory, [n * kept for n in layers])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import sqrt
 
-from ...actions import COMPUTE, INPUT_GRADIENT, Action, I, Kind, Overlap, W, parts
+from ...actions import INPUT_GRADIENT, Action, I, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
 from ...errors import ScheduleError, expect, number, positive_int
 from ...footprint import Memory
-from ...links import lags_of, queueing
-from ...schedule import Columns, Schedule
-from ...simulator import run
+from ...schedule import Schedule
+from ...simulator import simulate
 from ...timeline import Timeline, total
 from .sliced_schedules import check_slices
+
+_CUT = ("forward", "backward_input", "backward_weight", "recompute", "message")  # of costs
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,8 @@ class Slices:
     - `attention`: what share of a stage's forward of a whole sequence is attention, and of its backward: a number, or
       one per stage. A token looks at itself and all before it, so that attention's work up to a place grows as the
       square of the place. What isn't attention takes the same for every token, weights' gradients among it.
-    - `overhead`: what every action takes in addition, whatever its length, in the unit of the costs.
 
-    Costs and memory are those of a whole microbatch, as anywhere else.
+    Costs and memory are those of a whole microbatch, as anywhere else; the costs' `overhead` is every slice's.
 
     >>> from pplab import build
     >>> Slices.even(4).simulate(build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)).makespan
@@ -39,24 +40,20 @@ class Slices:
 
     lengths: Sequence[float]
     attention: PerStage = 0
-    overhead: float = 0
 
     def __post_init__(self) -> None:
         lengths = per_stage("lengths", self.lengths)
         if not isinstance(lengths, tuple) or not lengths or min(lengths) <= 0:
             raise ValueError(f"lengths must be those of the slices, each above 0, got {self.lengths!r}")
         vars(self).update(lengths=lengths, attention=per_stage("attention", self.attention, 1))
-        vars(self)["overhead"] = number("overhead", self.overhead)
 
     @classmethod
-    def even(cls, slices: int, attention: PerStage = 0, overhead: float = 0) -> Slices:
+    def even(cls, slices: int, attention: PerStage = 0) -> Slices:
         """Slices of equal lengths: where attention counts, a later one takes longer."""
-        return cls((1,) * positive_int("slices", slices), attention, overhead)
+        return cls((1,) * positive_int("slices", slices), attention)
 
     @classmethod
-    def balanced(
-        cls, slices: int, attention: float, overhead: float = 0, *, tokens: int | None = None, multiple: int = 1
-    ) -> Slices:
+    def balanced(cls, slices: int, attention: float, *, tokens: int | None = None, multiple: int = 1) -> Slices:
         """Slices that take equal times: a later one is shorter. Of a sequence of so many `tokens`, lengths are rounded
         to multiples of `multiple`, as fast kernels want them.
 
@@ -76,7 +73,7 @@ class Slices:
             ends = [multiple * round(units * end) for end in ends]
             if any(a == b for a, b in pairwise(ends)):
                 raise ValueError(f"{count} slices of {tokens} tokens leave one without {multiple} tokens: take fewer")
-        return cls([b - a for a, b in pairwise(ends)], share, overhead)
+        return cls([b - a for a, b in pairwise(ends)], share)
 
     @property
     def count(self) -> int:
@@ -115,49 +112,42 @@ class Slices:
                 "take a schedule without overlaps",
             )
 
-    def durations_of(self, kind: Kind, stage: int, costs: Costs) -> tuple[float, ...]:
-        """How long `kind` takes on `stage`, slice by slice.
+    def costs(self, schedule: Schedule, costs: Costs | None = None) -> Costs:
+        """From costs of whole microbatches, those of a schedule's slices: for `pplab.simulate` and `lab.Pace`.
 
-        The work of a backward without weights' gradients is what a slice's share of the whole backward leaves: all of
-        attention's is in it. ValueError where that would be more than the input gradient takes.
-        """
-        share = of_stage(self.attention, stage)
-        forward, whole, again = self._mixed(share), costs.of(kind, stage), of_stage(costs.recompute, stage)
-        if kind is W:
-            found = [whole * width for width in self.widths]
-        elif kind is I:
-            inputs, weights = whole - again, costs.of(W, stage)
-            if share * (inputs + weights) > inputs * (1 + 1e-9):
-                raise ValueError(
-                    f"attention's share of stage {stage}'s backward, {share:g} of {inputs + weights:g}, is more than "
-                    f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
-                )
-            each = zip(forward, self.widths, strict=True)
-            found = [(inputs + weights) * part - weights * width + again * part for part, width in each]
-        else:
-            found = [whole * part for part in forward]
-        return tuple(each + self.overhead for each in found)
-
-    def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:
-        """Predict the timeline of a schedule of slices: as `pplab.simulate`, by the same loop. `costs` are those of a
-        whole microbatch; a slice's message is as large as its share of the tokens.
-
-        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs that don't fit.
+        A slice's message is as large as its share of the tokens, and its input gradient takes what its weights'
+        gradients leave of its share of the whole backward: all of attention's is in it. ValueError where that would be
+        more than the input gradient takes, and for costs that don't fit; ScheduleError as `check`.
         """
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
         self.check(schedule)
         costs.check(schedule.num_stages, schedule.num_ranks)
-        graph, lags = schedule.graph, lags_of(schedule.graph, costs)
-        send = queueing(graph, costs, lags, self.widths) if costs.has_queues else None
-        starts, ends = run(graph, self._durations(schedule.columns, costs), lags, send)
-        return Timeline(schedule, starts, ends, unit=costs.unit)
+        times, found = schedule.num_microbatches // self.count, defaultdict(list)
+        for stage in range(schedule.num_stages):
+            forward, inputs, weights, again, message = (of_stage(getattr(costs, name), stage) for name in _CUT)
+            whole, share = inputs + weights, of_stage(self.attention, stage)
+            if I in schedule.columns.kinds and share * whole > inputs * (1 + 1e-9):
+                raise ValueError(
+                    f"attention's share of stage {stage}'s backward, {share:g} of {whole:g}, is more than "
+                    f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
+                )
+            backward = whole if costs.backward is None else of_stage(costs.backward, stage)
+            parts = self._mixed(share)
+            each = zip(parts, self.widths, strict=True)
+            found["backward_input"].append([max(0, whole * part - weights * width) for part, width in each] * times)
+            for name, value in (("forward", forward), ("backward", backward), ("recompute", again)):
+                found[name].append([value * part for part in parts] * times)
+            for name, value in (("backward_weight", weights), ("message", message)):
+                found[name].append([value * width for width in self.widths] * times)
+        return replace(costs, **found)
 
-    def _durations(self, columns: Columns, costs: Costs) -> list[float]:
-        kinds, stages = COMPUTE & set(columns.kinds), range(columns.num_stages)
-        table = {(kind, stage): self.durations_of(kind, stage, costs) for kind in kinds for stage in stages}
-        each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
-        return [table[kind, stage][n % self.count] for kind, stage, n in each]
+    def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:
+        """Predict the timeline of a schedule of slices, whose whole microbatches have these `costs`.
+
+        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs that don't fit.
+        """
+        return simulate(schedule, self.costs(schedule, costs))
 
     def memory(self, memory: Memory | None = None, carried: PerStage = 0) -> Memory:
         """What slices hold, from what whole microbatches do: for `Schedule.peak_held`, `validate`, `memory_chart`.

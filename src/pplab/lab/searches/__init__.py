@@ -10,8 +10,7 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "bounds": "Floor floor",
         "exact": "BestSoFar CLOSE Optimum optimum",
-        "frontier": "COMMAND Frontier Point frontier_chart frontiers optima",
-        "frontier_settings": "P SETTINGS Setting",
+        "frontier": "COMMAND Frontier Point frontier_chart frontiers",
         "growth": "Policy",
         "problem": "Problem",
         "searching": "Found search zb_1p zb_2p",

@@ -112,8 +112,9 @@ class Model:
         stream_of = {m: t for t, stream in enumerate(streams) for m in stream.microbatches}
         entries = zip(schedule.columns.microbatches, schedule.columns.kinds, schedule.columns.stages, strict=True)
         chains = [(stream_of[m], kind, stage) for m, kind, stage in entries]
-        durations, lags = [self.ticks[chain[1:]] for chain in chains], [self.lags[chain] for chain in chains]
-        starts, _ = run(schedule.graph, durations, lags)
+        rows, needs = schedule.graph.turns
+        lags = [0 if need is None else self.lags[chains[need]] for need in needs]
+        starts, _ = run(rows, needs, [self.ticks[chain[1:]] for chain in chains], lags)
         found: dict[Chain, list[int]] = {}
         for start, chain in sorted(zip(starts, chains, strict=True), key=itemgetter(0)):
             found.setdefault(chain, []).append(start)

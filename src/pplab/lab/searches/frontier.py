@@ -5,48 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import palette
 from ...actions import Kind
+from ...costs import Costs, Link
 from ...optional import bring
 from ...plot import LABEL_SIZE, WIDTH
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import CATEGORIES, load
-from .bounds import floor
-from .exact import CLOSE, Optimum, optimum
-from .frontier_settings import SETTINGS
-from .problem import PLACEMENTS, Problem
+from .exact import CLOSE
+from .problem import PLACEMENTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMMAND = "make frontier"
-
-
-def optima(
-    problem: Problem, limits: Iterable[float], *, start: Sequence[Schedule] = (), **options: object
-) -> Iterator[Optimum]:
-    """The shortest order in every one of `limits`, the smallest first: each is where the next one starts.
-
-    `start` and the other options are those of `lab.optimum`. It ends early: with an order that is as short as any of
-    this placement, for which no memory at all would make one shorter. Limits that nothing meets are left out.
-    """
-    free, before = floor(replace(problem, limit=None), options.get("objective", "makespan")).value, [*start]
-    for limit in sorted(limits):
-        if limit < max(problem.least_limit):
-            continue
-        found = optimum(replace(problem, limit=limit), start=before, **options)
-        yield found
-        before.append(found.schedule)
-        if found.value <= free * (1 + CLOSE):
-            return
 
 
 @dataclass(frozen=True)
@@ -81,6 +61,7 @@ class Frontier:
     unit: str  # of time
     held_in: str  # unit of memory
     points: tuple[Point, ...]
+    costs: Mapping[str, Costs] = field(repr=False, default_factory=dict)  # of each placement
 
     @property
     def published(self) -> tuple[Point, ...]:
@@ -109,16 +90,8 @@ class Frontier:
         return tuple(pairs)
 
     def timelines(self) -> dict[Point, Timeline]:
-        """Every point's order at the setting's times; KeyError where the setting isn't one of `make frontier`'s."""
-        problems = [problem for problem, _ in SETTINGS[self.name].problems()]
-        known = {(p.placement, t.schedule.name): t for p in problems for t in p.published()}
-        of = {(p.placement, p.split): p for p in problems}
-        return {
-            point: known[point.placement, point.name]
-            if point.limit is None
-            else simulate(point.schedule, of[point.placement, point.split].costs)
-            for point in self.points
-        }
+        """Every point's order at the setting's times."""
+        return {point: simulate(point.schedule, self.costs[point.placement]) for point in self.points}
 
 
 def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
@@ -131,13 +104,19 @@ def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
             for part in recording.data["parts"]:
                 points = tuple(_point(row) for row in part["rows"])
                 about = {key: part[key] for key in ("title", "num_ranks", "num_microbatches", "unit", "held_in")}
-                found[part["name"]] = Frontier(part["name"], points=points, **about)
+                costs = {placement: _costs(said) for placement, said in part["costs"].items()}
+                found[part["name"]] = Frontier(part["name"], points=points, costs=costs, **about)
     if not found:
         where = folder or "a folder `results` here or above"
         raise FileNotFoundError(
             f"no recording of `{COMMAND}` in {where}: name the repository's `results`, or record one"
         )
     return found
+
+
+def _costs(said: Mapping) -> Costs:
+    links = {(source, target): Link(*of) for source, target, *of in said.get("links", ())}
+    return Costs(**{**said, "links": links})
 
 
 def _point(row: Mapping) -> Point:
@@ -154,9 +133,7 @@ _LOOK = {
 }
 
 
-def frontier_chart(
-    frontier: Frontier, ax: Axes | None = None, *, most: float | None = None, slowest: float | None = None
-) -> Axes:
+def frontier_chart(frontier: Frontier, *, most: float | None = None, slowest: float | None = None) -> Axes:
     """Draw time against what the fullest rank holds.
 
     A line says, for a placement, how short the best order is that was found in so much memory. It is marked where that
@@ -165,8 +142,7 @@ def frontier_chart(
     `most`: how much memory the axis reaches; `slowest`: how much time. What lies beyond is left out.
     """
     plt = bring("matplotlib.pyplot")
-    if ax is None:
-        ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")[1]
+    ax = plt.subplots(figsize=(WIDTH, 4.8), layout="constrained")[1]
     best = min(point.time for point in frontier.points)
     slowest = slowest or 1.8 * best
     shown = [p for p in frontier.points if p.time <= slowest and (most is None or (p.limit or p.held) <= most)]

@@ -9,6 +9,7 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
+from ...actions import F, I, W
 from .row_slots import Problem
 
 
@@ -46,13 +47,14 @@ def policies(problem: Problem) -> Iterator[list[Policy]]:
 
 
 def grown(problem: Problem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)) -> list[list[int]]:
-    """The rows, as slots, that `policies`, one per rank, lead to; shorter ones where all ranks wait for each other.
+    """The rows of numbers that `policies`, one per rank, lead to; shorter ones where all ranks wait for each other.
 
     `deepest`: whether, of the forwards and of the input gradients of several stages that are ready, the last stage's
     comes first, else the first's. A stage's forward leaves room for one of every later stage of its rank: so what has
     begun can end.
     """
-    M, placement, base, lag = problem.num_microbatches, problem.placement, problem.base, problem.lag_of
+    M, placement, lag = problem.num_microbatches, problem.placement, problem.lag_of
+    numbers = problem.number_of
     (f_takes, i_takes, w_takes), S, P = problem.takes, len(placement), problem.num_ranks
     adds, i_frees, w_frees, room = problem.adds, problem.i_frees, problem.w_frees, problem.rooms
     f_order = [stages[::-1] if deepest[0] else stages for stages in problem.stages]
@@ -106,7 +108,7 @@ def grown(problem: Problem, policies: Sequence[Policy], deepest: tuple[bool, boo
         after_i[rank] = kind == 1
         if kind == 2:
             s = waiting.popleft()
-            rows[rank].append(base[2][s] + weights[s])
+            rows[rank].append(numbers[s, W, weights[s]])
             weights[s] += 1
             held[rank] -= w_frees[s]
             free[rank] = end = now + w_takes[s]
@@ -115,7 +117,7 @@ def grown(problem: Problem, policies: Sequence[Policy], deepest: tuple[bool, boo
         last_i[rank] = kind == 1
         if kind:
             s = i_stage
-            rows[rank].append(base[1][s] + inputs[s])
+            rows[rank].append(numbers[s, I, inputs[s]])
             inputs[s] += 1
             num_i[rank] += 1
             held[rank] -= i_frees[s]
@@ -123,7 +125,7 @@ def grown(problem: Problem, policies: Sequence[Policy], deepest: tuple[bool, boo
             end, to, at = now + i_takes[s], s - 1, i_at
         else:
             s = f_stage
-            rows[rank].append(base[0][s] + forwards[s])
+            rows[rank].append(numbers[s, F, forwards[s]])
             forwards[s] += 1
             num_f[rank] += 1
             held[rank] += adds[s]

@@ -42,42 +42,40 @@ def _critical(
     problem: Problem, rows: Rows, starts: list[float], ends: list[float], rng: Random
 ) -> list[tuple[int, int]]:
     """(rank, place in its row) of all that waited for the one before it in its row, on one critical path."""
-    M, ranks, lags = problem.num_microbatches, problem.rank_of, problem.lags
-    slots = [slot for row in rows for slot in row]
-    where = [-1] * len(ranks)
-    for i, slot in enumerate(slots):
-        where[slot] = i
-    firsts = [0]
-    for row in rows:
-        firsts.append(firsts[-1] + len(row))
+    needs, lags, place_of = (
+        problem.needs,
+        problem.lags,
+        {i: (r, at) for r, row in enumerate(rows) for at, i in enumerate(row)},
+    )
     i, found = problem.last(rows, starts, ends), []
     while True:
-        rank = ranks[slots[i]]
-        maker, is_first = where[slots[i] - M], i == firsts[rank]
-        arrived = ends[maker] + lags[slots[maker]] if maker >= 0 else -1
-        if maker >= 0 and (is_first or arrived > ends[i - 1] or (arrived == ends[i - 1] and rng.random() < 0.5)):
-            i = maker
-        elif is_first:
+        rank, place = place_of[i]
+        before, need = rows[rank][place - 1], needs[i]
+        arrival = -1 if need is None else ends[need] + lags[i]
+        late = place == 0 or arrival > ends[before]
+        if need is not None and (late or (arrival == ends[before] and rng.random() < 0.5)):
+            i = need
+        elif place == 0:
             return found
         else:
-            found.append((rank, i - firsts[rank]))
-            i -= 1
+            found.append((rank, place))
+            i = before
 
 
 def _changed(problem: Problem, row: list[int], place: int, rng: Random) -> list[int] | None:
     """A row in which what stands at `place` no longer waits for the one before it; None where that can't be."""
     input_of = problem.input_of
-    before, slot = row[place - 1], row[place]
-    if problem.same[before] == problem.same[slot]:  # one stage's microbatches stay in order
+    before, i = row[place - 1], row[place]
+    if problem.action_of[before][:2] == problem.action_of[i][:2]:  # one stage's microbatches stay in order
         return None
     how = rng.random()
     if how < 0.3 and before in input_of:  # a weight gradient, further back
         to = min(len(row), place + 1 + rng.randrange(3 * _FARTHEST)) if how < 0.2 else len(row)
         return row[: place - 1] + row[place:to] + [before] + row[to:]
     to = place - 1 if how < 0.7 else max(0, place - 1 - rng.randrange(_FARTHEST))
-    if input_of.get(slot) in row[to:place]:
+    if input_of.get(i) in row[to:place]:
         return None
-    return row[:to] + [slot] + row[to:place] + row[place + 1 :]
+    return row[:to] + [i] + row[to:place] + row[place + 1 :]
 
 
 def _anywhere(rows: Rows, rng: Random) -> tuple[int, int]:

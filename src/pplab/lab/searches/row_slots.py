@@ -1,29 +1,27 @@
-"""Rows as lists of slots, the integers that the simulator's loop reads, of which a search can try thousands."""
+"""Rows of numbers, as the simulator's loop takes them, of which a search can try thousands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from math import inf
 from operator import sub
-from types import SimpleNamespace
 
 from ...actions import Action, B, F, I, Kind, Overlap, W, parts
 from ...costs import Costs, of_stage
-from ...errors import ScheduleError
 from ...footprint import Memory
-from ...links import lags_of
+from ...links import with_links
 from ...schedule import Schedule
-from ...simulator import durations_of, run, simulate
+from ...simulator import durations_of, run
 from ...timeline import total
 
-Rows = list[list[int]]  # of every rank, the slots of its F, I and W in order: see `pplab.schedule.Graph`
+Rows = list[list[int]]  # of every rank, the numbers of its F, I and W in order
 Key = tuple[float, float]  # what is compared: the less the better
 CLOSE = 1e-9  # as a share of a limit
 
 
 class Problem:
-    """What a search is given, by stage and by slot: placement, microbatches, costs, memory, and each rank's limit."""
+    """What a search is given, by stage and by action: placement, microbatches, costs, memory, and ranks' limits."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class Problem:
         self.lag_of = [[0 if a == b else costs.link(a, b).latency for b in ranks] for a in ranks]
         plain = self.one_at_a_time()
         self.least = plain.peak_held(memory)  # what every rank has to hold
-        self._read_slots(plain)
+        self._number(plain)
         adds = [of_stage(memory.activation, s) for s in stages]
         kept = [
             each if memory.weight_input is None else of_stage(memory.weight_input, s) for s, each in enumerate(adds)
@@ -59,25 +57,21 @@ class Problem:
         fits = min(self.rooms, default=inf) / min(adds) if memory.weight_input is None and min(adds) else inf
         self.most_held = int(min(self.stages_per_rank * M, max(fits, 1)))
 
-    def _read_slots(self, plain: Schedule) -> None:
-        graph, stages = plain.graph, range(len(self.placement))
-        count = max(graph.slots) + 1
-        self.action_of: list[Action | None] = [None] * count
-        self.lasts, self.lags, self.rank_of = [0.0] * count, [0.0] * count, [0] * count
-        self._starts_with, self._ends_with = [0.0] * count, [0.0] * count  # how much more is held then
-        self.same = [0] * count  # the same for one stage's actions of a kind
-        self.base = [[0] * len(self.placement) for _ in range(3)]  # of every kind and stage: microbatch 0's slot
-        changes = [self.memory.changes(s) for s in stages]
-        lasts, lags = durations_of(plain.columns, self.costs), lags_of(graph, self.costs)
-        for i, slot in enumerate(graph.slots):
-            stage, kind, m = self.action_of[slot] = graph.action(i)
-            self.lasts[slot], self.lags[slot], self.rank_of[slot] = lasts[i], lags[i], plain.columns.ranks[i]
-            self._starts_with[slot], self._ends_with[slot] = changes[stage][kind]
-            self.same[slot] = 3 * stage + "FIW".index(kind)
-            if m == 0:
-                self.base["FIW".index(kind)][stage] = slot
-        each = [(s, m) for s in stages for m in range(self.num_microbatches)]
-        self.input_of = {self.base[2][s] + m: self.base[1][s] + m for s, m in each}  # of every weight gradient
+    def _number(self, plain: Schedule) -> None:
+        """Every action's number is its id in `plain`; but for the rows, the loop takes what it would take for that."""
+        graph, columns = plain.graph, plain.columns
+        rows, *self._columns = with_links(graph, self.costs, durations_of(plain, self.costs))
+        self.needs, self.lags, self.rank_of = graph.makers, self._columns[-1], columns.ranks
+        self.action_of = [graph.action(i) for i in range(len(columns.kinds))]
+        self.number_of = {action: i for i, action in enumerate(self.action_of)}
+        changes = [self.memory.changes(s) for s in range(len(self.placement))]
+        held = [changes[stage][kind] for stage, kind, _ in self.action_of]  # more, at its start and end
+        self._starts_with, self._ends_with = map(list, zip(*held, strict=True))
+        weights = [action for action in self.action_of if action.kind is W]
+        self.input_of = {self.number_of[w]: self.number_of[w._replace(kind=I)] for w in weights}
+        links = rows[self.num_ranks :]
+        self.num_links = len(links)
+        self.link_of = {self._columns[0][message]: (k, message) for k, link in enumerate(links) for message in link}
 
     def one_at_a_time(self) -> Schedule:
         """A microbatch ends before the next begins, and every W follows its I: no order holds less."""
@@ -89,50 +83,42 @@ class Problem:
         return Schedule(rows, "one microbatch at a time")
 
     def schedule(self, rows: Rows, name: str) -> Schedule:
-        return Schedule([[self.action_of[slot] for slot in row] for row in rows], name)
+        return Schedule([[self.action_of[i] for i in row] for row in rows], name)
 
     def rows_of(self, schedule: Schedule) -> Rows:
         """Of a schedule, overlaps taken apart and full backwards as their halves."""
-        return [[slot for item in row for slot in self._slots_of(item)] for row in schedule.rows]
+        return [[i for item in row for i in self._numbers_of(item)] for row in schedule.rows]
 
-    def _slots_of(self, item: Action | Overlap) -> list[int]:
-        found = []
-        for stage, kind, m in parts(item):
-            found += [self.base["FIW".index(each)][stage] + m for each in ((I, W) if kind is B else (Kind(kind),))]
-        return found
+    def _numbers_of(self, item: Action | Overlap) -> list[int]:
+        halves = [(part, kind) for part in parts(item) for kind in ((I, W) if part.kind is B else (Kind(part.kind),))]
+        return [self.number_of[part._replace(kind=kind)] for part, kind in halves]
 
     def times(self, rows: Rows) -> tuple[list, list] | None:
-        """When every item starts and ends; None where ranks wait in a circle."""
-        slots, bounds = list(chain.from_iterable(rows)), (0, *accumulate(map(len, rows)))
-        if self.costs.has_queues:
-            try:
-                timeline = simulate(self.schedule(rows, "tried"), self.costs)
-            except ScheduleError:
-                return None
-            return timeline.starts, timeline.ends
-        sizes = {"num_stages": len(self.placement), "num_microbatches": self.num_microbatches}
-        graph = SimpleNamespace(columns=SimpleNamespace(bounds=bounds, **sizes), slots=slots, second={})
-        lasts, lags = self.lasts, self.lags
-        starts, ends = run(graph, [lasts[slot] for slot in slots], [lags[slot] for slot in slots])
-        return None if any(ends[end - 1] is None for end in bounds[1:]) else (starts, ends)
+        """When every action starts and ends, by number; None where ranks wait in a circle."""
+        links: Rows = [[] for _ in range(self.num_links)]
+        for i in chain.from_iterable(rows) if links else ():
+            if i in self.link_of:
+                link, message = self.link_of[i]
+                links[link].append(message)
+        starts, ends = run(rows + links, *self._columns)
+        if any(ends[row[-1]] is None for row in rows):
+            return None
+        return starts[: len(self.needs)], ends[: len(self.needs)]
 
     def key(self, rows: Rows, starts: Sequence[float], ends: Sequence[float]) -> Key:
         """What the goal compares: the makespan and, of equals, the longest span; or the zero-bubble papers' bubble
         rate, as in `Timeline.span_bubble_fraction`, and of equals the makespan."""
-        bounds = [0, *accumulate(map(len, rows))]
-        spans = [ends[end - 1] - starts[first] for first, end in pairwise(bounds)]
+        spans = [ends[row[-1]] - starts[row[0]] for row in rows]
         if self.goal == "makespan":
             return max(ends), max(spans)
         rank = max(range(len(spans)), key=spans.__getitem__)
-        row = slice(bounds[rank], bounds[rank + 1])
-        return 1 - total(map(sub, ends[row], starts[row])) / spans[rank], max(ends)
+        return 1 - total(ends[i] - starts[i] for i in rows[rank]) / spans[rank], max(ends)
 
     def last(self, rows: Rows, starts: Sequence[float], ends: Sequence[float]) -> int:
         """The item whose end the goal is about: of all, or of the rank with the longest span."""
         if self.goal == "makespan":
-            return max(range(len(ends)), key=ends.__getitem__)
-        bounds = [0, *accumulate(map(len, rows))]
-        return max(pairwise(bounds), key=lambda row: ends[row[1] - 1] - starts[row[0]])[1] - 1
+            return max(chain.from_iterable(rows), key=ends.__getitem__)
+        return max(rows, key=lambda row: ends[row[-1]] - starts[row[0]])[-1]
 
     def fitted(self, rank: int, row: list[int]) -> list[int] | None:
         """A rank's row within its limit: itself, or weight gradients are moved to where a forward needs their room."""
@@ -140,19 +126,19 @@ class Problem:
         most, held = self.limits[rank] * (1 + CLOSE), self.memory.constant(self.stages[rank])
         left, made = list(reversed(row)), []
         while left:
-            slot = left.pop()
-            if held + at_start[slot] > most:
+            i = left.pop()
+            if held + at_start[i] > most:
                 done, weights = set(made), self.input_of
                 first = next((w for w in reversed(left) if w in weights and weights[w] in done), None)
                 if first is None:
                     return None
                 left.remove(first)
-                left.append(slot)
-                slot = first
-                if held + at_start[slot] > most:
+                left.append(i)
+                i = first
+                if held + at_start[i] > most:
                     return None
-            held += at_start[slot] + at_end[slot]
-            made.append(slot)
+            held += at_start[i] + at_end[i]
+            made.append(i)
         return made
 
     def allows(self, schedule: Schedule) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from ...builders.registry import ALL, build, register
@@ -69,7 +70,7 @@ def search(
     """The best order that is found, never worse than a schedule of the registry with this placement in this memory.
 
     - `placement`: "one stage per rank", "V", "loop" (two stages per rank), or the rank of every stage.
-    - `costs`: per stage; all ones when left out. Messages that queue on narrow links are slow to search with.
+    - `costs`: per stage; all ones when left out.
     - `limit`: what a rank may hold at once, or a value per rank, in the unit of `memory`; in activations of one stage
       for one microbatch when no memory is given. ValueError names the smallest limit that can be met.
     - `goal`: "makespan", or "span": the zero-bubble papers' bubble rate.
@@ -190,7 +191,8 @@ class _Search:
 
     def key(self, schedule: Schedule) -> Key:
         timeline = simulate(schedule, self.problem.costs)
-        return self.problem.key(schedule.rows, timeline.starts, timeline.ends)
+        rows = [range(*row) for row in pairwise(schedule.columns.bounds)]
+        return self.problem.key(rows, timeline.starts, timeline.ends)
 
     def _known(self) -> Iterator[Schedule]:
         """The registry's schedules that have this placement, within the limits."""

@@ -134,7 +134,7 @@ def _schedules(given: argparse.Namespace) -> None:
 
 
 def _simulate(given: argparse.Namespace) -> None:
-    names = (*_SHARED, "latency", "overlap", "bandwidth", "message")
+    names = (flag["name"].lstrip("-").replace("-", "_") for flag in _COSTS)
     whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
     schedule = schedule_of(given, whole)
     cut = _cut(schedule)
@@ -286,12 +286,17 @@ def _link(text: str) -> tuple[tuple[int, int], Link]:
 
 
 def _times(text: str) -> float | tuple[float, ...]:
+    def read(part: str) -> float | tuple[float, ...]:
+        if ":" in part:
+            return tuple(map(read, part.split(":")))
+        return float(part) if {*".enai"} & {*part.lower()} else int(part)
+
     try:
-        values = tuple(float(part) if {*".enai"} & {*part.lower()} else int(part) for part in text.split(","))
+        values = tuple(map(read, text.split(",")))
     except ValueError:
         expected = "expected a number, or one for each stage with commas between, such as 1,1,2"
         raise argparse.ArgumentTypeError(f"{text!r} is no number: {expected}") from None
-    return values[0] if len(values) == 1 else values
+    return values if values[1:] or ":" in text else values[0]
 
 
 SCHEDULE: tuple[Flag, ...] = (
@@ -307,16 +312,20 @@ OUTPUT: tuple[Flag, ...] = (
     dict(name="--png", metavar="FILE", help="the Gantt chart"),
     dict(name="--perfetto", metavar="FILE", help="a trace for the Perfetto viewer"),
 )
-_OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2"
+_OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2, "
+_OF += "where colons part its microbatches': 1:2:1,1:2:1"
 _TIME = {"type": _times, "default": 1, "metavar": "T", "help": _OF}
 _COSTS: tuple[Flag, ...] = (
     *({"name": name, **_TIME} for name in ("--forward", "--backward-input", "--backward-weight")),
     dict(name="--recompute", type=_times, default=0, metavar="T", help="added to backwards, likewise"),
+    dict(name="--overhead", type=_times, default=0, metavar="T", help="of every action besides, of whatever size"),
     dict(name="--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number, likewise"),
     dict(name="--latency", type=float, default=0, metavar="T", help="of a message between ranks"),
     dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
     dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
-    dict(name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"),
+)
+_LINK: Flag = dict(
+    name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"
 )
 _MEMORY: tuple[Flag, ...] = (
     dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
@@ -328,6 +337,6 @@ _MEMORY: tuple[Flag, ...] = (
 _LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
 COMMANDS = (
     Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
-    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *OUTPUT)),
+    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, _LINK, *OUTPUT)),
     Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
 )

@@ -35,7 +35,6 @@ EXTRAS = [
     "pplab.lab.measuring.profiling:Profile",
     "pplab.lab.against_torch.torch_engine:TorchEngine",
     "pplab.lab.extras.recompute:Recompute",
-    "pplab.lab.extras.reduction:Drain",
     "pplab.lab.measuring.mps:Mps",
 ]
 

@@ -1,7 +1,8 @@
 """What takes turns beside the ranks' rows: copies to the host, passes that all ranks make together, the queues of NCCL
 and of lowered rows.
 
-Chapters 5, 8, 11 and 14 use it, and the page on what hangs. All of it runs on the package's one loop.
+Chapters 5, 8, 11 and 14 use it, and the page on what hangs. All that has times runs on the package's one loop.
+`GpuMachine` has none: there a kernel takes whatever place is free on its GPU, where a row has its order beforehand.
 """
 
 from ...optional import lazily
@@ -11,7 +12,6 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "gpu_calls": "host_calls",
         "gpu_machine": "GpuMachine hanging_waits",
-        "message_rows": "message_chart",
         "offload": "Offload Offloaded offloaded_row",
         "queues": "compute_of parse_lowered simulate_lowered",
         "to_host": "OnHost ToHost",

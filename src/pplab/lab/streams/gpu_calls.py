@@ -11,8 +11,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from ...actions import COMPUTE, RECV_B, RECV_F, Action, F, Overlap, W
-from ...lowering import LoweredRow, lower
+from ...actions import Action, F, Overlap, W
+from ...lowering import lower
 from ...runtime.executor import Executor
 from ...schedule import Schedule
 
@@ -85,40 +85,21 @@ class _Host(Executor):
         return [[start], [wait, ("go on", action), start], [wait]]
 
 
-def host_calls(
-    schedule: Schedule, *, ahead: int = 1, careless: bool = False, experts: bool = False
-) -> tuple[tuple[Call, ...], ...]:
+def host_calls(schedule: Schedule, *, ahead: int = 1, experts: bool = False) -> tuple[tuple[Call, ...], ...]:
     """What each rank's host asks of its GPU in one step, in order, if receives are posted `ahead` actions early.
 
     Row r is rank r's: ("compute", an item of the schedule), ("post", a receive), ("wait", the receive), ("send", a
-    send); at the end ("start", the sum of copies' gradients) and ("join", that sum). `careless`: every receive is
-    posted one action early, whatever its sender needs first. `experts`: every stage's are shared by the ranks that
-    have the stage, and an action starts and joins two all-to-alls.
+    send); at the end ("start", the sum of copies' gradients) and ("join", that sum).
+    `experts`: every stage's are shared by the ranks that have it, and an action starts and joins two all-to-alls.
     """
     held = [schedule.stages_of(rank) for rank in range(schedule.num_ranks)]
     holders = {s: tuple(r for r, stages in enumerate(held) if s in stages) for s in range(schedule.num_stages)}
-    sums = [Together("sum", holders[s]) for s in sorted(holders, key=lambda s: f"stage {s}")]  # `Reducer.order`
-    lowered, rows = lower(schedule, ahead=0 if careless else ahead), []
-    for rank, row in enumerate(map(_careless, lowered) if careless else lowered):
+    sums = [Together("sum", holders[s]) for s in sorted(holders, key=lambda s: f"stage {s}")]  # as `Reducer` has them
+    rows = []
+    for rank, row in enumerate(lower(schedule, ahead=ahead)):
         calls: list[Call] = []
         host = _Host(rank, row, {}, schedule.num_stages, schedule.home(), None)
         host.host(calls, holders if experts else {})
         mine = [each for each in sums if rank in each.ranks and len(each.ranks) > 1]
         rows.append((*calls, *(("start", each) for each in mine), *(("join", each) for each in mine)))
     return tuple(rows)
-
-
-def _careless(row: LoweredRow) -> LoweredRow:
-    """The row with every receive before the action that came before it."""
-    moved: list[Action | Overlap] = []
-    before = 0  # where the last action stands
-    for step in row:
-        if isinstance(step, Overlap) or step.kind in COMPUTE:
-            before = len(moved)
-            moved.append(step)
-        elif step.kind in (RECV_F, RECV_B):
-            moved.insert(before, step)
-            before += 1
-        else:
-            moved.append(step)
-    return tuple(moved)

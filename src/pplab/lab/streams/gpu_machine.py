@@ -46,7 +46,7 @@ class GpuMachine:
     for: so many sends end before their receives start, as NCCL's do with small messages. `in_order`: a rank's transfers
     start in the order in which its host asked for them (NCCL_LAUNCH_ORDER_IMPLICIT=1; with an old driver they even run
     one after the other). `one_stream` puts all of a rank's transfers on one stream, as a single communicator does.
-    `careless` and `experts` are those of `host_calls`.
+    `experts` is that of `host_calls`.
 
     With enough kernels and queues, nothing that starts can keep anything else from starting, so one run decides for
     all orders in which GPUs could run it. With fewer, a deadlock that is found is real, and none found is no proof.
@@ -61,7 +61,6 @@ class GpuMachine:
     room: int = 0
     in_order: bool = False
     one_stream: bool = False
-    careless: bool = False
     experts: bool = False
     most_resident: int = field(default=0, init=False)  # transfers on one GPU at once, in the run
 
@@ -70,7 +69,7 @@ class GpuMachine:
             if (given := getattr(self, name)) is not None:
                 positive_int(name, given)
         positive_int("room", self.room, 0)
-        self.calls = host_calls(self.schedule, ahead=self.ahead, careless=self.careless, experts=self.experts)
+        self.calls = host_calls(self.schedule, ahead=self.ahead, experts=self.experts)
         self.home = self.schedule.home()
         if isinstance(self.waits, str) and self.waits != "all":
             raise unknown("set of waits", self.waits, ("all",))
@@ -214,35 +213,13 @@ def _other_end(what: object) -> object:
     return other_end(what) if isinstance(what, Action) else what
 
 
-def hanging_waits(
-    schedule: Schedule,
-    *,
-    ahead: int = 1,
-    careless: bool = False,
-    room: int = 0,
-    hosts: Literal["all", "one"] = "all",
-) -> list[tuple[int, Call]]:
-    """Before which calls hosts would wait for their whole GPUs for ever, each with its rank. None: no wait hangs.
+def hanging_waits(schedule: Schedule, *, ahead: int = 1, room: int = 0) -> list[tuple[int, Call]]:
+    """If every host waits for its whole GPU before each of its calls: the calls at which they stand in the end, each
+    with its rank; none where the step ends.
 
-    `hosts="all"`: every host waits before each of its calls, and these are the calls at which they stand in the end.
     A host that waits less often is never behind, and nor is its GPU. So where nothing is found, no waits hang,
     of whichever hosts, before whichever calls. With few waits, it may end all the same.
-
-    `hosts="one"`: one host waits once, and no other does. These are all calls before which that one wait never ends.
-    Where there are none with `ahead=0`, `lower` posts no receive so early that `ahead=1` makes one; `careless` does.
     """
-    if hosts not in ("all", "one"):
-        raise unknown("hosts", hosts, ("all", "one"))
-    if hosts == "all":
-        machine = GpuMachine(schedule, ahead, careless=careless, room=room, waits="all")
-        machine.settle()
-        return machine.waiting()
-    found = []
-    for rank in range(schedule.num_ranks):
-        machine = GpuMachine(schedule, ahead, careless=careless, room=room)
-        for at, call in enumerate(machine.calls[rank]):
-            machine.stops[rank] = at  # a host that waits; the others do what they can without it
-            machine.settle()
-            if not machine.idle(rank):
-                found.append((rank, call))
-    return found
+    machine = GpuMachine(schedule, ahead, room=room, waits="all")
+    machine.settle()
+    return machine.waiting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,11 +11,12 @@ from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
 from ...errors import expect, number, positive_int
 from ...footprint import Memory
-from ...links import lags_of, queueing
-from ...schedule import Graph, Schedule
-from ...simulator import Send, durations_of, run, validate
+from ...links import with_links
+from ...schedule import Schedule
+from ...simulator import durations_of, validate
 from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry
+from .items import Items
 
 Changes = list[tuple[float, float]]  # when, and by how much
 Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
@@ -51,47 +53,43 @@ class Offload:
         positive_int("ahead", self.ahead)
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:
-        """Predict when everything happens, computation by `pplab.simulate`'s loop.
+        """Predict when everything happens, by `pplab.simulate`'s loop.
 
-        That loop runs until nothing moves any more: copies wait for forwards, and backwards for copies, so each pass
-        starts nothing earlier than the one before. ScheduleError and ValueError as `pplab.simulate`.
+        A rank's two engines are two more rows. A backward waits for its copy in an item in front of it, and so does a
+        copy back for the start of an earlier backward. ScheduleError and ValueError as `pplab.simulate`.
         """
         expect(Schedule, schedule=schedule)
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
-        costs.check(schedule.num_stages, schedule.num_ranks)
+        costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
         for name in ("out", "back", "share"):
             check_length(name, getattr(self, name), schedule.num_stages)
         validate(schedule)
-        graph, lags = schedule.graph, lags_of(schedule.graph, costs)
-        durations, there = durations_of(schedule.columns, costs), {}
-        while True:
-            wait = _waiting(graph, lags, there, costs)
-            timeline = Timeline(schedule, *run(graph, durations, lags, wait), unit=costs.unit)
-            copies = [span for rank in range(schedule.num_ranks) for span in self._copies(timeline, rank)]
-            arrived = {copy.action: copy.end for copy in copies}
-            ready = {entry: arrived[name] for entry, name in _backwards(graph) if name in arrived}
-            if ready == there:
-                return Offloaded(replace(timeline, others=tuple(copies)), self)
-            there = ready
-
-    def _copies(self, timeline: Timeline, rank: int) -> list[Span]:
-        """A rank's copies, out and back, for the times at which its actions run."""
-        spans = timeline.spans_of(rank)
-        leaving, turns = leaving_of(timeline.schedule.rows[rank], self.share)
-        free, gone, copies = 0.0, {}, []
-        for (stage, m), i in leaving.items():
-            start = max(free, spans[i].end)
-            free = gone[stage, m] = start + of_stage(self.out, stage)
-            copies.append(Span(rank, f"{stage}O{m}", start, free))
-        free, at = 0.0, list(turns.values())
-        for j, (stage, m) in enumerate(turns):
-            if (stage, m) in gone:
-                begun = spans[at[j - self.ahead]].start if j >= self.ahead else 0
-                start = max(free, gone[stage, m], begun)
-                free = start + of_stage(self.back, stage)
-                copies.append(Span(rank, f"{stage}R{m}", start, free))
-        return copies
+        rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
+        rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []  # a copy: its rank, name and item
+        for rank, first in enumerate(schedule.columns.bounds[:-1]):
+            leaving, turns = leaving_of(schedule.rows[rank], self.share)
+            out = {key: items.new(of_stage(self.out, key[0]), first + i) for key, i in leaving.items()}
+            places, back, before = list(turns.values()), [], defaultdict(list)  # before: what stands before an item
+            copies += [(rank, f"{stage}O{m}", copy) for (stage, m), copy in out.items()]
+            for j, (stage, m) in enumerate(turns):
+                if (stage, m) not in out:
+                    continue
+                if j >= self.ahead:  # an item that waits as an earlier backward does ends when that begins
+                    earlier = first + places[j - self.ahead]
+                    begun = items.new(0, items.needs[earlier], items.lags[earlier])
+                    before[earlier].append(begun)
+                    back.append(items.new(0, begun))
+                copy = items.new(of_stage(self.back, stage), out[stage, m])
+                back.append(copy)
+                before[first + places[j]].append(items.new(0, copy))
+                copies.append((rank, f"{stage}R{m}", copy))
+            rows[rank] = [x for i in rows[rank] for x in (*before[i], i)]
+            rows += [list(out.values()), back]
+        starts, ends = items.run(rows)
+        others = tuple(Span(rank, name, starts[i], ends[i]) for rank, name, i in copies)
+        count = schedule.columns.bounds[-1]
+        return Offloaded(Timeline(schedule, starts[:count], ends[:count], costs.unit, others=others), self)
 
 
 def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
@@ -165,24 +163,6 @@ def _is_out(copy: Span) -> bool:
 
 def _stage_of(copy: Span) -> int:
     return int(re.match(r"\d+", copy.action)[0])
-
-
-def _backwards(graph: Graph) -> list[tuple[int, str]]:
-    """Every entry that is a backward, with the name of the copy back that it needs."""
-    columns = graph.columns
-    each = zip(columns.kinds, columns.stages, columns.microbatches, strict=True)
-    return [(i, f"{s}R{m}") for i, (kind, s, m) in enumerate(each) if kind in INPUT_GRADIENT]
-
-
-def _waiting(graph: Graph, lags: Sequence[float], there: dict[int, float], costs: Costs) -> Send:
-    """What tells the loop when a message arrives: no sooner than the copy that the backward needs, too."""
-    send, M = queueing(graph, costs, lags) if costs.has_queues else None, graph.columns.num_microbatches
-
-    def wait(entry: int, now: float) -> float:
-        arrival = send(entry, now) if send else now + lags[entry]
-        return max(arrival, there.get(graph.entries[graph.slots[entry] + M], 0))
-
-    return wait
 
 
 def offloaded_row(

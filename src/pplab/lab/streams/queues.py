@@ -6,10 +6,9 @@ one stream, and a receive at the head holds up the sends behind it until its own
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from itertools import chain, groupby
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
@@ -19,8 +18,10 @@ from ...lowering import LoweredRow
 from ...schedule import Schedule
 from ...text import parse
 from ...timeline import Span, Timeline
+from .items import Items
 
 QUEUES = ("rank", "pair", "channel", "none")
+WAITS = ("never", "at once", "later")
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
@@ -39,7 +40,12 @@ def compute_of(rows: Sequence[LoweredRow], name: str = "custom") -> Schedule:
 
 
 def simulate_lowered(
-    rows: Sequence[LoweredRow], costs: Costs | None = None, *, queue: str = "rank", name: str = "custom"
+    rows: Sequence[LoweredRow],
+    costs: Costs | None = None,
+    *,
+    queue: str = "rank",
+    waits: str = "never",
+    name: str = "custom",
 ) -> Timeline:
     """Predict the timeline of lowered rows whose messages wait for each other.
 
@@ -52,117 +58,147 @@ def simulate_lowered(
     - "channel": one for each direction of a pair;
     - "none": a message leaves when it is made, as in `simulate`.
 
+    An exchange is what stands together in a row and goes to or comes from one rank. `waits` says when a rank waits for
+    the messages of its exchanges, its sends among them:
+
+    - "never": nobody waits for a send, as in `simulate` and in torch's interpreter;
+    - "at once": before the next action or exchange, as Megatron-LM's schedules without interleaving;
+    - "later": the same, but for sends that no receive goes with after the next action, as torch's `Schedule1F1B`.
+
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
     Raises ScheduleError when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
-    unknown queue or costs that don't fit.
+    unknown queue or wait, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
+    if waits not in WAITS:
+        raise unknown("wait", waits, WAITS)
     costs = costs or Costs()
     schedule = compute_of(rows, name)
-    costs.check(schedule.num_stages, schedule.num_ranks)
-    flow = _Flow(rows, schedule, costs, queue)
-    flow.run()
-    starts, ends = zip(*(flow.times[item] for row in schedule.rows for item in row), strict=True)
-    return Timeline(schedule, starts, ends, unit=costs.unit, others=tuple(flow.messages))
+    costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
+    flow = _Flow(rows, schedule, costs, queue, waits)
+    starts, ends = flow.run()
+    own = [flow.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
+    others = []
+    for end in chain(*flow.queues.values()):
+        head = starts[flow.number[end] + 1]
+        others.append(Span(*end, head, max(head, ends[flow.passed(end)])))
+    return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
 
 
-@dataclass
+End = tuple[int, Action]  # of a message: a rank, and what it posts
+
+
 class _Flow:
-    """The rows as far as they have come."""
+    """Lowered rows as rows of the loop: one for each rank, and one for each queue.
 
-    rows: Sequence[LoweredRow]
-    schedule: Schedule
-    costs: Costs
-    queue: str
-    times: dict[Action | Overlap, tuple[float, float]] = field(default_factory=dict)
-    messages: list[Span] = field(default_factory=list)
+    An action is an item. An end of a message is three, with numbers in turn: it is posted, in its rank's row; it stands
+    at the head of its queue, and it has passed, in that queue's row.
+    """
 
-    def run(self) -> None:
-        """Run every row to its end, or raise ScheduleError."""
-        self.home = self.schedule.home()
-        self.position, self.clock = [0] * len(self.rows), [0] * len(self.rows)
-        self.waiting: dict[tuple, deque[tuple[Action, float]]] = {}  # queue -> messages with the time they were posted
-        self.free: dict[tuple, float] = {}
-        self.arrived: dict[Action, float] = {}
-        while any([self._advance(rank) for rank in range(len(self.rows))] + [self._pass()]):
-            pass
-        if any(self.position[rank] < len(row) for rank, row in enumerate(self.rows)) or any(self.waiting.values()):
-            raise self._stuck()
-
-    def _advance(self, rank: int) -> bool:
-        """Run a rank's row until it needs a message that isn't there; whether it moved."""
-        row, before = self.rows[rank], self.position[rank]
-        while self.position[rank] < len(row):
-            item = row[self.position[rank]]
-            if isinstance(item, Action) and item.kind not in COMPUTE:
-                self.waiting.setdefault(self._queue_of(rank, item), deque()).append((item, self.clock[rank]))
-            else:
-                needed = [n for a in parts(item) if (n := self._needs(rank, a)) is not None]
-                if any(n not in self.arrived for n in needed):
-                    break
-                start = max([self.clock[rank], *(self.arrived[n] for n in needed)])
-                self.clock[rank] = start + self.costs.of_item(item)
-                self.times[item] = (start, self.clock[rank])
-            self.position[rank] += 1
-        return self.position[rank] > before
-
-    def _needs(self, rank: int, action: Action) -> Action | None:
-        """The receive that `action` waits for, if it comes from another rank."""
-        receive = incoming(action, self.schedule.num_stages)
-        return receive if receive and self._peer(receive) != rank else None
-
-    def _peer(self, message: Action) -> int:
-        """The rank at the other end."""
-        return self.home[other_end(message).stage, message.microbatch]
-
-    def _queue_of(self, rank: int, message: Action) -> tuple:
-        names = {
-            "rank": (),
-            "pair": (self._peer(message),),
-            "channel": (self._peer(message), message.kind in (SEND_F, SEND_B)),
-            "none": (message,),
-        }
-        return (rank, *names[self.queue])
-
-    def _pass(self) -> bool:
-        """Let every message pass whose send and receive are both at the head of their queues; whether one did."""
-        passed = False
-        for rank in range(len(self.rows)):
-            for own in [key for key in self.waiting if key[0] == rank and self.waiting[key]]:
-                send, posted = self.waiting[own][0]
-                if send.kind not in (SEND_F, SEND_B):
+    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: str):
+        self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
+        self.items, self.number = Items(), {}
+        self.queues: dict[tuple, list[End]] = defaultdict(list)
+        for rank, row in enumerate(rows):
+            for item in row:
+                peer = self._peer(item)
+                if peer is None:
+                    self.number[rank, item] = self.items.new(costs.of_item(item))
                     continue
-                receive, target = other_end(send), self._peer(send)
-                other = self._queue_of(target, receive)
-                if not self.waiting.get(other) or self.waiting[other][0][0] != receive:
-                    continue
-                heads = max(posted, self.free.get(own, 0)), max(self.waiting[other][0][1], self.free.get(other, 0))
-                end = (heads[0] if self.queue == "none" else max(heads)) + self._takes(rank, target, send)
-                for key, action, head, at in ((own, send, heads[0], rank), (other, receive, heads[1], target)):
-                    self.waiting[key].popleft()
-                    self.free[key] = end
-                    self.messages.append(Span(at, action, head, max(end, head)))
-                self.arrived[receive] = end
-                passed = True
-        return passed
+                if (rank, item) in self.number:
+                    raise ScheduleError(f"rank {rank} posts {item} twice", "remove one of the two", rank, item)
+                posted = self.number[rank, item] = self.items.new()
+                self.items.new(need=posted)
+                self.items.new(need=posted + 2)  # itself: for ever, unless there is another end
+                names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
+                self.queues[rank, *names[queue]].append((rank, item))
+        for end in chain(*self.queues.values()):
+            if (other := self._other(end)) in self.number:
+                send, receive = (end, other) if _is_send(end[1]) else (other, end)
+                link, (stage, kind, m) = costs.link(send[0], receive[0]), send[1]
+                takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
+                passed = self.number[end] + 2
+                self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
+                self.items.durations[passed] = link.latency + takes
+        self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
-    def _takes(self, source: int, target: int, send: Action) -> float:
-        link = self.costs.link(source, target)
-        if link.bandwidth == inf:
-            return link.latency
-        made_by = F if send.kind is SEND_F else B
-        return link.latency + self.costs.occupancy(made_by, send.stage, link.bandwidth)
+    def _peer(self, item: Action | Overlap) -> int | None:
+        """The rank at a message's other end; None for what is computed."""
+        if isinstance(item, Overlap) or item.kind in COMPUTE:
+            return None
+        return self.home[other_end(item).stage, item.microbatch]
 
-    def _stuck(self) -> ScheduleError:
+    def _other(self, end: End) -> End:
+        return self._peer(end[1]), other_end(end[1])
+
+    def passed(self, end: End) -> int:
+        """The item that ends when a message is there: its sender's last."""
+        other = self._other(end)
+        return self.number[end if _is_send(end[1]) or other not in self.number else other] + 2
+
+    def _is_through(self, end: End, ends: list) -> bool:
+        both = [each for each in (end, self._other(end)) if each in self.number]
+        return all(ends[self.number[each] + 2] is not None for each in both)
+
+    def _turns(self, rank: int, waits: str) -> list[int]:
+        """A rank's row."""
+        row: list[int] = []
+        now: list[End] = []  # for these it waits before whatever comes next
+        later: list[End] = []  # and for these after the next action
+        for peer, items in groupby(self.rows[rank], self._peer):
+            ends = [(rank, item) for item in items]
+            if peer is None:
+                for end in ends:
+                    self._wait(row, now + self._received(*end))
+                    row.append(self.number[end])
+                    now, later = later, []
+                continue
+            self._wait(row, now)
+            row += [self.number[end] for end in ends]
+            now = ends if waits != "never" else []
+            if waits == "later" and all(_is_send(message) for _, message in ends):
+                now, later = [], later + ends
+        return row
+
+    def _received(self, rank: int, item: Action | Overlap) -> list[End]:
+        """The ends of the messages that an item needs."""
+        receives = [incoming(action, self.num_stages) for action in parts(item)]
+        return [(rank, receive) for receive in receives if receive and self._peer(receive) != rank]
+
+    def _wait(self, row: list[int], ends: Iterable[End]) -> None:
+        for end in ends:
+            nobody = [len(self.items.needs)]  # where nobody receives it: an item that needs itself
+            needs = [self.number[end], self.passed(end)] if end in self.number else nobody
+            row += [self.items.new(need=need) for need in needs]
+
+    def run(self) -> tuple[list, list]:
+        """When every item starts, and when it ends. ScheduleError where one doesn't."""
+        queues = [[self.number[end] + k for end in queue for k in (1, 2)] for queue in self.queues.values()]
+        starts, ends = self.items.run(self.turns + queues)
+        if None in ends:
+            raise self._stuck(ends)
+        return starts, ends
+
+    def _stuck(self, ends: list) -> ScheduleError:
         said = []
         for rank, row in enumerate(self.rows):
-            heads = ", ".join(str(queue[0][0]) for key, queue in self.waiting.items() if key[0] == rank and queue)
-            at = f"waits at {row[self.position[rank]]}" if self.position[rank] < len(row) else "has run its row"
-            if heads or self.position[rank] < len(row):
-                said.append(f"rank {rank} {at}{f' with {heads} at the head of its messages' if heads else ''}")
+            heads = []  # what the rank has posted, and waits for at the head of a queue
+            for queue in self.queues.values():
+                left = [end for end in queue if not self._is_through(end, ends)]
+                if left and left[0][0] == rank and ends[self.number[left[0]]] is not None:
+                    heads.append(str(left[0][1]))
+            at = next((item for item in row if ends[self.number[rank, item]] is None), None)
+            if heads or at:
+                standing = f"waits at {at}" if at else "has run its row"
+                having = f" with {', '.join(heads)} at the head of its messages" if heads else ""
+                said.append(f"rank {rank} {standing}{having}")
         return ScheduleError(
             f"deadlock of messages: {'; '.join(said)}",
             "on both ranks, put the send and the receive of a message in one order with the messages around them",
         )
+
+
+def _is_send(message: Action) -> bool:
+    return message.kind in (SEND_F, SEND_B)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
-from itertools import chain, pairwise, permutations
+from itertools import chain, permutations, product
 from math import ceil
 
 from ...actions import B, F
-from ...costs import Costs
+from ...costs import Costs, of_stage
 from ...errors import expect, number, positive_int
-from ...links import lags_of, queueing
+from ...links import with_links
 from ...schedule import Schedule
+from ...simulator import durations_of
 from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry, message_time
+from .items import Items
 from .offload import peak_of
 
 Pass = tuple[str, int]  # "F", "S", "T" or "B", and a rank
@@ -63,7 +64,8 @@ class VocabularyParallel:
         expect(Costs, costs=costs)
         P, M = positive_int("num_ranks", num_ranks, 2), positive_int("num_microbatches", num_microbatches)
         costs.check(P, P)
-        lasts = {("S", rank): self.softmax for rank in range(P)} | {("T", rank): self.gradient for rank in range(P)}
+        passes = {"S": self.softmax, "T": self.gradient}
+        lasts = {(p, rank): passes[p] + of_stage(costs.overhead, rank) for p, rank in product(passes, range(P))}
         lasts |= {(str(kind), rank): costs.of(kind, rank) for kind in (F, B) for rank in range(P)}
         found = []
         for order in permutations("STB"):
@@ -103,29 +105,24 @@ class VocabularyParallel:
 
     def _run(self, rows: Sequence[Sequence[Item]], costs: Costs, lasts: dict[Pass, float]) -> Timeline:
         """Every rank runs its row, each pass as soon as it can."""
-        last, actions = len(rows) - 1, [[item for item in row if item[0] in "FB"] for row in rows]
+        actions = [[item for item in row if item[0] in "FB"] for row in rows]
         schedule = Schedule([[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread")
-        entries = {item: i for i, item in enumerate(chain(*actions))}
-        lags = lags_of(schedule.graph, costs)
-        send = queueing(schedule.graph, costs, lags) if costs.has_queues else lambda entry, now: now + lags[entry]
-        before = {item: earlier for row in rows for earlier, item in pairwise(row)}
-        awaited = {item: [(*one, item[2]) for one in self._needs(*item[:2], len(rows))] for item in chain(*rows)}
-        waits = {item: {*made, *({before[item]} if item in before else ())} for item, made in awaited.items()}
-        starts: dict[Item, float] = {}
-        ends: dict[Item, float] = {}
-        there: dict[Item, float] = {}  # when what a pass makes is where it is needed
-        for item in TopologicalSorter(waits).static_order():
-            kind, rank, _ = item
-            late = self.message if kind == "B" and rank == last else 0  # sums over all ranks
-            arrived = max((there[each] for each in awaited[item]), default=0) + late
-            starts[item] = max(ends[before[item]] if item in before else 0, arrived)
-            ends[item] = there[item] = starts[item] + lasts[kind, rank]
-            if (kind, rank) == ("F", last):
-                there[item] += self.message
-            elif item in entries:
-                there[item] = send(entries[item], ends[item])
-        spread = tuple(Span(x[1], x[0], starts[x], ends[x]) for x in chain(*rows) if x not in entries)
-        return Timeline(schedule, [starts[x] for x in entries], [ends[x] for x in entries], costs.unit, others=spread)
+        plain, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
+        items, ids = Items(*map(list, columns)), {item: i for i, item in enumerate(chain(*actions))}
+        spread = [item for item in chain(*rows) if item not in ids]
+        ids |= {item: items.new(lasts[item[:2]]) for item in spread}
+        turns: list[list[int]] = [[] for _ in rows]
+        for kind, rank, m in chain(*rows):
+            if kind in "ST" or (kind == "B" and rank == len(rows) - 1):  # what all ranks are given, or have to give
+                late = 0 if kind == "T" else self.message
+                turns[rank] += [items.new(0, ids[*one, m], late) for one in self._needs(kind, rank, len(rows))]
+            turns[rank].append(ids[kind, rank, m])
+        starts, ends = items.run([*turns, *plain[len(rows) :]])
+        others, count = (
+            tuple(Span(x[1], x[0], starts[ids[x]], ends[ids[x]]) for x in spread),
+            schedule.columns.bounds[-1],
+        )
+        return Timeline(schedule, starts[:count], ends[:count], costs.unit, others=others)
 
 
 def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **options: object) -> Entry:

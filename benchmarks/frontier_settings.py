@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...costs import Costs
-from ...footprint import Memory
-from ..planning import Case
-from .problem import Problem
+from pplab import Costs, Memory
+from pplab.lab import Case, Problem
 
 P = 4
 CASE = Case()
