@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .actions import COMPUTE, Action, Kind, Overlap
 from .errors import expect, shown
@@ -35,7 +36,7 @@ def parse(text: str) -> Action | Overlap:
     raise ValueError(f"{shown(text)} is not an action: expected {forms}")
 
 
-def overlap(first: Action | Overlap, second: Action | Overlap) -> Overlap:
+def overlap(first: Any, second: Any) -> Overlap:
     """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of
     it.
     """
@@ -47,7 +48,7 @@ def overlap(first: Action | Overlap, second: Action | Overlap) -> Overlap:
     raise ValueError(f"{shown(Overlap(*both) if computes else both)} is not an overlap: {expected}")
 
 
-def checked(rows: object) -> tuple[tuple[Action | Overlap, ...], ...]:
+def checked(rows: Any) -> tuple[tuple[Action | Overlap, ...], ...]:
     """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
     anything else.
     """
@@ -57,9 +58,7 @@ def checked(rows: object) -> tuple[tuple[Action | Overlap, ...], ...]:
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
 
 
-def _checked_row(
-    rank: int, row: tuple[Action | Overlap | str, ...]
-) -> tuple[Action | Overlap, ...]:
+def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Action | Overlap, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:

@@ -9,7 +9,6 @@ from .against_torch import lower_by_torch as lower_by_torch
 from .against_torch import reference as reference
 from .against_torch import refusals as refusals
 from .against_torch import take_steps as take_steps
-from .against_torch import train_lowered as train_lowered
 from .against_torch import versus as versus
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import CheckpointError as CheckpointError
@@ -24,13 +23,11 @@ from .experts import UnderPrediction as UnderPrediction
 from .experts import measure_under as measure_under
 from .extras import Budget as Budget
 from .extras import Clip as Clip
-from .extras import Drain as Drain
 from .extras import Evaluate as Evaluate
 from .extras import Held as Held
 from .extras import LearningRate as LearningRate
 from .extras import Meter as Meter
 from .extras import Pace as Pace
-from .extras import Padded as Padded
 from .extras import Progress as Progress
 from .extras import Recompute as Recompute
 from .extras import readable_bytes as readable_bytes
@@ -59,7 +56,6 @@ from .measuring import Prediction as Prediction
 from .measuring import Profile as Profile
 from .measuring import Reached as Reached
 from .measuring import Where as Where
-from .measuring import all_reduce_times as all_reduce_times
 from .measuring import calibrate as calibrate
 from .measuring import calibrating as calibrating
 from .measuring import fit_link as fit_link
@@ -120,7 +116,6 @@ from .searches import Problem as Problem
 from .searches import floor as floor
 from .searches import frontier_chart as frontier_chart
 from .searches import frontiers as frontiers
-from .searches import optima as optima
 from .searches import optimum as optimum
 from .searches import search as search
 from .searches import zb_1p as zb_1p
@@ -134,7 +129,6 @@ from .streams import ToHost as ToHost
 from .streams import VocabularyParallel as VocabularyParallel
 from .streams import hanging_waits as hanging_waits
 from .streams import host_calls as host_calls
-from .streams import message_chart as message_chart
 from .streams import offloaded_row as offloaded_row
 from .streams import parse_lowered as parse_lowered
 from .streams import simulate_lowered as simulate_lowered

@@ -18,7 +18,6 @@ from .explorer import TOLD as TOLD
 from .explorer import Exploration as Exploration
 from .explorer import explore as explore
 from .explorer import in_script as in_script
-from .gpu_results import first_look as first_look
 from .json_form import reading as reading
 from .json_form import run_to_dict as run_to_dict
 from .json_form import timeline_from_dict as timeline_from_dict
@@ -27,10 +26,10 @@ from .memory import held_over_time as held_over_time
 from .memory import memory_chart as memory_chart
 from .palette import CATEGORIES as CATEGORIES
 from .palette import LIMIT as LIMIT
-from .palette import MESSAGE as MESSAGE
 from .perfetto import MICROSECONDS as MICROSECONDS
 from .perfetto import events_of as events_of
 from .perfetto import to_perfetto as to_perfetto
 from .perfetto import write_events as write_events
+from .results import Recording as Recording
 from .results import load as load
 from .safe_text import printable as printable

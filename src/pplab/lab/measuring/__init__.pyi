@@ -8,10 +8,11 @@ from .attribution import calibrate as calibrate
 from .attribution import calibrating as calibrating
 from .attribution import where as where
 from .gpu_batch import MOST as MOST
+from .gpu_batch import USABLE as USABLE
 from .gpu_batch import Reached as Reached
+from .gpu_batch import gpu_bytes as gpu_bytes
 from .gpu_batch import kept_by_layer as kept_by_layer
 from .gpu_batch import long_enough as long_enough
-from .gpu_batch import most_that_fits as most_that_fits
 from .gpu_batch import on_card as on_card
 from .gpu_batch import out_of_memory as out_of_memory
 from .gpu_batch import parameters as parameters
@@ -21,12 +22,9 @@ from .layers import MeasuredLayers as MeasuredLayers
 from .layers import measure_layers as measure_layers
 from .mps import CONTROL as CONTROL
 from .mps import Mps as Mps
-from .one_gpu import SWITCH as SWITCH
-from .one_gpu import OneGpuPool as OneGpuPool
 from .prediction import Prediction as Prediction
 from .prediction import check as check
 from .prediction import predict as predict
-from .probe import all_reduce_times as all_reduce_times
 from .probe import fit_link as fit_link
 from .probe import measure_link as measure_link
 from .probe import message_times as message_times

@@ -11,10 +11,6 @@ from .frontier import Frontier as Frontier
 from .frontier import Point as Point
 from .frontier import frontier_chart as frontier_chart
 from .frontier import frontiers as frontiers
-from .frontier import optima as optima
-from .frontier_settings import SETTINGS as SETTINGS
-from .frontier_settings import P as P
-from .frontier_settings import Setting as Setting
 from .growth import Policy as Policy
 from .problem import Problem as Problem
 from .searching import Found as Found

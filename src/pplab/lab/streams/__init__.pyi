@@ -3,7 +3,6 @@
 from .gpu_calls import host_calls as host_calls
 from .gpu_machine import GpuMachine as GpuMachine
 from .gpu_machine import hanging_waits as hanging_waits
-from .message_rows import message_chart as message_chart
 from .offload import Offload as Offload
 from .offload import Offloaded as Offloaded
 from .offload import offloaded_row as offloaded_row
