@@ -52,7 +52,7 @@ def checked(rows: Any) -> tuple[tuple[Action | Overlap, ...], ...]:
     """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
     anything else.
     """
-    ranks = [*rows] if _is_several(rows) else [None]
+    ranks = [*rows] if _is_several(rows) else [rows]
     if not all(map(_is_several, ranks)):
         raise ValueError(f"rows must be one sequence of actions per rank, got {shown(rows)}")
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
