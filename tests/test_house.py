@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -73,16 +74,19 @@ def module_name(path: Path) -> str:
     ).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """What a file imports, at its top or in a function, by full names: `pplab.lab.planning.sweep`."""
     package = module_name(path).split(".")[: None if path.name == "__init__.py" else -1]
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             base += node.module.split(".") if node.module else []
-            yield from (".".join([*base, alias.name]) for alias in node.names)
+            found += (".".join([*base, alias.name]) for alias in node.names)
+    return found
 
 
 def into(paths: list[Path], ring: str) -> list[str]:

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "attacks.json")
     given = parser.parse_args(arguments)
-    sys.path[:0] = [str(ROOT / "tests" / place) for place in ("attacks", "lab", "")]
+    sys.path[:0] = [str(ROOT / "tests" / place) for place in ("attacks", "lab/checkpoints", "")]
     recorded = {part["name"]: part for part in json.loads(given.out.read_text())["parts"]} if given.out.exists() else {}
     wrong = 0
     for name in given.attacks or TRIES:

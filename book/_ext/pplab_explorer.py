@@ -82,6 +82,7 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "forward": (_durations, 1),
     "backward-input": (_durations, 1),
     "backward-weight": (_durations, 1),
+    "overhead": (_durations, 0),
     "latency": (_duration, 0),
     "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
     "pair": (_duration, 0),  # how long the two take; 0: as `overlap` says

@@ -137,6 +137,7 @@ def explored(
     forward: PerStage = 1,
     backward_input: PerStage = 1,
     backward_weight: PerStage = 1,
+    overhead: PerStage = 0,
     latency: float = 0,
     overlap: str = "sum",
     pair: float = 0,
@@ -145,19 +146,21 @@ def explored(
     """The timelines of the schedules named, simulated.
 
     The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
-    `per` says; one value per stage is for the stages, whatever their ranks. A forward and a backward at once take
-    `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
-    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0. ValueError says what
-    can't be.
+    `per` says; one value per stage is for the stages, whatever their ranks. Every action takes `overhead` besides. A
+    forward and a backward at once take `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into
+    so many of equal length; causal `attention` is that share of a forward. The schedule "own" has these `rows`:
+    0F0.0B0~1F0.1B0. ValueError says what can't be.
     """
 
     def of_stage(stages: float) -> Costs:
-        parts = microbatches if per == "batch" else 1
-        whole = Costs(forward, backward_input, backward_weight, latency, overlap=pair / parts if pair else overlap)
-        given = {name: getattr(whole, name) for name in ("forward", "backward_input", "backward_weight")}
-        times = {n: tuple(x / parts for x in at) if isinstance(at, tuple) else at / parts for n, at in given.items()}
-        costs, lists = replace(whole, **times), {n: at for n, at in times.items() if isinstance(at, tuple)}
-        return costs if per == "stage" else replace(costs.finer(stages), **lists)
+        both = pair or overlap
+        whole = Costs(forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both)
+        costs = whole.finer(microbatches if per == "batch" else 1)
+        if per == "stage":
+            return costs
+        names = "forward", "backward_input", "backward_weight"
+        lists = {name: value for name in names if isinstance(value := getattr(costs, name), tuple)}
+        return replace(costs.finer(stages), **lists)
 
     found = []
     for name in filter(None, (schedule, compare)):

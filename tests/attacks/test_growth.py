@@ -5,7 +5,7 @@ from __future__ import annotations
 import harness
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # tests/running/test_failures.py looks after each run at what is left
 
 MOST_MB = 25.0  # that a process may have more: what Python and torch keep for later
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import harness
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # tests/running/test_failures.py has six at every commit
 
 TIMES = {1: "an interrupt", 2: "two within 50 ms", 3: "three within 100 ms"}
 

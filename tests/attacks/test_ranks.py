@@ -6,7 +6,7 @@ import harness
 import pytest
 from victims import FAULTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # tests/running/test_failures.py has some of each at every commit
 
 
 def attack(tries: int, seed: int) -> list[dict]:

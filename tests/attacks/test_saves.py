@@ -30,7 +30,8 @@ def attack(tries: int, seed: int) -> list[dict]:
             time.sleep(draw.uniform(0, 0.03 if size < SIZES[-1] else 0.12))
             started = time.monotonic()
             victim.processes()[0].kill()
-            left, seconds = victim.left([])
+            left, _ = victim.left([])
+            victim.keeper.wait(harness.GONE_S)  # until it has buried the program, that is a process to whoever looks
             done = victim.said()[-1]["step"]
             found.append(_opened(path, done) | {"left": left, "seconds": time.monotonic() - started, "how": f"{size}"})
         start("saver", str(path), 10, tries * EACH, 1).wait_for("saved")

@@ -97,7 +97,7 @@ def test_a_row_is_true(row):
     links = LINK.findall(row.where)
     promised = [(target, anchor, words) for _, target, anchor, words in links if words]
     if row.where.startswith(LEFT_OUT):
-        assert not promised and len(row.where) > 20, "say why"
+        assert not promised and len(row.where) > 20, "say why it is left out, without links"
     else:
         assert promised and len(promised) == len(links), 'every link needs words, as in [text](page#anchor "words")'
     for target, anchor, words in promised:
@@ -109,8 +109,12 @@ def test_a_row_is_true(row):
 def test_what_the_page_says_of_itself():
     mentioned, left_out = (sum(row.where.startswith(state) for row in ROWS) for state in (MENTIONED, LEFT_OUT))
     opening = " ".join((BOOK / "coverage.md").read_text().partition("\n## ")[0].split())
-    assert f"Of {len(ROWS)} rows {len(ROWS) - mentioned - left_out} are *taught*" in opening
-    assert f"{mentioned} are *mentioned*" in opening and f"{left_out} are *left out*" in opening
+    for said in (
+        f"Of {len(ROWS)} rows {len(ROWS) - mentioned - left_out} are *taught*",
+        f"{mentioned} are *mentioned*",
+        f"{left_out} are *left out*",
+    ):
+        assert said in opening, f"book/coverage.md has to begin with: {said}"
 
 
 ERRATA = [cells for cells in table_rows("sources.md") if len(cells) == 4]
@@ -122,11 +126,12 @@ def test_a_slip_is_asserted_or_its_evidence_linked(cells):
     where = cells[3]
     links = [(target, anchor) for _, target, anchor, _ in LINK.findall(where)]
     labels = re.findall(r"\{ref\}`below <([\w-]+)>`", where)
-    assert links or labels
+    assert links or labels, "link the section that shows it"
     page = (BOOK / "sources.md").read_text()
     texts = [section(target, anchor or None) for target, anchor in links if not target.startswith("http")]
     texts += [page.partition(f"({label})=\n")[2].partition("\n(errata-")[0] for label in labels]
     if "✓" in where:
-        assert texts and all("assert" in text or "exercise." in text for text in texts), where
+        shown = texts and all("assert" in text or "exercise." in text for text in texts)
+        assert shown, f"a section that it links asserts nothing: {where}"
     else:
-        assert any(target.startswith("http") for target, _ in links) or texts
+        assert any(target.startswith("http") for target, _ in links) or texts, f"no evidence is linked: {where}"

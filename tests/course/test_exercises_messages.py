@@ -121,8 +121,10 @@ REPAIRS = {
 
 
 def names(table: dict[str, tuple], timed: Callable[[str | None], bool]) -> list:
-    """The cases' names; where times are judged, the test runs alone."""
-    return [pytest.param(name, marks=[pytest.mark.alone] * timed(says)) for name, (*_, says) in table.items()]
+    """The cases' names; where times are judged, the test runs alone, and for all but the first of these at length."""
+    alone = [name for name, (*_, says) in table.items() if timed(says)]
+    marks = {name: [pytest.mark.alone, *[pytest.mark.long] * (name != alone[0])] for name in alone}
+    return [pytest.param(name, marks=marks.get(name, [])) for name in table]
 
 
 @pytest.mark.slow

@@ -292,6 +292,7 @@ def test_what_the_chapter_says_of_the_cheapest_night():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # of torch and transformers alone: no change here changes what it finds
 def test_a_traced_distilbert_trains_on_three_ranks():
     """As the chapter's note on tracers, and the page of sources, say."""
     script = Path(__file__).with_name("traced_distilbert.py")

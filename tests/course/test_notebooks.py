@@ -37,23 +37,24 @@ def outputs(path: Path) -> list[dict]:
 
 def test_it_was_executed_from_the_top(path):
     counts = [cell["execution_count"] for cell in cells(path, "code") if text(cell).strip()]
-    assert counts == list(range(1, len(counts) + 1))
-    assert not any(output["output_type"] == "error" for output in outputs(path))
+    assert counts == list(range(1, len(counts) + 1)), "not executed from the top: run `make notebooks`"
+    assert not any(output["output_type"] == "error" for output in outputs(path)), "a cell ends in an error"
 
 
 def test_it_carries_nothing_that_changes_by_itself(path):
     notebook = json.loads(path.read_text())
     nbformat.validate(notebook)
-    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
-    assert all(set(cell["metadata"]) <= {"tags", "jupyter"} for cell in notebook["cells"])
-    assert not any(output.get("name") == "stderr" for output in outputs(path))
-    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    clean = f"run: python tools/execute_notebooks.py --clean notebooks/{path.name}"
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}, clean
+    assert all(set(cell["metadata"]) <= {"tags", "jupyter"} for cell in notebook["cells"]), clean
+    assert not any(output.get("name") == "stderr" for output in outputs(path)), "run `make notebooks`: it drops stderr"
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"]), "two cells have one id"
 
 
 def test_what_the_page_hides_is_folded_in_jupyterlab(path):
     for cell in json.loads(path.read_text())["cells"]:
         tags = cell["metadata"].get("tags", [])
-        assert all(map(TAGS.fullmatch, tags)), tags
+        assert all(map(TAGS.fullmatch, tags)), f"cell {cell['id']}: one of {tags} means nothing here"
         folded = {FOLDS[tag]: True for tag in tags if tag in FOLDS}
         how = f"run: python tools/execute_notebooks.py --clean notebooks/{path.name}"
         assert cell["metadata"].get("jupyter", {}) == folded, f"cell {cell['id']}: {how}"
@@ -72,12 +73,12 @@ def charts(path: Path) -> list[dict]:
 
 
 def test_every_figure_is_described(path):
-    assert charts(path)
+    assert charts(path), "a chapter shows a chart: end a cell with a timeline, or with pp.compare([...])"
     for chart in charts(path):
         for figure in re.findall(r"<svg[^>]*>", "".join(chart["data"][PAGE])):
             label = re.search(r'role="img" aria-label="([^"]+)"', figure)
-            assert label and len(label.group(1)) > 20
-        assert len("".join(chart["data"]["text/plain"])) > 20
+            assert label and len(label.group(1)) > 20, "describe the figure: pplab_course.figures says how"
+        assert len("".join(chart["data"]["text/plain"])) > 20, "describe the figure: its text says what it shows"
 
 
 def test_every_figure_is_seen_in_every_viewer(path):
@@ -97,11 +98,13 @@ def test_every_figure_is_seen_in_every_viewer(path):
 def test_its_text_is_plain_markdown(path):
     """What the page makes of it, book/_ext/pplab_notebooks.py says."""
     prose = "\n".join(map(text, cells(path, "markdown")))
-    assert not re.findall(r"\{[\w:+-]+\}`|^:::.*|^```\{.*|^\([\w-]+\)=$|\$\$ *\([\w-]+\)", prose, flags=re.M)
+    roles = re.findall(r"\{[\w:+-]+\}`|^:::.*|^```\{.*|^\([\w-]+\)=$|\$\$ *\([\w-]+\)", prose, flags=re.M)
+    assert not roles, f"JupyterLab shows MyST as it stands, {roles}: write as book/_ext/pplab_notebooks.py says"
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", prose):
-        assert (path.parent / target).is_file(), target
+        assert (path.parent / target).is_file(), f"a link leads to {target}, which isn't there"
     names = re.findall(r"\\tag\{([\w-]+)\}", prose)
-    assert set(re.findall(r"\$\(\\text\{([\w-]+)\}\)\$", prose)) <= set(names) and len(set(names)) == len(names)
+    named = set(re.findall(r"\$\(\\text\{([\w-]+)\}\)\$", prose))
+    assert named <= set(names) and len(set(names)) == len(names), f"equations are {names}, and text names {named}"
     for words, key in re.findall(r'\[\[([^][]+)\]\(\.\./book/references\.bib "(\w+)"\)\]', prose):
         entry = re.search(rf"@\w+{{{key},.*?\n}}", (path.parents[1] / "book/references.bib").read_text(), flags=re.S)[0]
         author, year = words.split()[0].rstrip(","), words[-4:]
@@ -117,12 +120,13 @@ def test_it_says_where_the_page_has_more(path):
         if tags := cell["metadata"].get("tags"):
             (tag,) = tags
             assert tag == "elsewhere" or tag.removeprefix("play: ") in levels, tag
-            assert re.fullmatch(r"\*[^*]+\.\*", text(cell)), "not one paragraph"
-            assert f"`make book` and open `_build/html/notebooks/{path.stem}.html`" in text(cell)
+            assert re.fullmatch(r"\*[^*]+\.\*", text(cell)), "not one paragraph in italics"
+            way = f"`make book` and open `_build/html/notebooks/{path.stem}.html`"
+            assert way in text(cell), f"the text that is tagged {tag!r} says: {way}"
             said += tag == "elsewhere"
         else:
             assert not re.search(r"book's\s+page", text(cell)), "the page says so, too"
-    assert said == bool(views)
+    assert said == bool(views), "where the page has a chart to point at, one text tagged `elsewhere` says so"
     for cell in cells(path, "code"):
         if "explorer" in cell["metadata"].get("tags", ()):
             assert re.match(r"# The book's page has an explorer here\. .*lab\.explore\(", text(cell)), text(cell)
@@ -131,18 +135,20 @@ def test_it_says_where_the_page_has_more(path):
 def test_cells_are_short(path):
     for cell in cells(path, "code"):
         lines = text(cell).splitlines()
-        assert len(lines) <= 24, text(cell)
-        assert max(map(len, lines), default=0) <= 90, max(lines, key=len)
+        assert len(lines) <= 24, f"{len(lines)} lines, at most 24 fit beside their text: split the cell\n{text(cell)}"
+        longest = max(lines, key=len, default="")
+        assert len(longest) <= 90, f"{len(longest)} columns, at most 90 fit on the page: break the line {longest!r}"
 
 
 def test_it_has_the_skeleton_of_a_core_chapter(path):
     prose = "\n".join(map(text, cells(path, "markdown")))
     code = "\n".join(map(text, cells(path, "code")))
-    assert re.match(r"# .+\n\n\*\*[^*]+\?\*\*\n\n\*Reading time: ", prose)
+    head = re.match(r"# .+\n\n\*\*[^*]+\?\*\*\n\n\*Reading time: ", prose)
+    assert head, "begin with three paragraphs: # Title, **the chapter's question?**, *Reading time: N minutes ...*"
     for part in ("\\tag{", "## What goes wrong", "## Exercises", "## Further reading"):
-        assert part in prose, part
+        assert part in prose, f"no text of this chapter has {part!r}: CONTRIBUTING says what a chapter must have"
     for part in ("assert ", ".gradients.equal", "pp.compare(", "Pool("):
-        assert part in code, part
+        assert part in code, f"no code of this chapter has {part!r}: CONTRIBUTING says what a chapter must have"
 
 
 def solutions(path: Path) -> list[str]:
@@ -155,8 +161,10 @@ def solutions(path: Path) -> list[str]:
 
 def test_there_are_enough_exercises(path):
     asked = [text(cell) for cell in cells(path, "code") if text(cell).startswith("exercise.") and "(...)" in text(cell)]
-    assert len(asked) >= 5 and len(solutions(path)) == len(asked)
-    assert all("… not answered" in "".join(o["data"]["text/plain"]) for o in last_outputs(path, "exercise.", "(...)"))
+    assert len(asked) >= 5, f"{len(asked)} exercises, five at least: cells like exercise.my_question(...)"
+    assert len(solutions(path)) == len(asked), f"{len(solutions(path))} solutions of {len(asked)} exercises"
+    said = ["".join(o["data"]["text/plain"]) for o in last_outputs(path, "exercise.", "(...)")]
+    assert all("… not answered" in each for each in said), "commit exercises unanswered: their cells end with (...)"
 
 
 def test_every_exercise_has_a_hint_and_a_solution(path):
@@ -169,12 +177,14 @@ def test_every_exercise_has_a_hint_and_a_solution(path):
             parts = [prose.count(f"<details><summary>{part}</summary>") for part in ("Hint", "Solution")]
             folded.append((text(cell), *parts))
             prose = ""
-    assert folded == [(source, 1, 1) for source, *_ in folded]
+    wrong = [source for source, *counts in folded if counts != [1, 1]]
+    assert not wrong, f"before each, one folded Hint and one folded Solution are wanted: {wrong}"
 
 
 def test_colours_are_of_the_palette(path):
     """tests/pages/test_palette.py measures whether those stay apart for everybody."""
-    assert not re.findall(r"#[0-9a-fA-F]{6}\b", "\n".join(map(text, cells(path, "code"))))
+    found = re.findall(r"#[0-9a-fA-F]{6}\b", "\n".join(map(text, cells(path, "code"))))
+    assert not found, f"take colours from pplab.palette in place of {found}"
 
 
 def last_outputs(path: Path, start: str, end: str) -> list[dict]:
@@ -185,11 +195,13 @@ def last_outputs(path: Path, start: str, end: str) -> list[dict]:
 def checkers(path: Path) -> str:
     """The module that a notebook imports as `exercise`."""
     code = "\n".join(map(text, cells(path, "code")))
-    (name,) = re.findall(r"^from pplab\.course import (\w+) as exercise$", code, re.M)
-    return name
+    names = re.findall(r"^from pplab_course import (\w+) as exercise$", code, re.M)
+    assert len(names) == 1, f"write once: from pplab_course import CHECKERS as exercise; there: {names}"
+    return names[0]
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_its_solutions_are_right(path, tmp_path, monkeypatch):
     import torch
 

@@ -46,11 +46,13 @@ def said(path: Path) -> int:
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapters_head_says_how_long_it_takes(path):
-    assert abs(said(path) - minutes(path)) <= 2, f"{minutes(path):.0f} minutes"
+    assert abs(said(path) - minutes(path)) <= 2, f"say *Reading time: {minutes(path):.0f} minutes* in its first cell"
 
 
 def test_the_course_is_read_in_seven_hours():
-    assert len(CHAPTERS) == 14 and sum(map(minutes, CHAPTERS)) <= 430
+    total = sum(map(minutes, CHAPTERS))
+    assert total <= 430, f"{total:.0f} minutes: let what is new take the place of something, or give it a page"
+    assert len(CHAPTERS) == 14, f"{len(CHAPTERS)} chapters: say so here, and what the course takes now"
 
 
 def test_the_first_page_adds_up():
@@ -61,7 +63,7 @@ def test_the_first_page_adds_up():
         spans = [re.findall(r"\d+", part) for part in numbers.split(", ")]
         read = [n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)]
         total = sum(said(CHAPTERS[n - 1]) for n in read)
-        assert total == int(shown), (chapters, total)
+        assert total == int(shown), f"book/index.md: {chapters} take {total} minutes, and the table says {shown}"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
@@ -69,4 +71,4 @@ def test_the_readme_lists_it(path):
     title, question = re.match(r"# (.+)\n\n\*\*([^*]+)\*\*", head(path)).groups()
     number = int(path.stem[:2])
     row = f"| {number} | [{title}](notebooks/{path.name}) | {' '.join(question.split())} |"
-    assert row in (ROOT / "README.md").read_text(), row
+    assert row in (ROOT / "README.md").read_text(), f"README.md lacks this row, of the chapter's own words: {row}"

@@ -77,9 +77,14 @@ def test_a_file_has_the_gradients_of_one_process_and_the_order_of_its_schedule(f
         assert said == list(schedule.peak_in_flight)
 
 
+def judged() -> list:
+    """The files; two are solutions of chapters 4 and 5, which test_notebooks.py has judged at every commit."""
+    return [pytest.param(file, marks=[pytest.mark.long] * (at > 1)) for at, file in enumerate(MOST_LINES)]
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("file", MOST_LINES)
+@pytest.mark.parametrize("file", judged())
 def test_the_courses_file_is_accepted_and_takes_the_predicted_time(file):
     verdict = CHECKERS[file](file)
     assert verdict, verdict
@@ -217,6 +222,7 @@ def test_on_a_machine_with_gpus_the_files_ranks_see_none(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the test above has the four files, started by the course
 def test_torchrun_keeps_early_receives_off_the_gpus():
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "notebooks/pipe_early.py"]
     settings = {"OMP_NUM_THREADS": "1", "M": "8", "PACE": "0", "TICKETS": "4,3,2,1", "EARLY": "1"}

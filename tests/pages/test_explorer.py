@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from html import unescape
 from itertools import product
@@ -16,7 +17,7 @@ import pplab
 from conftest import random_schedule
 from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
 from pplab import Costs, Schedule, Span, Timeline, lab, simulate
-from pplab.actions import parts
+from pplab.actions import Action, parts
 from pplab.builders import ALL, find, register
 from pplab.deps import needs
 from pplab.lab import num_messages
@@ -71,6 +72,7 @@ def random_costs(rng: random.Random) -> dict:
     """Durations as `Costs` takes them, the same on every stage, never all of nothing."""
     costs = {"forward": rng.choice([1, 0.7, rng.uniform(0.1, 3)]), "backward_input": number(rng)}
     costs |= {"backward_weight": number(rng), "latency": rng.choice([0, 0.5, number(rng)])}
+    costs["overhead"] = rng.choice([0, 0, 0.25, number(rng)])
     if rng.random() < 0.3:
         costs["backward"] = number(rng)
     return costs | {"overlap": rng.choice(["sum", "max", number(rng)])}
@@ -170,6 +172,12 @@ def test_the_registry(evaluate: Evaluate) -> None:
     assert [schedule["name"] for schedule in said if "rows" in schedule] == [n for n in NAMES if n not in made]
 
 
+def test_the_page_and_the_directive_know_the_same_settings(evaluate: Evaluate) -> None:
+    from pplab_explorer import SETTINGS
+
+    assert evaluate("pplabSettings.DEFAULTS") == {name: default for name, (_, default) in SETTINGS.items()}
+
+
 @pytest.fixture
 def newer(evaluate: Evaluate) -> Iterator[Evaluate]:
     """The page built when the package has three schedules more."""
@@ -225,7 +233,9 @@ def test_sizes_that_no_schedule_takes(evaluate: Evaluate, name: str) -> None:
     assert all("error" in expected(**configuration(name, *size, None, {})) for size in sizes)
 
 
-@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight", "backward", "latency", "overlap"])
+@pytest.mark.parametrize(
+    "name", ["forward", "backward_input", "backward_weight", "backward", "overhead", "latency", "overlap"]
+)
 def test_costs_that_are_refused(evaluate: Evaluate, name: str) -> None:
     wrong = [
         {name: value} for value in (-1, float("nan"), float("inf"), *(["least", "it's"] if name == "overlap" else []))
@@ -260,7 +270,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 "slices": rng.randint(0, 4),
                 "attention": rng.choice([0, 0.5, rng.random(), rng.random(), 2]),
             }
-            durations = {key: number(rng) for key in ("backward-input", "backward-weight", "latency")}
+            durations = {key: number(rng) for key in ("backward-input", "backward-weight", "overhead", "latency")}
             if rng.random() < 0.3:  # of as many stages as some schedules have
                 durations["backward-input"] = [number(rng) for _ in range(sizes["ranks"] * 2)]
             pair = {"overlap": rng.choice(["sum", "max"]), "pair": rng.choice([0, number(rng)])}
@@ -292,7 +302,8 @@ def test_sliced_settings_mean_the_same(evaluate: Evaluate) -> None:
         name = rng.choice(["Seq1F1B", "TeraPipe"])
         state = {"ranks": rng.randint(1, 5), "microbatches": rng.randint(1, 9), "slices": rng.randint(1, 7)}
         state |= {"stages-per-rank": rng.randint(1, 3), "attention": rng.choice([0, 0.3, 1, rng.random()])}
-        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "per": rng.choice(["rank", "stage", "batch"])}
+        state |= {"forward": 0.1 + number(rng), "latency": number(rng), "overhead": rng.choice([0, number(rng)])}
+        state["per"] = rng.choice(["rank", "stage", "batch"])
         made = "pplabSettings.timelineOf(state, pplabSettings.scheduleOf(state, name))"
         code = f"((state, name) => reportOf({made}))"
         said = evaluate(f"{code}({{ ...pplabSettings.DEFAULTS, ...{json.dumps(state)} }}, {json.dumps(name)})")
@@ -312,16 +323,65 @@ def random_rows(rng: random.Random) -> list[list[str]]:
 def costs_per_stage(rng: random.Random, num_stages: int) -> dict:
     """Random costs, of which some are a list: one value for each stage."""
     costs = random_costs(rng)
-    for name in ("forward", "backward_input", "backward_weight", "backward"):
+    for name in ("forward", "backward_input", "backward_weight", "backward", "overhead"):
         if name in costs and rng.random() < 0.5:
             costs[name] = [rng.choice([1, number(rng)]) for _ in range(num_stages)]
     return costs | {"forward": [each or 0.5 for each in costs["forward"]]} if type(costs["forward"]) is list else costs
+
+
+def test_the_loop(evaluate: Evaluate) -> None:
+    """Items in rows, which wait for items of any row, of none, or in a circle: as far as looking at them again and
+    again gets them."""
+    rng = random.Random(6)
+    made = []
+    for _ in range(300):
+        items = [*range(rng.randint(1, 24))]
+        needs = [rng.choice([None, None, rng.randrange(rng.choice([i + 1, len(items)]))]) for i in items]
+        rows = [[] for _ in range(rng.randint(1, 5))]
+        for i in items if rng.random() < 0.5 else rng.sample(items, rng.randint(1, len(items))):
+            rng.choice(rows).append(i)
+        made.append([rows, needs, *([number(rng) for _ in items] for _ in range(2))])
+    said = evaluate(f"{json.dumps(made)}.map((turns) => pplab.run(...turns))")
+    ran = [run_again_and_again(*turns) for turns in made]
+    assert [(each["starts"], each["ends"]) for each in said] == ran
+    stuck = [
+        any(starts[i] is None for row in rows for i in row) for (rows, *_), (starts, _) in zip(made, ran, strict=True)
+    ]
+    assert 50 < sum(stuck) < 250
+
+
+def run_again_and_again(rows: list, needs: list, durations: list, lags: list) -> tuple[list, list]:
+    starts, ends = ([None] * len(needs) for _ in range(2))
+    for _ in needs:
+        for row in rows:
+            now = 0
+            for i in row:
+                if needs[i] is not None:
+                    if ends[needs[i]] is None:
+                        break
+                    now = max(now, ends[needs[i]] + lags[i])
+                starts[i], ends[i] = now, now + durations[i]
+                now = ends[i]
+    return starts, ends
+
+
+def per_microbatch(rng: random.Random, costs: dict, num_stages: int, num_microbatches: int) -> dict:
+    """These costs, of which some stages' durations become a list: one value for each microbatch."""
+    for name in ("forward", "backward_input", "backward_weight", "backward", "overhead"):
+        if name in costs and rng.random() < 0.5:
+            stages = costs[name] if type(costs[name]) is list else [costs[name]] * num_stages
+            own = [[0.25 + number(rng) for _ in range(num_microbatches)] for _ in stages]
+            costs[name] = [rng.choice(pair) for pair in zip(stages, own, strict=True)]
+    return costs
 
 
 def test_schedules_made_by_hand(evaluate: Evaluate) -> None:
     rng = random.Random(1)
     rows = [random_rows(rng) for _ in range(400)]
     made = [(each, costs_per_stage(rng, Schedule(each).num_stages)) for each in rows]
+    for each, costs in made[::2]:
+        per_microbatch(rng, costs, Schedule(each).num_stages, Schedule(each).num_microbatches)
+    assert sum(Costs(**costs).by_microbatch for _, costs in made) > 100
     code = "pplab.schedule(rows, 'mine'), pplab.costs(camelled(costs))"
     said = evaluate(f"{json.dumps(made)}.map(([rows, costs]) => reportOf(pplab.simulate({code})))")
     for (rows, costs), each in zip(made, said, strict=True):
@@ -334,12 +394,27 @@ def test_searches_take_times_per_stage(evaluate: Evaluate) -> None:
     agree(evaluate, [configuration(name, 2, 3, None, given) for name in ("ZB-2P", "V-Min", "V-Half")])  # too many
 
 
-@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight"])
+@pytest.mark.parametrize("name", ["forward", "backward_input", "backward_weight", "overhead"])
 def test_a_list_of_times_has_one_for_each_stage(evaluate: Evaluate, name: str) -> None:
     for values in ([1, 2], [1, 2, 3], [1, -1, 1, 1], []):
         some = configuration("1F1B", 4, 4, None, {name: values})
         said, wanted = evaluate(f"report({json.dumps(some)})"), expected(**some)
         assert said == wanted if -1 not in values else "error" in said and "error" in wanted
+
+
+def test_a_stages_list_of_times_has_one_for_each_microbatch(evaluate: Evaluate) -> None:
+    """And none where all microbatches have to take the same, or in a list of such lists."""
+    wrong = [[1, [1, 2, 3]], [[1], 1], [[], 1], [[1, 1, 1, 1]], [[1, -1, 1, 1], 1]]
+    made = [configuration("1F1B", 2, 4, None, {"forward": each}) for each in wrong]
+    agree(evaluate, made)
+    assert expected(**made[0])["error"].startswith("forward of stage 1 has 3 values for 4 microbatches: give one per ")
+    for name, refused, stages in (("ZB-1P", True, 2), ("ZB-2P", True, 2), ("V-Min", False, 4)):
+        own = {"backward_weight": [[1, 2, 3, 4], *[1] * (stages - 1)]}
+        agree(evaluate, [each := configuration(name, 2, 4, None, own)])
+        assert ("here all microbatches take the same" in expected(**each).get("error", "")) == refused
+    deep = configuration("1F1B", 1, 1, None, {"forward": [[[1]]]})
+    for error in (expected(**deep)["error"], evaluate(f"report({json.dumps(deep)})")["error"]):
+        assert error.startswith("forward must be a number from 0 to 1e+100, got ")
 
 
 def test_measured_timelines(evaluate: Evaluate) -> None:
@@ -406,13 +481,27 @@ def test_rows_that_cannot_run_are_refused_in_the_packages_words(evaluate: Evalua
 def test_how_far_rows_get(evaluate: Evaluate) -> None:
     """Rows that can run get to the end, at the package's times; others to where each rank waits for what never runs."""
     rng = random.Random(4)
-    for _ in range(40):
-        rows, latency = random_rows(rng), rng.choice([0, 0.5])
-        said = evaluate(
-            f"reportOf(pplabRows.reach(pplab.schedule({json.dumps(rows)}), pplab.costs({{latency: {latency}}})))"
-        )
-        t = simulate(Schedule(rows), Costs(latency=latency))
-        assert said["times"] == [[x for s in t.spans_of(r) for x in (s.start, s.end)] for r in range(len(rows))]
+    made = [random_rows(rng) for _ in range(40)]
+    broken = (harmed(rng, random_rows(rng)) for _ in range(400))
+    counts = [(rows, Counter(re.findall(r"\d+[FBW]\d+", str(rows).replace("I", "B")))) for rows in broken]
+    made += [rows for rows, count in counts if max(count.values()) == 1]  # it's clear who makes what
+    made = [(rows, costs_per_stage(rng, Schedule(rows).num_stages)) for rows in made if "SEND" not in str(rows)]
+    code = "pplabRows.reach(pplab.schedule(rows), pplab.costs(camelled(costs)))"
+    said = evaluate(f"{json.dumps(made)}.map(([rows, costs]) => {code}.byRank)")
+    for i, ((rows, costs), each) in enumerate(zip(made, said, strict=True)):
+        times = [[(span["start"], span["end"]) for span in row] for row in each]
+        assert times == (reached := how_far(Schedule(rows), Costs(**costs))), rows
+        if i < 40:
+            assert reached == [
+                [(s.start, s.end) for s in simulate(Schedule(rows), Costs(**costs)).spans_of(r)]
+                for r in range(len(rows))
+            ]
+    assert sum(sum(map(len, each)) < sum(map(len, rows)) for (rows, _), each in zip(made, said, strict=True)) > 100
+    sends = json.dumps(
+        [["0F0", "0B0"], ["1F0", "1B0", "1SEND_B0"]]
+    )  # communication is refused, and nobody waits for it
+    idle = evaluate(f"pplabRows.reach(pplab.schedule({sends})).idle")
+    assert [each["waitsFor"] for each in idle if each["part"] == "wait"] == ["1B0"]
     rows = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     said = evaluate(f"pplabRows.reach(pplab.schedule({json.dumps(rows)}, 'mine'), pplab.costs({{latency: 3}}))")
     assert said["title"] == "mine: stuck after 2 of 8 actions"
@@ -424,6 +513,24 @@ def test_how_far_rows_get(evaluate: Evaluate) -> None:
         (0, 1, "0B0", "it waits at 0B0 for 1B/I0, which never runs"),
         (1, 5, "1F1", "it waits at 1F1 for 0F1, which never runs"),
     ]
+
+
+def how_far(schedule: Schedule, costs: Costs) -> list[list[tuple[float, float]]]:
+    """Of every rank, when the items start and end that it gets to: each has to find all that it needs."""
+    reached, made = [[] for _ in schedule.rows], {}  # made: of every action that has run, its rank and its end
+    for _ in range(sum(map(len, schedule.rows))):
+        for rank, row in enumerate(schedule.rows):
+            for item in row[len(reached[rank]) :]:
+                needed = [need for part in parts(item) for need in needs(part, schedule.num_stages)]
+                named = [[Action(need.stage, kind, need.microbatch) for kind in need.kinds] for need in needed]
+                makers = [next((made[each] for each in some if each in made), None) for some in named]
+                if None in makers:
+                    break
+                free = reached[rank][-1][1] if reached[rank] else 0
+                start = max([free, *(end + costs.latency * (rank != other) for other, end in makers)])
+                reached[rank].append((start, start + costs.of_item(item)))
+                made |= {part: (rank, reached[rank][-1][1]) for part in parts(item)}
+    return reached
 
 
 CSV = [
@@ -496,6 +603,9 @@ def test_what_is_no_record_is_refused(evaluate: Evaluate) -> None:
         Costs(backward=[2, 3, 2, 3]),
         Costs(latency=1, bandwidth=0.5),
         Costs(overlap={(0, 1): 1}),
+        Costs(overhead=0.25, overlap=3),
+        Costs([1, 2, 3, 4], overhead=[0.5, 0, 0.25, 1]),
+        Costs([[1, 2, 1, 3]] * 4, overhead=0.5),
     ],
 )
 def test_a_page_of_a_schedule_simulates_it_under_its_costs(evaluate: Evaluate, costs: Costs) -> None:

@@ -136,6 +136,22 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
             expected("GPipe", M=32, forward=0.25, backward_input=1 / 32, backward_weight=1 / 32),
         ),
         ({"schedule": "eager-1F1B", "latency": 0.7}, expected("eager-1F1B", latency=0.7)),
+        (
+            {
+                "microbatches": 16,
+                "forward": 8,
+                "backward-input": 8,
+                "backward-weight": 8,
+                "overhead": 0.5,
+                "per": "batch",
+            },
+            expected("1F1B", M=16, forward=0.5, backward_input=0.5, backward_weight=0.5, overhead=0.5),
+        ),
+        (
+            {"schedule": "interleaved", "overhead": "1,0,0.5,0,1,0,0.5,0"},
+            expected("Interleaved1F1B", V=2, overhead=[1, 0, 0.5, 0] * 2),
+        ),
+        ({"schedule": "ZB-1P", "overhead": 0.75}, expected("ZB-1P", overhead=0.75)),
         ({"schedule": "interleaved", "stages-per-rank": 4}, expected("Interleaved1F1B", V=4)),
         (
             {"schedule": "ZBVZeroBubble", "forward": 3, "backward-input": 4, "backward-weight": 2, "ranks": 8},
@@ -242,14 +258,16 @@ def test_the_address_holds_the_state(visit):
     tab.select_option("select[name=compare]", "GPipe")
     tab.fill("input[type=number][name=microbatches]", "10")
     tab.fill("input[name=backward-weight]", "0.5")
+    tab.get_by_label("overhead per action").fill("0.25")
     tab.check("input[name=path]")
     settle(tab)
     address = urlsplit(tab.url)
-    said = {"schedule": "DualPipeV", "compare": "GPipe", "microbatches": "10", "backward-weight": "0.5", "path": "true"}
+    said = {"schedule": "DualPipeV", "compare": "GPipe", "microbatches": "10", "backward-weight": "0.5"}
+    said |= {"overhead": "0.25", "path": "true"}
     assert parse_qs(address.fragment) == {name: [value] for name, value in said.items()}
     other = visit(f"book/explorer.html#{address.fragment}")
-    assert figures(other) == figures(tab) == expected("DualPipeV", M=10, backward_weight=0.5)
-    assert figures(other, "compare-") == expected("GPipe", M=10, backward_weight=0.5)
+    assert figures(other) == figures(tab) == expected("DualPipeV", M=10, backward_weight=0.5, overhead=0.25)
+    assert figures(other, "compare-") == expected("GPipe", M=10, backward_weight=0.5, overhead=0.25)
     assert other.is_checked("input[name=path]")
     other.evaluate("() => { location.hash = 'schedule=naive&ranks=3' }")
     other.wait_for_function("document.querySelector('.pplab-explorer').dataset.peakInFlight === '1,1,1'")
@@ -301,6 +319,7 @@ def test_what_cannot_be_built_says_why_and_keeps_the_chart(visit, setting, value
     [
         ("schedule=mine", "unknown schedule 'mine'"),
         ("latency=-1", "latency must be"),
+        ("overhead=1,2", "overhead has 2 values for 4 stages: give one per stage, or a single number"),
         ("forward=0&backward-input=0&backward-weight=0", "all take 0 time"),
         ("ranks=64&microbatches=5000", "draws at most"),
     ],

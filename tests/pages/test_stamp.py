@@ -100,10 +100,11 @@ def test_a_reference_solves_its_level_and_the_shortest_block_does_not(evaluate: 
     assert not slow["isSolved"]
 
 
-def test_random_blocks(evaluate: Evaluate) -> None:
+@pytest.mark.parametrize("count", [80, pytest.param(230, marks=pytest.mark.long)])
+def test_random_blocks(evaluate: Evaluate, count: int) -> None:
     """Legal ones and those that meet, start too early, or have too short an interval."""
     rng, legal, why = random.Random(0), 0, set()
-    for _ in range(230):
+    for _ in range(count):
         level = rng.choice(levels())
         keys, starts = chain(level.reference.placement), {}
         now, interval = rng.choice([0, 0, 0, 5]), rng.choice([5, 6, 6, 6, 7, 8, 11])
@@ -128,7 +129,7 @@ def test_random_blocks(evaluate: Evaluate) -> None:
             makespan = block.reorder(8).makespan
             assert judged["makespan"] == makespan
             assert judged["isSolved"] == (max(block.peak) <= level.cap and makespan <= level.makespan)
-    assert 100 < legal < 300 and len(why) == 3
+    assert 0.4 * count < legal < count and len(why) == 3
 
 
 def test_moves_and_what_every_interval_holds(evaluate: Evaluate) -> None:

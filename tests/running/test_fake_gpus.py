@@ -44,9 +44,10 @@ def test_one_file_knows_cuda_and_nccl():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tests_for_gpus_pass():
-    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, tests/lab/test_gpu_box.py runs all of it, and
-    tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four."""
+    """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, test_gpu_box.py runs all of it, and
+    tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four; the drill is for every commit."""
     some = "2-turns and (equals_one and (1F1B-b or DualPipe-f) or profile)"
     done = on_fake_gpus(["-m", "pytest", "-q", "tests/running/test_gpu.py", "-k", some], 2)
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout[-4000:]
@@ -150,6 +151,7 @@ def test_every_wait_and_choice_is_in_the_table_and_noticed():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["_Copies._copy | `ready.synchronize()`", 'as text | `self.group("channel", (source'])
 def test_a_wait_or_a_group_that_is_missing_is_noticed(where):
     """Two of the many that `make attack` tries: a race, and messages of both directions in one communicator."""

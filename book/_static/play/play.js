@@ -1,6 +1,6 @@
 // The play mode: its levels and rules. A schedule is built by hand, action by action, and scored against a reference.
 //
-// Needs core.js and the levels (book/_ext/pplab_levels.py), adds `pplab.play`, knows nothing of a page. A state is a
+// Needs core.js and the levels (pplab_levels), adds `pplab.play`, knows nothing of a page. A state is a
 // value: moves return a new one. Only what can run may be placed, so that no order ends in a deadlock.
 
 pplab.play = (() => {

@@ -1,7 +1,7 @@
 // The game's other rules: one microbatch on all ranks, a block, is stamped into a schedule. What pplab.lab.Block says of a
 // block that takes one unit for every F, I and W and starts in whole units, in its words.
 //
-// Needs core.js and the levels (book/_ext/pplab_blocks.py), adds `pplab.stamp`, knows nothing of a page. A state is a
+// Needs core.js and the levels (pplab_blocks), adds `pplab.stamp`, knows nothing of a page. A state is a
 // value {level, starts, interval}: starts by action, in the order in which a microbatch visits the stages.
 
 pplab.stamp = (() => {

@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
+from math import inf
 from pathlib import Path
 
 from ...actions import B
@@ -94,10 +96,13 @@ def _fields(costs: Costs, num_stages: int) -> str:
     """What the page's fields have to say for these costs; "" where they can't."""
     if costs.by_microbatch:
         return ""
-    times = {"forward": costs.forward, "backward-input": costs.backward_input, "backward-weight": costs.backward_weight}
-    plain = Costs(*times.values(), costs.latency, overlap=costs.overlap, message=costs.message, unit=costs.unit)
+    plain = replace(costs, backward=None, recompute=0, bandwidth=inf, links={})
     same = all(plain.of(B, stage) == costs.of(B, stage) for stage in range(num_stages))
-    if not same or replace(costs, backward=None) != plain or not isinstance(costs.overlap, str | int | float):
+    if not same or plain != replace(costs, backward=None) or isinstance(costs.overlap, Mapping):
         return ""
-    times |= {"latency": costs.latency, "overlap" if isinstance(costs.overlap, str) else "pair": costs.overlap}
-    return "&per=stage" + "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
+    times = {
+        name: getattr(costs, name) for name in ("forward", "backward_input", "backward_weight", "overhead", "latency")
+    }
+    times["overlap" if isinstance(costs.overlap, str) else "pair"] = costs.overlap
+    said = "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
+    return "&per=stage" + said.replace("_", "-")

@@ -7,7 +7,7 @@
 var pplabChart = (() => {
   "use strict";
 
-  // ---- palette.py (the page's test compares) -----------------------------------------------------------------------
+  // ---- the package's palette (the page's test compares) ------------------------------------------------------------
 
   const FILL = { F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0" };
   const NAME = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };

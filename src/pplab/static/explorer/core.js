@@ -2,8 +2,8 @@
 //
 // One global, `pplab`; no DOM, no module, no dependency, so that the same file runs from file:// and in the tests, which
 // compare it with the package. Every sum and maximum is taken in the package's order: figures are equal, not close.
-// What there is to know about a schedule comes from the package (book/_ext/pplab_schedules.py); here is only how its rows
-// are made, for sizes that a reader chooses. P, M: ranks, microbatches.
+// What there is to know about a schedule comes from the package's registry, which the page brings as `pplabSchedules`; here
+// is only how its rows are made, for sizes that a reader chooses. P, M: ranks, microbatches.
 
 var pplab = (function make(schedules) {
   "use strict";
@@ -31,7 +31,7 @@ var pplab = (function make(schedules) {
     return value;
   }
 
-  // ---- actions.py: an action is {stage, kind, microbatch}, an overlap a pair of them --------------------------------
+  // ---- actions: {stage, kind, microbatch}; an overlap is a pair of them ---------------------------------------------
 
   const F = "F", B = "B", I = "I", W = "W";
   const action = (stage, kind, microbatch) => ({ stage, kind, microbatch });
@@ -75,7 +75,7 @@ var pplab = (function make(schedules) {
   const range = (end) => Array.from({ length: end }, (_, i) => i);
   const sum = (values) => values.reduce((total, x) => total + x, 0);
 
-  // ---- deps.py: the only place that knows what an action waits for --------------------------------------------------
+  // ---- what waits for what ------------------------------------------------------------------------------------------
 
   /** What an action waits for, as {stage, kinds, microbatch}: first another stage's, then its own stage's. */
   function needs({ stage, kind, microbatch }, numStages) {
@@ -86,27 +86,26 @@ var pplab = (function make(schedules) {
   }
 
   /**
-   * The actions of all rows, one after the other. Every action has one id; the halves of an overlap have one each:
-   * first the first one's, a gate that waits for what that needs and takes no time, then the second's, which stands for
-   * the pair from then on.
+   * The actions of all rows, one after the other, an overlap's halves apart: each has an id. The second half's id stands
+   * for the overlap, too: `ids` has of every action the id of its item, its own but for a first half.
    */
   function columnsOf(rows) {
-    const columns = { bounds: [0], ranks: [], stages: [], kinds: [], microbatches: [], gates: [], isGate: [] };
+    const columns = { bounds: [0], ranks: [], stages: [], kinds: [], microbatches: [], ids: [] };
     let lastStage = -1, lastMicrobatch = -1;
     rows.forEach((row, rank) => {
       for (const { parts } of row) {
-        if (parts.length === 2) columns.gates.push(columns.stages.length);
-        parts.forEach(({ stage, kind, microbatch }, half) => {
+        const id = columns.ids.length + parts.length - 1;
+        for (const { stage, kind, microbatch } of parts) {
           columns.ranks.push(rank);
           columns.stages.push(stage);
           columns.kinds.push(kind);
           columns.microbatches.push(microbatch);
-          columns.isGate.push(half + 1 < parts.length);
+          columns.ids.push(id);
           if (stage > lastStage) lastStage = stage;
           if (microbatch > lastMicrobatch) lastMicrobatch = microbatch;
-        });
+        }
       }
-      columns.bounds.push(columns.stages.length);
+      columns.bounds.push(columns.ids.length);
     });
     columns.numStages = lastStage + 1;
     columns.numMicrobatches = lastMicrobatch + 1;
@@ -115,35 +114,31 @@ var pplab = (function make(schedules) {
   }
 
   /**
-   * The id that each id waits for besides those before it in its row, or -1.
+   * Of every action, the id of the one whose message it waits for; null where it waits for its turn only.
    *
-   * A microbatch m makes 2S hops: forward through S stages, and back. Hop h takes what is in slot h*M + m, and leaves
-   * what it makes in slot (h+1)*M + m: each F, B and I needs what lies M slots before its own. A W needs only that its
-   * I comes before it in the row; its slots lie behind the hops', with empty ones between.
+   * A microbatch m makes 2S hops, down through S stages and back up, and each hop needs the one before it. F, and B or I,
+   * of a stage are hops; a W needs nothing but its turn, and its hops lie behind, each after an empty one. So among all M
+   * microbatches an action has the place hop * M + m, and needs what has the place M before.
    */
-  function depsOf({ numStages: S, numMicrobatches: M, stages, kinds, microbatches, gates }) {
-    const numSlots = (4 * S + 2) * M;
-    const firstSlot = (kind, stage) => {
-      if (kind === F) return (stage + 1) * M;
-      return kind === W ? numSlots - 2 * M * (stage + 1) : (2 * S - stage) * M;
+  function makersOf({ numStages: S, numMicrobatches: M, stages, kinds, microbatches }) {
+    const hopOf = (kind, stage) => {
+      if (kind === F) return stage + 1;
+      if (kind === W) return 2 * S + 2 + 2 * stage;
+      return kind === B || kind === I ? 2 * S - stage : 4 * S + 2; // that is none, after an empty one: communication
     };
-    const maker = new Int32Array(numSlots).fill(-1);
-    const slots = stages.map((stage, i) => firstSlot(kinds[i], stage) + microbatches[i]);
-    slots.forEach((slot, i) => (maker[slot] = i));
-    for (const gate of gates) maker[slots[gate]] = gate + 1;
-    return slots.map((slot) => maker[slot - M]);
+    const places = stages.map((stage, i) => hopOf(kinds[i], stage) * M + microbatches[i]);
+    const actionAt = new Array((4 * S + 3) * M).fill(null);
+    places.forEach((place, i) => (actionAt[place] = i));
+    return places.map((place) => actionAt[place - M]);
   }
 
-  /** Of every id, the id that makes what it waits for: its `dep`, but the gate for an overlap's first half. */
-  function madeBy({ columns, dep }) {
-    return dep.map((d, i) => {
-      if (d < 1 || !columns.isGate[d - 1]) return d;
-      const [need] = needs(columns.action(i), columns.numStages), made = columns.action(d);
-      return need.stage === made.stage && need.microbatch === made.microbatch && need.kinds.includes(made.kind) ? d : d - 1;
-    });
+  /** What `run` takes: every rank's actions in turn, and what each needs: an overlap's message comes from its second half. */
+  function turnsOf({ bounds, ids }, makers) {
+    const rows = bounds.slice(1).map((end, rank) => range(end - bounds[rank]).map((i) => bounds[rank] + i));
+    return { rows, needs: makers.map((maker) => (maker === null ? null : ids[maker])) };
   }
 
-  // ---- schedule.py --------------------------------------------------------------------------------------------------
+  // ---- schedules ----------------------------------------------------------------------------------------------------
 
   const FEW = 100000; // stages times microbatches that are looked through whatever the number of actions
   const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
@@ -171,9 +166,10 @@ var pplab = (function make(schedules) {
       placement: holders.map((ranks) => (ranks.length === 1 ? ranks[0] : ranks)),
       rows: items,
     };
-    let dep = null;
-    Object.defineProperty(made, "columns", { value: columns }); // not enumerable: neither is part of what it says
-    Object.defineProperty(made, "dep", { get: () => (dep = dep || depsOf(columns)) });
+    let makers = null, turns = null;
+    Object.defineProperty(made, "columns", { value: columns }); // not enumerable: none is part of what it says
+    Object.defineProperty(made, "makers", { get: () => (makers = makers || makersOf(columns)) });
+    Object.defineProperty(made, "turns", { get: () => (turns = turns || turnsOf(columns, made.makers)) });
     return made;
   }
 
@@ -205,45 +201,67 @@ var pplab = (function make(schedules) {
   }
 
   /** Messages between ranks in one step: activations and gradients that cross from one rank to another. */
-  function numMessages({ columns, dep }) {
-    return dep.filter((d, i) => d >= 0 && columns.ranks[d] !== columns.ranks[i]).length;
-  }
+  const numMessages = ({ columns: { ranks }, makers }) =>
+    makers.filter((maker, i) => maker !== null && ranks[maker] !== ranks[i]).length;
 
   /** Torch's form, as text: no header, row i is rank i. */
   const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
 
-  // ---- costs.py -----------------------------------------------------------------------------------------------------
+  // ---- costs --------------------------------------------------------------------------------------------------------
 
-  const at = (value, stage) => (Array.isArray(value) ? value[stage] : value);
+  const ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage";
 
-  function checkedNumber(name, value) {
-    if (Array.isArray(value)) value.forEach((each) => checkedNumber(name, each));
+  /** The value of a stage; of a microbatch, where they differ. */
+  function at(value, stage, microbatch) {
+    const own = Array.isArray(value) ? value[stage] : value;
+    if (!Array.isArray(own)) return own;
+    if (microbatch === undefined) throw new ScheduleError(ALIKE);
+    return own[microbatch];
+  }
+
+  /** Throws unless the value is a number, or a list of such values where `depth` allows lists, or lists of lists. */
+  function checkNumber(name, value, depth = 0) {
+    if (depth && Array.isArray(value)) value.forEach((each) => checkNumber(name, each, depth - 1));
     else if (typeof value !== "number" || !(value >= 0 && value <= 1e100)) {
       throw new ScheduleError(`${name} must be a number from 0 to 1e+100, got ${repr(value)}`);
     }
   }
 
+  function checkLength(name, value, count, each) {
+    if (!Array.isArray(value) || value.length === count) return;
+    const values = `${name} has ${value.length} values for ${count} ${each}${each.endsWith("h") ? "es" : "s"}`;
+    throw new ScheduleError(`${values}: give one per ${each}, or a single number`);
+  }
+
   /**
-   * How long things take: a number for all stages, or a list with one for each. `backward` is a full backward's, the sum
-   * of its halves when left out; `overlap` that of an overlap: "sum" or "max" of the two, or a duration of a forward and
-   * a full backward, where others take the sum.
+   * How long things take: a number for all stages, or a list with one for each, which is a list itself where microbatches
+   * differ. `backward` is a full backward's, the sum of its halves when left out; `overhead` what every action takes
+   * besides, two at once as the larger of both; `overlap` that of an overlap: "sum" or "max" of the two, or a duration
+   * of a forward and a full backward, where others take the sum.
    */
   function costs(given = {}) {
-    const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overlap = "sum" } = given;
-    checkedNumber("forward", forward);
-    checkedNumber("backward_input", backwardInput);
-    checkedNumber("backward_weight", backwardWeight);
-    if (backward !== null) checkedNumber("backward", backward);
+    const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overhead = 0, overlap = "sum" } = given;
+    const lists = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward, overhead };
+    for (const [name, value] of Object.entries(lists)) if (name !== "backward" || value !== null) checkNumber(name, value, 2);
     if (typeof overlap === "string" && overlap !== "sum" && overlap !== "max") {
       throw new ScheduleError(`overlap must be "sum", "max" or a duration, got ${repr(overlap)}`);
     }
-    if (typeof overlap !== "string") checkedNumber("overlap", overlap);
-    checkedNumber("latency", latency);
-    const of = (kind, stage) => {
-      if (kind === F) return at(forward, stage);
-      if (kind === W) return at(backwardWeight, stage);
-      if (kind === I) return at(backwardInput, stage);
-      return backward === null ? at(backwardInput, stage) + at(backwardWeight, stage) : at(backward, stage);
+    if (typeof overlap !== "string") checkNumber("overlap", overlap);
+    checkNumber("latency", latency);
+    const work = ({ kind, stage, microbatch }) => {
+      const value = (of) => at(of, stage, microbatch);
+      if (kind === F) return value(forward);
+      if (kind === W) return value(backwardWeight);
+      if (kind === I) return value(backwardInput);
+      return backward === null ? value(backwardInput) + value(backwardWeight) : value(backward);
+    };
+    const besides = ({ stage, microbatch }) => at(overhead, stage, microbatch);
+    /** How long an item of a row takes, an overlap or one action. */
+    const ofItem = ({ parts: [first, second] }) => {
+      if (!second) return work(first) + besides(first);
+      const a = work(first), b = work(second), isPair = [first.kind, second.kind].sort().join("") === "BF";
+      const takes = overlap === "max" ? Math.max(a, b) : isPair && typeof overlap === "number" ? overlap : a + b;
+      return takes + Math.max(besides(first), besides(second));
     };
     return {
       forward,
@@ -251,102 +269,91 @@ var pplab = (function make(schedules) {
       backwardWeight,
       latency,
       backward,
+      overhead,
       overlap,
-      of,
-      ofOverlap(first, second) {
-        const [a, b] = [first, second].map(({ kind, stage }) => of(kind, stage));
-        if (overlap === "max") return Math.max(a, b);
-        return typeof overlap === "number" && [first.kind, second.kind].sort().join("") === "BF" ? overlap : a + b;
-      },
-      /** The costs of the same model cut into `stagesPerRank` times as many stages. */
+      ofItem,
+      of: (kind, stage) => ofItem({ parts: [action(stage, kind)] }),
+      /** The costs of the same model cut into `stagesPerRank` times as many stages, each with the same overhead. */
       finer(stagesPerRank) {
         const part = (value) => (typeof value === "number" ? value / stagesPerRank : Array.isArray(value) ? value.map(part) : value);
         const parts = Object.entries({ forward, backwardInput, backwardWeight, backward, overlap });
-        return costs({ ...Object.fromEntries(parts.map(([name, value]) => [name, part(value)])), latency });
+        return costs({ ...Object.fromEntries(parts.map(([name, value]) => [name, part(value)])), latency, overhead });
       },
-      /** Throws unless every list has a value for each of `numStages` stages. */
-      check(numStages) {
-        const perStage = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward };
-        for (const [name, value] of Object.entries(perStage)) {
-          if (!Array.isArray(value) || value.length === numStages) continue;
-          const values = `${name} has ${value.length} values for ${numStages} stages`;
-          throw new ScheduleError(`${values}: give one per stage, or a single number`);
+      /** Throws unless lists have a value for each of so many stages, and of so many microbatches: if left out, these are alike. */
+      check(numStages, numMicrobatches) {
+        const given = Object.entries(lists).filter(([, value]) => Array.isArray(value));
+        if (numMicrobatches === undefined && given.some(([, value]) => value.some(Array.isArray))) throw new ScheduleError(ALIKE);
+        for (const [name, value] of given) {
+          checkLength(name, value, numStages, "stage");
+          value.forEach((own, stage) => checkLength(`${name} of stage ${stage}`, own, numMicrobatches, "microbatch"));
         }
       },
     };
   }
 
-  // ---- simulator.py -------------------------------------------------------------------------------------------------
+  // ---- the loop -----------------------------------------------------------------------------------------------------
 
   /**
-   * Run the rows as far as they go: each rank runs its row until it needs an id that hasn't ended, parks there, and is
-   * put back when that id ends. Of every id: how long it takes, and how long what it waits for takes to arrive.
+   * When every item starts, and when it ends: null if it never does, as in a circle of waits. Line by line, this is `run`
+   * of the package's simulator.
+   *
+   * Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
+   * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`. A rank is a
+   * row of actions. To wait for something more is an item, too, which takes no time.
    */
-  function run({ numRanks, columns: { bounds }, dep }, durations, lags) {
-    const position = bounds.slice(0, -1), clock = new Array(numRanks).fill(0);
-    const starts = new Float64Array(dep.length), ends = new Float64Array(dep.length);
-    const ended = new Uint8Array(dep.length);
-    const parked = new Int32Array(dep.length).fill(-1);
-    const nextParked = new Int32Array(numRanks).fill(-1); // two ranks can wait for one overlap
-    const ready = range(numRanks);
-    while (ready.length) {
-      const rank = ready.pop(), end = bounds[rank + 1];
-      let now = clock[rank], i = position[rank];
-      for (; i < end; i++) {
-        const d = dep[i];
-        if (d >= 0) {
-          if (!ended[d]) {
-            nextParked[rank] = parked[d];
-            parked[d] = rank;
-            break;
-          }
-          const arrival = ends[d] + lags[i];
-          if (arrival > now) now = arrival;
+  function run(rows, needs, durations, lags) {
+    const starts = new Array(needs.length).fill(null), ends = new Array(needs.length).fill(null);
+    const waiting = new Map(); // of items that haven't run: the workers that stand still until they have
+    const ready = []; // workers that can go on
+
+    function* work(row) {
+      let now = 0;
+      for (const i of row) {
+        const need = needs[i];
+        if (need !== null) {
+          if (ends[need] === null) yield need; // stand still here until it has run
+          const arrival = ends[need] + lags[i];
+          if (arrival > now) now = arrival; // the row is free and has to wait
         }
         starts[i] = now;
-        now += durations[i];
-        ends[i] = now;
-        ended[i] = 1;
-        for (let other = parked[i]; other >= 0; other = nextParked[other]) ready.push(other);
+        ends[i] = now = now + durations[i];
+        if (waiting.has(i)) {
+          ready.push(...waiting.get(i));
+          waiting.delete(i);
+        }
       }
-      clock[rank] = now;
-      position[rank] = i;
     }
-    return { starts, ends, reached: position };
+
+    ready.push(...rows.map(work));
+    while (ready.length) {
+      const worker = ready.pop();
+      const { value: need, done } = worker.next(); // it works until it needs what hasn't run, or to its row's end
+      if (!done) waiting.set(need, [...(waiting.get(need) || []), worker]);
+    }
+    return { starts, ends };
   }
 
-  /** How long every id takes. Of an overlap, the gate takes none and the pair takes it all. `parts`: see `simulate`. */
-  function durationsOf({ stages, kinds, microbatches, gates, action }, costs, parts) {
-    const durations = kinds.map((kind, i) => costs.of(kind, stages[i]) * parts[microbatches[i] % parts.length]);
-    for (const gate of gates) {
-      durations[gate] = 0;
-      durations[gate + 1] = costs.ofOverlap(action(gate), action(gate + 1));
-    }
-    return durations;
-  }
+  /** How long every action takes; an overlap's first half none, since its second takes it all. */
+  const durationsOf = ({ rows }, { ofItem }) => rows.flat().flatMap((item) => (item.parts.length > 1 ? [0, ofItem(item)] : ofItem(item)));
 
-  /** How long what each id waits for takes to arrive. */
-  function lagsOf({ columns: { ranks }, dep }, costs) {
-    return dep.map((d, i) => (d >= 0 && ranks[d] !== ranks[i] ? costs.latency : 0));
+  /** How long what each action waits for takes to arrive. */
+  function lagsOf({ columns: { ranks }, makers }, costs) {
+    return makers.map((maker, i) => (maker !== null && ranks[maker] !== ranks[i] ? costs.latency : 0));
   }
 
   /**
    * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; rows.js says of any rows what is wrong with them. `parts`: of what F or B of a microbatch
-   * takes, the part of each of its slices; one that isn't cut has one.
+   * placed only what could run; rows.js says of any rows what is wrong with them.
    */
-  function simulate(schedule, given = costs(), parts = [1]) {
-    const { columns, numRanks } = schedule;
-    given.check(schedule.numStages);
-    const { starts, ends, reached } = run(schedule, durationsOf(columns, given, parts), lagsOf(schedule, given));
-    if (reached.some((i, rank) => i < columns.bounds[rank + 1])) {
-      throw new ScheduleError("the ranks wait for each other, and nothing more can run");
-    }
-    for (const gate of columns.gates) starts[gate] = ends[gate] = starts[gate + 1]; // it stands where its pair starts
-    return timelineOf(schedule, given, { starts, ends }, numRanks);
+  function simulate(schedule, given = costs()) {
+    const { turns } = schedule;
+    given.check(schedule.numStages, schedule.numMicrobatches);
+    const { starts, ends } = run(turns.rows, turns.needs, durationsOf(schedule, given), lagsOf(schedule, given));
+    if (ends.includes(null)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
+    return timelineOf(schedule, given, { starts, ends });
   }
 
-  // ---- timeline.py --------------------------------------------------------------------------------------------------
+  // ---- timelines ----------------------------------------------------------------------------------------------------
 
   /** The timeline whose items start and end as given, rank by rank: a measured one. Nobody knows when messages arrived. */
   function recorded(schedule, itemStarts, itemEnds) {
@@ -357,11 +364,11 @@ var pplab = (function make(schedules) {
         ends.push(left > 1 ? itemStarts[i] : itemEnds[i]);
       }
     });
-    return timelineOf(schedule, null, { starts, ends }, schedule.numRanks);
+    return timelineOf(schedule, null, { starts, ends });
   }
 
-  function timelineOf(schedule, costs, times, numRanks) {
-    const { columns } = schedule, { starts, ends } = times;
+  function timelineOf(schedule, costs, times) {
+    const { columns, numRanks } = schedule, { starts, ends } = times;
     const spans = [], spanOf = new Int32Array(starts.length); // of every id, its span: both halves of an overlap have one
     const byRank = schedule.rows.map((row, rank) => {
       let i = columns.bounds[rank];
@@ -393,8 +400,6 @@ var pplab = (function make(schedules) {
     return timeline;
   }
 
-  // ---- timeline.py --------------------------------------------------------------------------------------------------
-
   /** How many forwards' activations a rank holds over time: [time, count from then on], in steps. */
   function inFlight({ byRank }, rank) {
     const steps = [[0, 0]];
@@ -414,21 +419,18 @@ var pplab = (function make(schedules) {
 
   /** One longest chain of spans, each of which starts late because of the one before it. First to last. */
   function criticalPath({ schedule, spans, times: { ends, spanOf } }) {
-    const { columns, dep } = schedule;
-    const firsts = new Set(columns.bounds.slice(0, -1));
-    let i = -1;
-    ends.forEach((end, id) => {
-      if (!columns.isGate[id] && (i < 0 || end > ends[i])) i = id;
-    });
+    const { columns: { bounds, ids }, turns: { needs } } = schedule;
+    const firsts = new Set(bounds);
+    let i = ids.reduce((last, id, each) => (id === each && (last < 0 || ends[each] > ends[last]) ? each : last), -1);
     const path = [];
     while (i >= 0) {
-      const first = i > 0 && columns.isGate[i - 1] ? i - 1 : i;
+      const first = ids[i - 1] === i ? i - 1 : i;
       const span = spans[spanOf[i]];
       path.push(span);
-      let awaited = -1; // an overlap's needs are those of both its halves
-      for (const d of dep.slice(first, i + 1)) if (d >= 0 && (awaited < 0 || ends[d] > ends[awaited])) awaited = d;
+      let awaited = null; // an overlap's needs are those of both its halves
+      for (const need of needs.slice(first, i + 1)) if (need !== null && (awaited === null || ends[need] > ends[awaited])) awaited = need;
       i = firsts.has(first) ? -1 : first - 1;
-      if (awaited >= 0 && (i < 0 || span.start > ends[i])) i = awaited;
+      if (awaited !== null && (i < 0 || span.start > ends[i])) i = awaited;
     }
     return path.reverse();
   }
@@ -489,8 +491,7 @@ var pplab = (function make(schedules) {
    */
   function idle(timeline) {
     const { schedule, costs, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
-    const { columns, dep } = schedule;
-    const { ranks } = columns, makers = madeBy(schedule);
+    const { columns, makers, turns: { needs } } = schedule, { ranks } = columns;
     const found = [];
     const add = (rank, start, end, part, waiting) => found.push({ rank, start, end, part, for: null, ...waiting });
     byRank.forEach((row, rank) => {
@@ -500,12 +501,12 @@ var pplab = (function make(schedules) {
         if (start > now) {
           let last = -1; // the half whose need ends last
           for (; i < next; i++) {
-            const fromOther = dep[i] >= 0 && ranks[dep[i]] !== rank;
-            if (fromOther && (last < 0 || ends[dep[i]] > ends[dep[last]])) last = i;
+            const fromOther = needs[i] !== null && ranks[needs[i]] !== rank;
+            if (fromOther && (last < 0 || ends[needs[i]] > ends[needs[last]])) last = i;
           }
           if (last < 0) add(rank, now, start, part, { text: "it could go on" });
           else {
-            const action = textOf(columns.action(makers[last])), made = spans[spanOf[dep[last]]];
+            const action = textOf(columns.action(makers[last])), made = spans[spanOf[needs[last]]];
             const runs = `it waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
             const late = costs ? `whose result arrives at ${short(start)}` : `the rank goes on at ${short(start)}`; // measured
             const text = made.end < start ? `${runs} and ${late}` : runs;
@@ -519,7 +520,7 @@ var pplab = (function make(schedules) {
     return found;
   }
 
-  // ---- builders/_weave.py: what the rows of many schedules are woven from -------------------------------------------
+  // ---- what the rows of many schedules are woven from ---------------------------------------------------------------
 
   /** `warmup` forwards, then a forward and a backward in turn, then the backwards left over. */
   function phases(forwards, backwards, warmup) {
@@ -544,8 +545,8 @@ var pplab = (function make(schedules) {
 
   // ---- builders: rows for P ranks and M microbatches ----------------------------------------------------------------
 
-  // By the names of the package's registry. The page has the package's own rows of a schedule that is missing here, for
-  // the sizes in book/_ext/pplab_schedules.py, which looks for lines that begin as these do.
+  // By the names of the package's registry. Of a schedule that is missing here the page has the package's own rows, for
+  // some sizes: who builds the page (pplab_schedules) looks for lines that begin as these do.
   const builders = Object.create(null); // a schedule may be called "constructor"
 
   builders["naive"] = (P, M) => range(P).map((rank) => range(M).flatMap((m) => [action(rank, F, m), action(rank, B, m)]));
@@ -566,7 +567,7 @@ var pplab = (function make(schedules) {
 
   builders["ZB-H2"] = (P, M) => range(P).map((rank) => splitBackwards(cappedRow(rank, 2 * (P - rank) - 1, M), 2 * rank));
 
-  // _interleaved.py: stage s on rank s mod P
+  // in a loop: stage s on rank s mod P
 
   builders["Interleaved1F1B"] = (P, M, { stagesPerRank = 2 }) => loopRows(P, M, stagesPerRank, 2);
 
@@ -611,7 +612,7 @@ var pplab = (function make(schedules) {
     return range(count).map((g) => range(each + (g < rest ? 1 : 0)).map((i) => g * each + Math.min(g, rest) + i));
   }
 
-  // sliced_schedules.py in the lab: what counts as a microbatch is one of some slices of a sequence
+  // of slices: what counts as a microbatch is one of some slices of a sequence
 
   builders["Seq1F1B"] = (P, M, { stagesPerRank = 1, slices = 2 }) => {
     const count = sequencesOf("Seq1F1B", M, slices);
@@ -640,7 +641,7 @@ var pplab = (function make(schedules) {
     );
   }
 
-  // _v_shape.py: stages r and 2P-1-r on rank r
+  // on a V: stages r and 2P-1-r on rank r
 
   /** A stage as its rank sees it: how much of each kind it has been given, and what comes next. */
   function local(stage, firstMicrobatch = 0) {
@@ -678,7 +679,7 @@ var pplab = (function make(schedules) {
     return row;
   }
 
-  // lab/block.py, controllable.py, reordering.py: a building block, repeated, and the plan that it gives reordered
+  // `lab.Block`: a building block, repeated, and the plan that it gives reordered
 
   /** A block on a V, from what each rank starts when: F and F on the way up, I and I on the way back. */
   const vBlock = (P, startsOf) => ({
@@ -802,7 +803,7 @@ var pplab = (function make(schedules) {
     return Math.max(...plan.map(({ action }) => (held += change(action))));
   }
 
-  // _dualpipe.py
+  // from both ends: DualPipe, and its half on a V
 
   builders["DualPipe"] = (P, M) => {
     if (P % 2) {
@@ -866,7 +867,7 @@ var pplab = (function make(schedules) {
     return row.concat(waiting); // 8
   }
 
-  // lab/searching.py, growth.py: rows grow by running them, by some hundred policies; the least span bubble is kept -----
+  // found by a search: rows grow by running them, by some hundred policies, and those with the least span bubble are kept
 
   // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
   // ranks one array of P times 3M of them.
@@ -889,11 +890,14 @@ var pplab = (function make(schedules) {
     offer(kindsOf(builders["ZB-H1"](P, M)));
     if (limit >= 2 * P - 1) offer(kindsOf(builders["ZB-H2"](P, M)));
     for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
-    return range(P).map((rank) => {
-      const done = [0, 0, 0];
-      return Array.from(best.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => action(rank, KINDS[kind], done[kind]++));
-    });
+    return rowsOf(best, P, M, (rank, kind, m) => action(rank, KINDS[kind], m));
   }
+
+  /** Rows of what `make` makes of each rank, kind and microbatch. */
+  const rowsOf = (kinds, P, M, make) => range(P).map((rank) => {
+    const done = [0, 0, 0];
+    return Array.from(kinds.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => make(rank, kind, done[kind]++));
+  });
 
   const kindsOf = (rows) => Uint8Array.from(rows.flat(), ({ kind }) => KINDS.indexOf(kind));
 
@@ -923,7 +927,8 @@ var pplab = (function make(schedules) {
     }
   }
 
-  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. */
+  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. They are
+   *  whole: the first microbatch that isn't through finds room on every rank, where a weight gradient makes some if need be. */
   function growthOf(P, M, costs, limit) {
     const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
     const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
@@ -957,7 +962,7 @@ var pplab = (function make(schedules) {
       arrived[FORWARD][0] = M;
       for (let rank = 0; rank < P; rank++) events.push(0, rank);
       while (events.size()) {
-        const now = events.time(), rank = events.pop();
+        const [now, rank] = events.pop();
         if (now < free[rank]) continue;
         const f = forwards[rank], i = inputs[rank];
         const isFull = f - weights[rank] + 1 > limit;
@@ -987,77 +992,37 @@ var pplab = (function make(schedules) {
     };
   }
 
-  /** (time, rank) in order, the earliest first and of equal times the lowest rank: a binary heap. */
+  /** [time, rank] in order, the earliest first and of equal times the lowest rank. There are never many at once. */
   function queue() {
-    const times = [], ranks = [];
-    const comesFirst = (a, b) => times[a] < times[b] || (times[a] === times[b] && ranks[a] < ranks[b]);
-    const swap = (a, b) => {
-      [times[a], times[b]] = [times[b], times[a]];
-      [ranks[a], ranks[b]] = [ranks[b], ranks[a]];
-    };
+    const events = [];
+    const comesFirst = (a, b) => a[0] < b[0] || (a[0] === b[0] && a[1] < b[1]);
     return {
-      size: () => times.length,
-      time: () => times[0],
-      push(time, rank) {
-        let i = times.length;
-        times.push(time);
-        ranks.push(rank);
-        for (let parent; i > 0 && comesFirst(i, (parent = (i - 1) >> 1)); i = parent) swap(i, parent);
-      },
+      size: () => events.length,
+      push: (time, rank) => events.push([time, rank]),
       pop() {
-        const rank = ranks[0], lastTime = times.pop(), lastRank = ranks.pop();
-        if (!times.length) return rank;
-        [times[0], ranks[0]] = [lastTime, lastRank];
-        for (let i = 0, child; (child = 2 * i + 1) < times.length; i = child) {
-          if (child + 1 < times.length && comesFirst(child + 1, child)) child += 1;
-          if (!comesFirst(child, i)) break;
-          swap(i, child);
-        }
-        return rank;
+        let first = 0;
+        for (let i = 1; i < events.length; i++) if (comesFirst(events[i], events[first])) first = i;
+        return events.splice(first, 1)[0];
       },
     };
   }
 
   /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
   function measureOf(P, M, costs) {
-    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
-    const ends = [0, 1].map(() => new Float64Array(P * M)), ended = [0, 1].map(() => new Int32Array(P));
-    const position = new Int32Array(P), clock = new Float64Array(P), first = new Float64Array(P), busy = new Float64Array(P);
+    const number = (rank, kind, m) => (kind * P + rank) * M + m;
+    const needs = [], durations = [];
+    KINDS.forEach((kind, k) => range(P).forEach((rank) => range(M).forEach((m) => {
+      const source = kind === F ? rank - 1 : rank + 1;
+      needs.push(kind === W || source < 0 || source === P ? null : number(source, k, m));
+      durations.push(costs.of(kind, rank));
+    })));
+    const lags = needs.map(() => costs.latency);
     return (kinds) => {
-      for (const each of [position, clock, busy, ...ended]) each.fill(0);
-      for (let left = P * 3 * M; left > 0; ) {
-        const before = left;
-        for (let rank = 0; rank < P; rank++) {
-          let now = clock[rank], i = position[rank];
-          for (; i < 3 * M; i++) {
-            const kind = kinds[rank * 3 * M + i];
-            if (kind !== WEIGHT) {
-              const m = ended[kind][rank], source = kind === FORWARD ? rank - 1 : rank + 1;
-              if (source >= 0 && source < P) {
-                if (ended[kind][source] <= m) break;
-                const arrival = ends[kind][source * M + m] + costs.latency;
-                if (arrival > now) now = arrival;
-              }
-            }
-            if (i === 0) first[rank] = now;
-            const end = now + durations[kind][rank];
-            busy[rank] += end - now;
-            now = end;
-            if (kind !== WEIGHT) ends[kind][rank * M + ended[kind][rank]++] = end;
-          }
-          left -= i - position[rank];
-          clock[rank] = now;
-          position[rank] = i;
-        }
-        if (left === before) return [Infinity, Infinity]; // ranks wait in a circle: no candidate
-      }
-      let longest = 0, makespan = 0;
-      for (let rank = 0; rank < P; rank++) {
-        if (clock[rank] - first[rank] > clock[longest] - first[longest]) longest = rank;
-        makespan = Math.max(makespan, clock[rank]);
-      }
-      const span = clock[longest] - first[longest];
-      return [span > 0 ? 1 - busy[longest] / span : 0, makespan]; // 0: costs of nothing at all
+      const rows = rowsOf(kinds, P, M, number), { starts, ends } = run(rows, needs, durations, lags);
+      const last = rows.map((row) => ends[row[row.length - 1]]);
+      const lengths = rows.map(([first], rank) => last[rank] - starts[first]);
+      const span = Math.max(...lengths), busy = sum(rows[lengths.indexOf(span)].map((i) => ends[i] - starts[i]));
+      return [span > 0 ? 1 - busy / span : 0, Math.max(...last)]; // 0: costs of nothing at all
     };
   }
 
@@ -1115,7 +1080,7 @@ var pplab = (function make(schedules) {
     textOf,
     toCSV,
     run,
-    madeBy,
+    durationsOf,
     simulate,
     recorded,
     inFlight,

@@ -22,6 +22,7 @@
     { name: "forward", label: "forward F", kind: "durations" },
     { name: "backward-input", label: "input gradient I", kind: "durations" },
     { name: "backward-weight", label: "weight gradient W", kind: "durations" },
+    { name: "overhead", label: "overhead per action", kind: "durations" },
     { name: "latency", label: "latency", kind: "duration" },
     { name: "overlap", label: "F & B at once take", kind: "choice", choices: OVERLAP },
     { name: "pair", label: "their duration, if not 0", kind: "duration" },
@@ -32,8 +33,8 @@
   ];
 
   const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank", "slices"]; // on the page; the rest is folded away
-  const IF_ROOM = ["forward", "backward-input", "backward-weight", "latency", "path"]; // folded away on a phone
-  const TIMES = ["forward", "backward-input", "backward-weight", "latency", "overlap", "pair", "per"];
+  const IF_ROOM = ["forward", "backward-input", "backward-weight", "overhead", "latency", "path"]; // folded away on a phone
+  const TIMES = ["forward", "backward-input", "backward-weight", "overhead", "latency", "overlap", "pair", "per"];
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
 
   function controlHTML({ name, label, kind, min, max, choices }, id) {

@@ -1,10 +1,10 @@
-// Rows that a reader brings: read from text, checked, and run as far as they go. What src/pplab/faults.py and
-// lab/csv_form.py do, and in their words: tests/pages/test_explorer.py compares. No DOM.
+// Rows that a reader brings: read from text, checked, and run as far as they go. What `pplab.validate` and `lab.read_csv`
+// do, and in their words: the page's tests compare. No DOM.
 
 var pplabRows = (() => {
   "use strict";
 
-  const { ScheduleError, needs, textOf, madeBy, run, costs } = pplab;
+  const { ScheduleError, needs, textOf, run, durationsOf, costs } = pplab;
 
   // ---- text ----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ var pplabRows = (() => {
   const pack = (text) => linesOf(text).map((cells) => cells.map(packed).filter(Boolean).join(".")).join("~");
   const unpack = (text) => text.replace(/~/g, "\n").replace(/\./g, ",").replace(/\((\d+([FBIW])\d+)-(\d+([FBIW])\d+)\)(?!O)/g, "($1;$3)OVERLAP_$2_$4");
 
-  // ---- faults.py -----------------------------------------------------------------------------------------------------
+  // ---- faults --------------------------------------------------------------------------------------------------------
 
   /** Throws ScheduleError of the first fault, unless every rank can run its row to the end. */
   function validate(schedule) {
@@ -73,10 +73,10 @@ var pplabRows = (() => {
     checkKinds(schedule);
     checkActions(schedule);
     checkOrder(schedule);
-    const nothing = schedule.dep.map(() => 0), { bounds } = schedule.columns;
-    const { reached } = run(schedule, nothing, nothing);
-    const stuck = new Map();
-    reached.forEach((i, rank) => i < bounds[rank + 1] && stuck.set(rank, i));
+    const { rows, needs } = schedule.turns, noTime = needs.map(() => 0);
+    const { starts } = run(rows, needs, noTime, noTime);
+    const stuck = new Map(); // of every rank that can't finish its row: the action at which it stands
+    rows.forEach((row, rank) => starts[row[row.length - 1]] === null && stuck.set(rank, row.find((i) => starts[i] === null)));
     if (stuck.size) throw deadlock(schedule, stuck);
   }
 
@@ -207,14 +207,14 @@ var pplabRows = (() => {
   }
 
   /**
-   * The error for ranks that are stuck, each at an id: the circle of ranks that wait for each other. It blames a rank that
+   * The error for ranks that are stuck, each at an action: the circle of ranks that wait for each other. It blames a rank that
    * could break the circle: one whose row has something that is waited for behind what it is stuck at.
    */
   function deadlock(schedule, stuck) {
-    const { columns, dep } = schedule, makers = madeBy(schedule);
+    const { columns, makers } = schedule;
     const name = (i) => textOf(columns.action(i));
     const awaited = (rank) => name(makers[stuck.get(rank)]);
-    const holder = (rank) => columns.ranks[dep[stuck.get(rank)]];
+    const holder = (rank) => columns.ranks[makers[stuck.get(rank)]];
     let rank = Math.min(...stuck.keys());
     const seen = [];
     while (!seen.includes(rank)) {
@@ -235,44 +235,41 @@ var pplabRows = (() => {
 
   /**
    * What ranks run before nothing more can, drawn like a timeline, and where each one stands then: an idle interval whose
-   * part is "stuck". Any rows will do: an action that is missing is waited for forever.
+   * part is "stuck". Any rows will do: each thing that an action needs is waited for by an item that takes no time, and
+   * what is missing by one that waits forever.
    */
   function reach(schedule, given = costs()) {
-    const { rows, numStages, numRanks } = schedule;
-    const next = rows.map(() => 0), clock = rows.map(() => 0), done = new Map();
-    const starts = rows.map(() => []), ends = rows.map(() => []);
-    const waits = (rank) => {
-      const each = rows[rank][next[rank]].parts.flatMap((part) => needs(part, numStages));
-      const madeOf = ({ stage, kinds, microbatch }) => kinds.map((kind) => done.get(`${stage}${kind}${microbatch}`)).find(Boolean);
-      return each.map((need) => ({ need, made: madeOf(need) }));
-    };
-    for (let isOn = true; isOn; ) {
-      isOn = false;
-      for (let rank = 0; rank < numRanks; rank++) {
-        for (; next[rank] < rows[rank].length; next[rank]++) {
-          const { parts } = rows[rank][next[rank]], awaited = waits(rank);
-          if (awaited.some(({ made }) => !made)) break;
-          const start = Math.max(clock[rank], ...awaited.map(({ made }) => made.end + (made.rank === rank ? 0 : given.latency)));
-          const [a, b] = parts, lasts = b ? given.ofOverlap(a, b) : given.of(a.kind, a.stage);
-          clock[rank] = start + lasts;
-          starts[rank].push(start);
-          ends[rank].push(clock[rank]);
-          for (const part of parts) done.set(textOf(part), { rank, end: clock[rank] });
-          isOn = true;
-        }
-      }
-    }
-    const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, next[rank])), schedule.name);
-    Object.assign(ran, { numStages, numMicrobatches: schedule.numMicrobatches });
-    const timeline = Object.assign(pplab.recorded(ran, starts.flat(), ends.flat()), { costs: given });
+    const { rows, numStages, numMicrobatches, columns, turns } = schedule, { ids, ranks } = columns;
+    const name = ({ stage, kinds, microbatch }) => `${stage}${kinds.join("/")}${microbatch}`;
+    const first = new Map(); // of every action, where it is
+    ids.forEach((_, i) => first.has(textOf(columns.action(i))) || first.set(textOf(columns.action(i)), i));
+    const needed = [...ids, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
+    const never = ids.length, asked = new Map(); // an item of no row; and of those that only wait: what for
+    const waiting = turns.rows.map((row, rank) => row.flatMap((i) => {
+      const isSent = columns.kinds[i].length > 1; // communication, which waits for nothing here
+      const before = (isSent ? [] : needs(columns.action(i), numStages)).map((need) => {
+        const maker = need.kinds.map((kind) => first.get(name({ ...need, kinds: [kind] }))).find((found) => found !== undefined);
+        asked.set(needed.length, name(need));
+        lags.push(maker !== undefined && ranks[maker] !== rank ? given.latency : 0);
+        durations.push(0);
+        return needed.push(maker === undefined ? never : ids[maker]) - 1;
+      });
+      return [...before, i];
+    }));
+    const { starts, ends } = run(waiting, needed, durations, lags);
+    const done = waiting.map((row) => row.filter((i) => ids[i] === i && starts[i] !== null));
+    const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, done[rank].length)), schedule.name);
+    Object.assign(ran, { numStages, numMicrobatches });
+    const times = [starts, ends].map((each) => done.flat().map((i) => each[i]));
+    const timeline = Object.assign(pplab.recorded(ran, ...times), { costs: given });
     const end = (timeline.makespan || 1) * 1.25; // some room to show where ranks stand
-    const stuck = rows.flatMap((row, rank) => {
-      if (next[rank] === row.length) return [];
-      const { need } = waits(rank).find(({ made }) => !made), at = row[next[rank]].text;
-      const text = `it waits at ${at} for ${need.stage}${need.kinds.join("/")}${need.microbatch}, which never runs`;
-      return [{ rank, start: clock[rank], end, part: "stuck", at, for: null, text }];
+    const stuck = waiting.flatMap((row, rank) => {
+      const stands = row.find((i) => starts[i] === null);
+      if (stands === undefined) return [];
+      const at = rows[rank][done[rank].length].text, start = ends[done[rank][done[rank].length - 1]] ?? 0;
+      return [{ rank, start, end, part: "stuck", at, for: null, text: `it waits at ${at} for ${asked.get(stands)}, which never runs` }];
     });
-    const others = pplab.idle(timeline).filter(({ rank, part }) => part !== "drain" || next[rank] === rows[rank].length);
+    const others = pplab.idle(timeline).filter(({ rank, part }) => part !== "drain" || done[rank].length === rows[rank].length);
     const numRun = ran.rows.flat().length, numAll = rows.flat().length;
     const title = `${schedule.name}: stuck after ${numRun} of ${numAll} actions`;
     return Object.assign(timeline, { idle: [...others, ...stuck], end, isStuck: true, title });

@@ -6,11 +6,12 @@ var pplabSettings = (() => {
   /** The settings, by the names of the directive's options, and what they are when nothing is said. */
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2, slices: 2, attention: 0,
-    forward: 1, "backward-input": 1, "backward-weight": 1, latency: 0, overlap: "sum", pair: 0,
+    forward: 1, "backward-input": 1, "backward-weight": 1, overhead: 0, latency: 0, overlap: "sum", pair: 0,
     per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
   };
   const OWN = "own"; // in place of a schedule's name: the rows that the reader brings
-  const PER_STAGE = ["forward", "backward-input", "backward-weight"]; // one value for all stages, or a list
+  const DURATIONS = ["forward", "backward-input", "backward-weight"];
+  const PER_STAGE = [...DURATIONS, "overhead"]; // one value for all stages, or a list
   const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
   const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
   const PER = {
@@ -53,15 +54,13 @@ var pplabSettings = (() => {
 
   /** The durations of an action of a stage, of which a rank has `stages`. A list has the stages' own: they aren't divided. */
   function costsOf(state, stages) {
-    const slices = state.per === "batch" ? state.microbatches : 1;
-    const slice = (value) => (isList(value) ? value.map(slice) : value / slices);
-    const [forward, backwardInput, backwardWeight] = PER_STAGE.map((name) => slice(state[name]));
-    const overlap = state.pair === 0 ? state.overlap : state.pair / slices; // a number that isn't one is refused there
-    const durations = { forward, backwardInput, backwardWeight };
-    const whole = pplab.costs({ ...durations, latency: state.latency, overlap });
-    if (state.per === "stage") return whole;
-    const lists = Object.entries(durations).filter(([, value]) => isList(value));
-    return pplab.costs({ ...whole.finer(stages), ...Object.fromEntries(lists) });
+    const [forward, backwardInput, backwardWeight] = DURATIONS.map((name) => state[name]);
+    const { overhead, latency, pair } = state, overlap = pair === 0 ? state.overlap : pair; // a number that isn't one is refused there
+    const whole = pplab.costs({ forward, backwardInput, backwardWeight, overhead, latency, overlap });
+    const costs = whole.finer(state.per === "batch" ? state.microbatches : 1);
+    if (state.per === "stage") return costs;
+    const lists = Object.entries(costs).filter(([, value]) => isList(value));
+    return pplab.costs({ ...costs.finer(stages), ...Object.fromEntries(lists) });
   }
 
   /** Whether the schedule `name` has that option in the package. */
@@ -91,22 +90,36 @@ var pplabSettings = (() => {
 
   /** The timeline of a schedule that the state's settings gave, under the state's costs. */
   function timelineOf(state, schedule) {
-    return pplab.simulate(schedule, checkedCosts(state, schedule), partsOf(state, schedule.slices));
+    const costs = checkedCosts(state, schedule);
+    return pplab.simulate(schedule, schedule.slices === undefined ? costs : slicedCosts(costs, schedule, state.attention));
   }
 
-  /** Of a microbatch's time, what each of its equal slices takes: attention's work grows as the square of the place. */
-  function partsOf({ attention: share }, slices) {
-    if (slices === undefined) return [1]; // microbatches aren't cut
-    const part = (j) => (1 - share) * (1 / slices) + share * (((j + 1) * (j + 1) - j * j) / slices ** 2);
-    return Array.from({ length: slices }, (_, j) => part(j));
+  /**
+   * From costs of whole microbatches, those of a schedule's equal slices. Attention's work grows as the square of the
+   * place, and all that the backward has of it is in the input gradient.
+   */
+  function slicedCosts({ forward, backwardInput, backwardWeight, ...others }, { slices, numStages, numMicrobatches }, share) {
+    const width = 1 / slices;
+    const part = (n) => (1 - share) * width + share * (((n % slices + 1) ** 2 - (n % slices) ** 2) / slices ** 2);
+    const ofEach = (each) => Array.from({ length: numStages }, (_, stage) => {
+      const [f, i, w] = [forward, backwardInput, backwardWeight].map((value) => (isList(value) ? value[stage] : value));
+      return Array.from({ length: numMicrobatches }, (_, n) => each(part(n), f, i + w, w));
+    });
+    return pplab.costs({
+      ...others,
+      forward: ofEach((part, forward) => forward * part),
+      backward: ofEach((part, forward, whole) => whole * part),
+      backwardInput: ofEach((part, forward, whole, weights) => Math.max(0, whole * part - weights * width)),
+      backwardWeight: ofEach((part, forward, whole, weights) => weights * width),
+    });
   }
 
   function checkedCosts(state, schedule) {
     const costs = costsOf(state, schedule.numStages / schedule.numRanks);
-    if (!PER_STAGE.some((name) => [state[name]].flat().some((duration) => duration > 0))) {
+    if (!DURATIONS.some((name) => [state[name]].flat().some((duration) => duration > 0))) {
       throw new pplab.ScheduleError("forward, input and weight gradient all take 0 time; give one of them a duration");
     }
-    costs.check(schedule.numStages);
+    costs.check(schedule.numStages, schedule.numMicrobatches);
     return costs;
   }
 
@@ -191,8 +204,8 @@ var pplabSettings = (() => {
 
     /** The schedule, or null while it is searched: then `done` is called when there is one. */
     return (name, options, costs, done) => {
-      const { forward, backwardInput, backwardWeight, latency } = costs;
-      const plain = { forward, backwardInput, backwardWeight, latency };
+      const { forward, backwardInput, backwardWeight, overhead, latency } = costs;
+      const plain = { forward, backwardInput, backwardWeight, overhead, latency };
       const key = JSON.stringify([name, options.numRanks, options.numMicrobatches, plain]);
       const found = known.get(key);
       if (found?.error) throw found.error;

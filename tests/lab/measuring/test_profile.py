@@ -107,8 +107,14 @@ def pool():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["pplab", "torch"])
-@pytest.mark.parametrize("name", ["1F1B", "ZB-H1", "DualPipeV"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *((name, "pplab") for name in ("1F1B", "ZB-H1", "DualPipeV")),
+        ("1F1B", "torch"),
+        *(pytest.param(name, "torch", marks=pytest.mark.long) for name in ("ZB-H1", "DualPipeV")),
+    ],
+)
 def test_real_ranks_are_recorded(pool, tmp_path, name, engine):
     s = pp.build(name, num_ranks=2, num_microbatches=4)
     gpt = models.gpt(batch_size=8, num_layers=4, width=128, num_heads=2, context=64, source="sample")

@@ -150,7 +150,7 @@ def test_a_folder_with_a_model(tmp_path):
 
 
 def test_recorded_measurements(tmp_path):
-    root = Path(__file__).parents[2] / "results"
+    root = Path(__file__).parents[3] / "results"
     file = next(iter(sorted(root.glob("*.json"))))
     data = json.loads(file.read_text())
     (tmp_path / "evil.json").write_text(

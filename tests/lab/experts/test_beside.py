@@ -146,6 +146,7 @@ def test_measured_under_prediction(pools):
     assert "DualPipeV" in str(found) and len(found.timelines) == 8
 
 
+@pytest.mark.timed
 def test_torchs_runtime_runs_pairs_beside_each_other(pools):
     s = pp.build("DualPipeV", num_ranks=2, num_microbatches=4)
     run = pools(2).train(s, mixture(), lab.TorchEngine(), lab.Beside(PIECES), steps=1, check_gradients=True)
@@ -210,6 +211,7 @@ def test_halves_have_the_settings_of_the_thread_that_runs_them():
 ROW = "0F0 1F0 0F1;1I0 0I0;1W0 1F1;0W0 0F2;1I1 0I1;1W1 1F2;0W1 0F3;1B2 1F3;0B2 1B3 0B3"
 
 
+@pytest.mark.timed
 def test_any_two_halves_run_beside_each_other():
     """A forward beside an input gradient, a weight gradient beside either, whose messages it hides."""
 

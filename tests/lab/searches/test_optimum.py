@@ -97,7 +97,7 @@ def test_no_order_of_all_is_shorter(P, M, placement, split):
     [
         (Problem(4, 8, split=False), 33),  # (M + P - 1)(F + B), by GPipe and 1F1B
         (Problem(4, 8), 27),  # ZB-H1 and ZB-H2
-        (Problem(3, 4, "V", limit=4), 29),  # of V: the exhaustive search in tests/simulation/test_simulate.py
+        (Problem(3, 4, "V", limit=4), 29),  # of V: tests/all_orders.py
         (Problem(4, 5, "V", limit=4), 41),
         (Problem(4, 6, "V", limit=6), 41),
     ],

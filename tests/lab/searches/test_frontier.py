@@ -14,7 +14,7 @@ from frontier_settings import SETTINGS
 from pplab import lab
 from pplab.lab import Frontier, Point
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FRONTIERS = lab.frontiers(ROOT / "results")
 
 

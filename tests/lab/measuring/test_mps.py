@@ -130,7 +130,7 @@ def test_a_daemon_ends_with_the_process_that_started_it(control, tmp_path):
     code = f"""
         import time
         from pathlib import Path
-        from pplab.lab.mps import Mps
+        from pplab.lab import Mps
         mps = Mps()
         mps.check(["cuda:0"] * 2)
         mps.start(Path({str(tmp_path)!r}))

@@ -36,6 +36,7 @@ def test_the_tokens_are_those_of_one_process(gpt, ranks):
             assert torch.equal(answers[-1].tokens, one_process(gpt, prompts, 5))
 
 
+@pytest.mark.timed
 def test_groups_fill_the_ranks(gpt):
     """With a pace of 20 ms a stage: 10 tokens of one group take 2 x 10 turns, of two groups hardly more."""
     prompts = gpt.batch(0).inputs[0][:4]

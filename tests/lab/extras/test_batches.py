@@ -169,7 +169,7 @@ def test_a_digest_sees_every_tensor_of_a_batch_and_some_of_a_large_one():
 
 def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
     """The script compares every rank's gradients with those of one process, in every step."""
-    script = Path(__file__).parents[2] / "notebooks" / "torch_alone.py"
+    script = Path(__file__).parents[3] / "notebooks" / "torch_alone.py"
     assert not re.search(r"^\s*(import|from) pplab", script.read_text(), re.MULTILINE)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(launcher, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

@@ -13,6 +13,7 @@ import pytest
 
 import pplab as pp
 from pplab import lab
+from pplab.__main__ import main
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def launch(program: list[str], **environment: str) -> None:
     assert [node.returncode for node in nodes] == [0, 0], printed
 
 
-def test_two_nodes_give_the_numbers_of_one_process_clip_and_save_and_one_node_goes_on(tmp_path):
+def test_two_nodes_give_the_numbers_of_one_process_clip_and_save_and_a_pool_goes_on(tmp_path):
     path, out = tmp_path / "run.safetensors", tmp_path / "run.json"
     program = "-m pplab train --device cpu --source sample --schedule 1F1B --ranks 2 --microbatches 4 --batch-size 8 "
     program += f"--steps 2 --clip-norm 0.5 --check-gradients --json {out} "
@@ -44,9 +45,7 @@ def test_two_nodes_give_the_numbers_of_one_process_clip_and_save_and_one_node_go
     first = json.loads(out.read_text())
     assert first["transport"] == "gloo"
     assert any("each host's clock is tied to rank 0's" in note for note in first["notes"])
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    command = [sys.executable, *launcher.split(), *program.split(), "--resume", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert main([*program.split()[2:], "--resume", str(path)]) == 0
     rest = json.loads(out.read_text())
     assert (first["first_step"], rest["first_step"]) == (0, 2)
     for run in (first, rest):
@@ -61,13 +60,13 @@ def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path)
     What torchrun would put there is there, without the seconds in which it starts beside nothing else."""
     out, local = tmp_path / "runs.json", {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "RANK": "{node}", "WORLD_SIZE": "2"}
-    launch([str(Path(__file__).parents[1] / "two_hosts.py"), str(out)], **address, **local)
+    launch([str(Path(__file__).parents[2] / "two_hosts.py"), str(out)], **address, **local)
     runs = json.loads(out.read_text())
     predicted = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(20, 20, 20))
     for run in runs.values():
         assert 0.9 < run["step_time_ms"] / predicted.makespan < 2
         assert run["bubble_fraction"] == pytest.approx(predicted.bubble_fraction, abs=0.15)
-        assert 0 < run["clock_error_ms"] < 20
+        assert 0 < run["clock_error_ms"] < 0.1 * run["step_time_ms"]
         assert any(f"{run['clock_error_ms']:.2f} ms off" in note for note in run["notes"])
         for timeline in map(lab.timeline_from_dict, run["timelines"]):
             at = {str(span.action): span for span in timeline.spans}

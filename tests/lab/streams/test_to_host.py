@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pplab as pp
-from conftest import built
+from conftest import built, names_of_schedules
 from pplab import lab
 from pplab.lab import models
 from pplab.runtime import Pool
@@ -25,7 +25,7 @@ def gpt():
     return models.gpt(batch_size=8, num_layers=8, width=32, num_heads=2, context=16, source="sample")
 
 
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_every_schedule_has_one_processes_gradients_and_holds_what_is_simulated(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
     plain = pool.train(s, gpt, lab.Meter(), steps=1, warmup=0)

@@ -249,7 +249,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monk
 
 WRITER = """
 import sys, torch
-from pplab.lab import checkpoint
+from pplab.lab.checkpoints import checkpoint
 for step in range(1, 10**6):
     value = torch.full((200_000,), float(step))
     checkpoint.write(sys.argv[1], [checkpoint.Saved({"model/weight": value}, None)], step, "one")

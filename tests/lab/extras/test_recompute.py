@@ -11,7 +11,7 @@ from transformers import BertConfig
 
 import modules
 import pplab as pp
-from conftest import built, in_turn, random_schedule
+from conftest import built, in_turn, names_of_schedules, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.recompute import Recomputing
@@ -34,7 +34,7 @@ def gpt():
     return models.gpt(batch_size=8, num_layers=8, width=32, num_heads=2, context=16, source="sample")
 
 
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_every_schedule_equals_one_process_and_holds_what_is_predicted(pool, gpt, name):
     s = built(pp.builders.find(name), 2, 8)
     plain = pool.train(s, gpt, METER, steps=1, warmup=0)

@@ -14,7 +14,7 @@ from torch import nn
 
 import modules
 import pplab as pp
-from conftest import built, random_schedule, slow_simulate
+from conftest import built, names_of_schedules, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
@@ -92,7 +92,7 @@ def tiny(**options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_two_pipelines_of_two_ranks_equal_one_process(four, name):
     for num_microbatches, workload in ((1, tiny()), (4, tiny(tied=True))):
         s = built(pp.builders.find(name), 2, num_microbatches)
@@ -107,7 +107,7 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [builder.name for builder in pp.builders.ALL])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_tied_weights_equal_one_process(four, name):
     s = built(pp.builders.find(name), 4, 8)
     run = four.train(s, tiny(tied=True, num_layers=8), steps=1, check_gradients=True)

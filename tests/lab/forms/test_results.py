@@ -17,11 +17,16 @@ import torch
 from conftest import on_fake_gpus
 from pplab.lab import Case, results
 from pplab.runtime import gpu
+from stage_rows import copies_are_sane, stages_are_sane
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NONE = "Nothing has been measured on a GPU so far."
 PAGE = (ROOT / "book" / "gpu.md").read_text()
 HANGS_PAGE = (ROOT / "book" / "it_hangs.md").read_text()
+
+# The parts of `make gpu` that say something here; test_gpu_box.py, at length, runs all.
+MEASURED = ("smoke", "stages", "copies", "offload", "batch", "predicted", "slow_down", "nccl", "links", "paced")
+MEASURED += ("gradients", "runs", "cores")
 
 # A card whose nvidia-smi answers, with another clock each time.
 SMI = """#!/bin/sh
@@ -47,8 +52,7 @@ def recorded(tmp_path_factory) -> tuple[Path, str]:
     folder, tools = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("bin")
     (tools / "nvidia-smi").write_text(SMI)
     (tools / "nvidia-smi").chmod(0o755)
-    parts = ("check", "smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs")
-    command = ["benchmarks/gpu.py", "--size", "small", "--folder", str(folder), "--only", *parts]
+    command = ["benchmarks/gpu.py", "--size", "small", "--folder", str(folder), "--only", "check", *MEASURED]
     done = on_fake_gpus(command, 1, PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return folder, done.stdout
@@ -88,6 +92,18 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
 
 
 @pytest.mark.slow
+def test_what_parts_measure_is_what_they_say(recorded):
+    (recording,) = results.load(recorded[0])
+    stages_are_sane(recording.rows("stages"), {"bf16": ("GPU", "launches"), "fp32": ("GPU", "launches")})
+    copies_are_sane(recording)
+    for row in recording.rows("runs"):
+        assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
+    assert all(row["makespan_ms"] >= row["predicted_makespan_ms"] > 0 for row in recording.rows("paced"))
+    (row,) = recording.rows("predicted")
+    assert [each["schedule"] for each in row["schedules"]] == ["ZB-H1", "1F1B"]
+
+
+@pytest.mark.slow
 def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     folder = recorded[0]
     made = gpu_tables.tables(folder)
@@ -107,7 +123,7 @@ def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     for row in made["where"]:
         shares = re.findall(r"[\w ]+ (-?\d+\.\d)%", row[-1])
         assert len(shares) > 1 and sum(map(float, shares)) == pytest.approx(100, abs=1)
-    assert {row[1] for row in made["clocks"]} == {"smoke", "nccl", "slow_down", "links", "batch", "gradients", "runs"}
+    assert {row[1] for row in made["clocks"]} == {*MEASURED}
     assert all(re.fullmatch(r"1\d\d0( to 1\d\d0)?", row[3]) and row[4] in ("312", "313") for row in made["clocks"])
 
 

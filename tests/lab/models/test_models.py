@@ -124,7 +124,7 @@ def test_the_sample_is_what_its_script_makes():
     import random
     from pathlib import Path
 
-    path = Path(__file__).parents[2] / "tools" / "make_sample.py"
+    path = Path(__file__).parents[3] / "tools" / "make_sample.py"
     spec = importlib.util.spec_from_file_location("make_sample", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -389,7 +389,7 @@ def test_commands_without_a_run_load_no_torch():
 def test_the_installed_command_is_the_module():
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert resolve_name(project["scripts"]["pplab"]) is main
 
 

@@ -17,7 +17,7 @@ import pplab as pp
 from pplab.lab import results
 from stage_rows import copies_are_sane, stages_are_sane
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ PAIRS = TensorDataset(*NUMBERS)
 def pool(tmp_path_factory):
     """Ranks that can import the page's example."""
     folder = tmp_path_factory.mktemp("own")
-    page = Path(__file__).parents[2] / "book" / "api.md"
+    page = Path(__file__).parents[3] / "book" / "api.md"
     (code,) = re.findall(r"```python\n(.*?class \w+\(Workload\).*?)```", page.read_text(), re.DOTALL)
     (folder / "own_model.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch, Pool(2, device="cpu", timeout_s=60) as pool:
