@@ -24,18 +24,18 @@ def run(
     durations: Sequence[float],
     lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts, and when it ends: None if it never does, as in a circle of waits.
+    """When every item starts, and when it ends; both None if it never runs, as in a circle of waits.
 
     Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
     and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs
     one. It takes `durations[i]`. A rank is a row of actions. So is whatever else does one thing
     after the other: a narrow link is a row of messages, each of which needs the action that sends
-    it, and is needed by the one that receives it. To wait for something more is an item, too, which
-    takes no time.
+    it, and is needed by the one that receives it. Where something waits for two items, an item that
+    needs the second, and takes no time, stands before it in its row.
     """
     starts, ends = [None] * len(needs), [None] * len(needs)
-    waiting = {}  # of items that haven't run: the workers that stand still until they have
-    ready = []  # workers that can go on
+    waiting = {}  # of an item that hasn't run: the workers that stand still until it has
+    ready = []  # workers that can go on, in any order, since each has a clock of its own
 
     def work(row: Sequence[int]) -> Iterator[int]:
         now = 0

@@ -303,7 +303,7 @@ var pplab = (function make(schedules) {
    */
   function run(rows, needs, durations, lags) {
     const starts = new Array(needs.length).fill(null), ends = new Array(needs.length).fill(null);
-    const waiting = new Map(); // of items that haven't run: the workers that stand still until they have
+    const waiting = new Map(); // of an item that hasn't run: the workers that stand still until it has
     const ready = []; // workers that can go on
 
     function* work(row) {
