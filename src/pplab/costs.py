@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral
+from typing import Any
 
 from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .errors import MOST, expect, number, shown
@@ -66,7 +67,7 @@ class Costs:
     backward: PerMicrobatch | None = None
     recompute: PerMicrobatch = 0
     overhead: PerMicrobatch = 0
-    overlap: str | float | Mapping[tuple[int, int], float] = "sum"
+    overlap: str | float | Mapping[Any, float] = "sum"
     bandwidth: float = inf
     message: PerMicrobatch = 1
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Costs:
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`. ValueError where microbatches differ."""
-        return self.of_item(Action(stage, kind, None))
+        return self.of_item(Action(stage, kind, _ALL))
 
     def of_overlap(
         self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
@@ -120,7 +121,7 @@ class Costs:
         backward.
         """
         return self.of_item(
-            Overlap(Action(first_stage, first, None), Action(second_stage, second, None))
+            Overlap(Action(first_stage, first, _ALL), Action(second_stage, second, _ALL))
         )
 
     def of_item(self, item: Action | Overlap) -> float:
@@ -129,8 +130,9 @@ class Costs:
         alone = [self._work(*half) for half in halves]
         takes = max(alone) if self.overlap == "max" else sum(alone)
         if len(halves) > 1:
-            kinds = self._pairs.get(frozenset(half.kind for half in halves), takes)
-            takes = self._pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
+            pairs = vars(self)["_pairs"]
+            kinds = pairs.get(frozenset(half.kind for half in halves), takes)
+            takes = pairs.get(frozenset(f"{x.stage}{x.kind}" for x in halves), kinds)
         return takes + max(of_stage(self.overhead, x.stage, x.microbatch) for x in halves)
 
     def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
@@ -155,7 +157,7 @@ class Costs:
     @property
     def has_queues(self) -> bool:
         """Whether a message can wait for another one: some link has a finite bandwidth."""
-        return any(link.bandwidth < inf for link in (self, *self.links.values()))
+        return min([self.bandwidth, *(link.bandwidth for link in self.links.values())]) < inf
 
     def finer(self, stages_per_rank: int) -> Costs:
         """The costs of the same model cut into `stages_per_rank` times as many stages, each with
@@ -165,7 +167,7 @@ class Costs:
         1.0
         """
 
-        def part(value: object) -> object:
+        def part(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(part, value))
             if isinstance(value, Mapping):
@@ -207,11 +209,12 @@ def _halves(pair: object) -> frozenset[str]:
     )
 
 
-def _any(value: object) -> bool:
+def _any(value: Any) -> bool:
     """Whether something is above 0 in lists of lists."""
     return any(map(_any, value)) if isinstance(value, tuple) else value > 0
 
 
+_ALL: Any = None  # in place of a microbatch
 _ALIKE = "costs differ by microbatch, and here all microbatches take the same: give one per stage"
 _WORK = {
     F: ["forward"],
@@ -224,7 +227,7 @@ _PER_STAGE = (*_DURATIONS, "overhead", "message")
 
 
 def per_stage(
-    name: str, value: PerStage, most: float = MOST, each: Callable[..., PerStage] = number
+    name: str, value: Any, most: float = MOST, each: Callable[..., Any] = number
 ) -> PerStage:
     """The value, checked: a number from 0 to `most`, or a tuple of what `each` makes of others."""
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
@@ -233,7 +236,7 @@ def per_stage(
     return number(name, value, most)
 
 
-def check_length(name: str, value: PerStage | None, count: int, each: str = "stage") -> None:
+def check_length(name: str, value: Any, count: int | None, each: str = "stage") -> None:
     """Raise ValueError unless a list of values has one for every stage, or for each of something
     else.
     """
@@ -242,7 +245,7 @@ def check_length(name: str, value: PerStage | None, count: int, each: str = "sta
         raise ValueError(f"{given}: give one per {each}, or a single number")
 
 
-def of_stage(value: PerMicrobatch, stage: int, microbatch: int | None = None) -> float:
+def of_stage(value: Any, stage: int, microbatch: int | None = None) -> float:
     """The value of one stage; of one microbatch, where they differ."""
     own = value[stage] if isinstance(value, tuple) else value
     if not isinstance(own, tuple):

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from numbers import Real
 from operator import index
+from typing import Any
 
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
@@ -17,15 +18,15 @@ class ScheduleError(ValueError):
     `remedy` what to do.
     """
 
-    def __init__(self, cause: str, remedy: str, rank: int | None = None, action: object = None):
+    def __init__(self, cause: str, remedy: str, rank: int | None = None, action: Any = None):
         self.rank, self.action, self.cause, self.remedy = rank, action, cause, remedy
         super().__init__(f"{cause}; {remedy}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return type(self), (self.cause, self.remedy, self.rank, self.action)
 
 
-def positive_int(name: str, value: object, least: int = 1) -> int:
+def positive_int(name: str, value: Any, least: int = 1) -> int:
     """Return `value` as an int when it is an integer of at least `least`; raise ValueError that
     names it otherwise.
     """
@@ -38,7 +39,7 @@ def positive_int(name: str, value: object, least: int = 1) -> int:
     return found
 
 
-def number(name: str, value: object, most: float = MOST) -> float:
+def number(name: str, value: Any, most: float = MOST) -> float:
     """Return `value` as Python's number when it is one from 0 to `most`; raise ValueError that
     names it otherwise.
 
@@ -46,7 +47,8 @@ def number(name: str, value: object, most: float = MOST) -> float:
     JSON.
     """
     plain = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(plain, bool) or not isinstance(plain, Real) or not 0 <= plain <= most:
+    is_real = isinstance(plain, Real) and not isinstance(plain, bool)
+    if not is_real or not 0 <= plain <= most:
         raise ValueError(f"{name} must be a number from 0 to {most:g}, got {shown(value)}")
     return plain if isinstance(plain, int) else float(plain)
 

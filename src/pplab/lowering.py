@@ -34,7 +34,7 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
         for action in parts(item)
     ]
     users = {incoming(action, num_stages): (rank, i) for rank, i, action in places}  # of receives
-    starts, ends = [None] * len(needs), [None] * len(needs)
+    starts = ends = [0.0] * len(needs)
     if ahead:  # when do items start and end, if each takes a unit of time?
         lasts = [int(i < bounds[-1]) for i in range(len(needs))]
         starts, ends = run(rows, needs, lasts, [0] * len(needs))

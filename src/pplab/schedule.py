@@ -43,10 +43,10 @@ class Schedule:
             isinstance(row, list | tuple) for row in rows
         )
         made = plain and {*map(type, chain.from_iterable(rows))} == {Action}  # by a builder
-        rows = tuple(map(tuple, rows)) if made else text.checked(rows)
-        if not any(rows):
+        items: Any = tuple(map(tuple, rows)) if made else text.checked(rows)
+        if not any(items):
             raise ValueError("a schedule needs at least one action")
-        vars(self).update(rows=rows, name=name, columns=Columns.of(rows))
+        vars(self).update(rows=items, name=name, columns=Columns.of(items))
 
     @cached_property
     def graph(self) -> Graph:
@@ -128,7 +128,7 @@ class Schedule:
         """
         return self.peak_held(Memory())
 
-    def peak_held(self, memory: Memory | Sequence[float]) -> tuple[float, ...]:
+    def peak_held(self, memory: Memory | Sequence[float]) -> tuple[Any, ...]:
         """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a
         `pplab.Memory`.
         """
@@ -164,7 +164,7 @@ class Columns:
     num_microbatches: int
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Action | Overlap]]) -> Columns:
+    def of(cls, rows: Sequence[Sequence[Any]]) -> Columns:
         """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number
         of at least 0, or that is so large that most are missing, before anything of that size is
         made.
@@ -300,8 +300,9 @@ class Graph:
         """`turns`, and behind the ranks a row for every link; and of every link, by ranks from and
         to, the entries that send on it. Its messages are in the order of their source's row.
         """
-        rows, needs = (column[:] for column in self.turns)
-        ids, senders_of = self.columns.ids, defaultdict(list)
+        rows, needs = self.turns
+        rows, needs, ids = [*rows], [*needs], self.columns.ids
+        senders_of: dict[tuple[int, int], list] = defaultdict(list)
         for source, rank, maker in zip(self.sources, self.columns.ranks, self.makers, strict=True):
             if source != rank:
                 senders_of[source, rank].append(maker)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from .actions import COMPUTE, Action, Item, Kind, Overlap
 from .errors import expect, shown
@@ -36,7 +37,7 @@ def parse(text: str) -> Item:
     )
 
 
-def overlap(first: Item, second: Item) -> Overlap:
+def overlap(first: Any, second: Any) -> Overlap:
     """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of
     it.
     """
@@ -50,17 +51,17 @@ def overlap(first: Item, second: Item) -> Overlap:
     )
 
 
-def checked(rows: object) -> tuple[tuple[Item, ...], ...]:
+def checked(rows: Any) -> tuple[tuple[Item, ...], ...]:
     """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
     anything else.
     """
-    ranks = [*rows] if _is_several(rows) else [None]
+    ranks = [*rows] if _is_several(rows) else [rows]
     if not all(map(_is_several, ranks)):
         raise ValueError(f"rows must be one sequence of actions per rank, got {shown(rows)}")
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
 
 
-def _checked_row(rank: int, row: tuple[Item | str, ...]) -> tuple[Item, ...]:
+def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Item, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:

@@ -124,7 +124,7 @@ class Idle:
     phase: str  # "fill" before the rank's first action, "drain" after its last, "inner" between
     waits_for: Action | None = None  # what it needs from another rank; None when draining or ready
     on_rank: int | None = None
-    until: float | None = None  # when that ends; what it makes arrives later
+    until: float | Any = None  # when that ends; what it makes arrives later
 
     def __str__(self) -> str:
         when = f"rank {self.rank} is idle from {self.start:g} to {self.end:g}"

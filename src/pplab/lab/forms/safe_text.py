@@ -6,6 +6,8 @@ all that it prints.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""The text with every character that doesn't print written as its escape, but for those in `keep`.
@@ -17,7 +19,7 @@ def printable(text: str, keep: str = "") -> str:
     return text.translate({ord(each): each.encode("unicode_escape").decode() for each in strange})
 
 
-def printable_in(data: object, keep: str = "") -> object:
+def printable_in(data: object, keep: str = "") -> Any:
     """Plain JSON values whose texts are all printable."""
     if isinstance(data, str):
         return printable(data, keep)

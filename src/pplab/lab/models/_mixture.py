@@ -101,6 +101,8 @@ class MixtureGPT(GPT):
 class Mixture(LanguageModel):
     """Next-byte prediction with a mixture of experts on rows of bytes."""
 
+    config: MixtureConfig
+
     @property
     def name(self) -> str:
         """The model's sizes in words."""

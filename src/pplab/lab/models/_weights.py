@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class _Seeded(TorchDispatchMode):
         super().__init__()
         self.names, self.seed = names, seed
 
-    def __torch_dispatch__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], Tensor):
             if args[0].is_meta:
                 return args[0]  # nothing to fill, and making sure of it takes milliseconds
@@ -138,7 +138,7 @@ def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
         )
 
 
-def _opened(path: Path) -> object:
+def _opened(path: Path) -> Any:
     """A file of safetensors; ValueError, which names it, where it is damaged."""
     from safetensors import SafetensorError, safe_open
 
@@ -202,7 +202,7 @@ class Weights:
                     return each
         return None
 
-    def _get(self, key: str, what: str = "get_tensor") -> object:
+    def _get(self, key: str, what: str = "get_tensor") -> Any:
         """A tensor of the files, or with "get_slice" what knows its shape."""
         from safetensors import SafetensorError
 

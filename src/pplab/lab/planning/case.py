@@ -272,6 +272,6 @@ def _sum(layers: Sequence[int]) -> str:
     return "+".join(map(str, layers))
 
 
-def _in_gb(memory: Memory) -> Memory:
+def _in_gb(memory: Memory) -> Any:
     names = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
     return Memory(**{name: [size / 1e9 for size in getattr(memory, name)] for name in names}, unit="GB")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import palette
 from ...actions import Kind
@@ -37,7 +37,7 @@ class Point:
     placement: str
     held: float  # by the fullest rank
     time: float
-    limit: float | None = None  # in which it was looked for; None: it is a published schedule
+    limit: float | Any = None  # in which it was looked for; None: it is a published schedule
     bound: float | None = None  # in that limit no order is shorter
     proved: bool = False  # whether the order meets the bound
     final: bool = False  # whether more memory makes none shorter
@@ -165,9 +165,7 @@ def frontier_chart(frontier: Frontier, *, most: float | None = None, slowest: fl
     return ax
 
 
-def _known(
-    steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float
-) -> tuple[list[float], list[float], list[float]]:
+def _known(steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float) -> tuple[list, ...]:
     """Where a placement's line steps, its height from there on, and the bound's: in more memory nothing gets longer.
 
     Activations come whole, so that between two limits a rank can hold no more than in the lower one. Bytes don't: up

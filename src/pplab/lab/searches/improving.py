@@ -19,7 +19,7 @@ def improved(problem: Problem, rows: Rows, tries: int, rng: Random) -> Iterator[
     now = best = problem.key(rows, *times)
     accepted, pairs = [now] * _MEMORY, None
     for k in range(tries):
-        pairs = _critical(problem, rows, *times, rng) if pairs is None else pairs
+        pairs = _critical(problem, rows, rng, *times) if pairs is None else pairs
         rank, place = pairs[rng.randrange(len(pairs))] if pairs and rng.random() < _CRITICAL else _anywhere(rows, rng)
         row = _changed(problem, rows[rank], place, rng)
         if row and (row := problem.fitted(rank, row)):
@@ -39,7 +39,7 @@ def improved(problem: Problem, rows: Rows, tries: int, rng: Random) -> Iterator[
 
 
 def _critical(
-    problem: Problem, rows: Rows, starts: list[float], ends: list[float], rng: Random
+    problem: Problem, rows: Rows, rng: Random, starts: list[float], ends: list[float]
 ) -> list[tuple[int, int]]:
     """(rank, place in its row) of all that waited for the one before it in its row, on one critical path."""
     needs, lags, place_of = (

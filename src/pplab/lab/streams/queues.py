@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
+from typing import Any
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
@@ -124,7 +125,7 @@ class _Flow:
                 self.items.durations[passed] = link.latency + takes
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
-    def _peer(self, item: Action | Overlap) -> int | None:
+    def _peer(self, item: Action | Overlap) -> int | Any:
         """The rank at a message's other end; None for what is computed."""
         if isinstance(item, Overlap) or item.kind in COMPUTE:
             return None
