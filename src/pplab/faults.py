@@ -26,9 +26,8 @@ def explain(schedule: Schedule) -> NoReturn:
     for rank, item, action in _everything(schedule):
         if action.kind not in COMPUTE:
             cause = f"rank {rank}: {item} is communication, and a schedule holds computation only"
-            raise ScheduleError(
-                cause, "leave it out: pplab.lower derives sends and receives", rank, item
-            )
+            remedy = "leave it out: pplab.lower derives sends and receives"
+            raise ScheduleError(cause, remedy, rank, item)
     _check_actions(schedule)
     _check_order(schedule)
     raise _deadlock(schedule)
@@ -106,11 +105,12 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
         cause = f"stage {stage} works on microbatch {m} on several ranks: {names}"
         remedy = "put them on one rank: a backward needs what its forward kept there"
         raise ScheduleError(cause, remedy, rank, actions[0])
-    if B in kinds and (I in kinds or W in kinds):
+    is_split = I in kinds or W in kinds
+    if B in kinds and is_split:
         full, extra = Action(stage, B, m), Action(stage, I if I in kinds else W, m)
         cause = f"rank {rank} runs both {full} and {extra}, and B already is I and W"
         raise ScheduleError(cause, f"keep {full}, or {halves}", rank, extra)
-    for kind in (F, I, W) if I in kinds or W in kinds else (F, B):
+    for kind in (F, I, W) if is_split else (F, B):
         if kind not in kinds:
             missing, has = Action(stage, kind, m), ", ".join(map(str, actions)) or "nothing of it"
             runs, row = f"rank {rank} runs {has}", f"rank {rank}'s row"

@@ -12,8 +12,9 @@ def lags_of(graph: Graph, costs: Costs) -> list[float]:
     """Of every entry: how long the message that it waits for is under way, queues aside. It is
     there at once on its own rank.
     """
-    lag = cache(lambda source, rank: costs.link(source, rank).latency if source != rank else 0)
-    return list(map(lag, graph.sources, graph.columns.ranks))
+    lag_of = cache(lambda source, rank: costs.link(source, rank).latency) if costs.links else None
+    ways = zip(graph.sources, graph.columns.ranks, strict=True)
+    return [0 if a == b else lag_of(a, b) if lag_of else costs.latency for a, b in ways]
 
 
 def with_links(

@@ -175,12 +175,13 @@ class Columns:
         if strange := set(map(type, kinds)) - {Kind}:
             got = strange.pop().__name__
             raise ValueError(f"an action's kind must be a pplab.Kind, such as Kind.F, not a {got}")
-        counts = _count("stage", stages), _count("microbatch", microbatches)
-        if counts[0] * counts[1] > max(FEW, len(stages)):
-            sizes = f"{plural(counts[0], 'stage')} and {plural(counts[1], 'microbatch')}"
+        S, M = _count("stage", stages), _count("microbatch", microbatches)
+        if S * M > max(FEW, len(stages)):
+            sizes = f"{plural(S, 'stage')} and {plural(M, 'microbatch')}"
             sizes += f" need more than {plural(len(stages), 'action')}"
             raise ScheduleError(sizes, "number stages and microbatches from 0, without a gap")
-        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, overlaps, *counts)
+        bounds = 0, *accumulate(map(len, rows))
+        return cls(bounds, stages, kinds, microbatches, overlaps, S, M)
 
     @cached_property
     def ids(self) -> list[int]:
@@ -213,8 +214,9 @@ class Columns:
 
 def _count(name: str, column: list[int]) -> int:
     """One more than the largest of a column, all of whose values must be whole and at least 0."""
-    if set(map(type, column)) <= {int} and min(column, default=0) >= 0:
-        return max(column, default=-1) + 1
+    values = set(column) if set(map(type, column)) <= {int} else {-1}
+    if min(values, default=0) >= 0:
+        return max(values, default=-1) + 1
     wrong = next(x for x in column if type(x) is not int or x < 0)
     raise ValueError(f"an action's {name} must be a whole number of at least 0, got {shown(wrong)}")
 
@@ -299,8 +301,8 @@ class Graph:
                 senders_of[source, rank].append(maker)
         brings = ids[:]  # of every entry: the item after which its message goes on
         for senders in senders_of.values():
-            # Of an overlap, the first half's message leaves first.
-            senders.sort(key=lambda sender: (ids[sender], sender))
+            senders.sort()  # of an overlap, the first half's message leaves first
+            senders.sort(key=ids.__getitem__)
             messages = range(len(needs), len(needs) + len(senders))
             rows.append(messages)
             needs += [ids[sender] for sender in senders]
