@@ -88,7 +88,7 @@ def simulator() -> list[dict]:
     print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
     heads = " ".join(f"{name:>8}" for name in ("build", *_TIMED))
     print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {heads}")
-    for builder in pp.builders.ALL:
+    for builder in pp.builders.known():
         searches = "costs" in builder.options  # these simulate hundreds of schedules to build one
         rows.append(_speed(builder, *((8, 64) if searches else (64, 1024))))
     for num_microbatches in (7_800, 78_125):

@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import torch
 from gpu_setting import Part, Setting, piece
 
-from pplab.runtime import Pool
+from pplab.runtime import Pool, RankContext
 from pplab.runtime import gpu as door
-from pplab.runtime.rank import RankContext
 
 _SPIN_MS = 100.0  # far longer than anything that is done beside it
 _BYTES = 2**26

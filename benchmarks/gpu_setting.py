@@ -45,7 +45,7 @@ SIZES = {
     "full": Size(
         gpt={"num_layers": 12, "width": 768, "num_heads": 12, "context": 512, "batch_size": 32},
         ranks=(2, 4),
-        schedules=tuple(builder.name for builder in pp.builders.ALL),
+        schedules=tuple(builder.name for builder in pp.builders.known()),
         profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
     ),
     "small": Size(

@@ -21,9 +21,8 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.measuring import BOUND, kept_by_layer, parameters
-from pplab.runtime import Batch, Pool, Stage
+from pplab.runtime import Batch, Pool, RankContext, Stage
 from pplab.runtime import gpu as door
-from pplab.runtime.rank import RankContext
 
 _LAYERS = 2  # of the stage, which is the second of three: it has neither embedding nor head
 _ROUNDS = (3, 50)  # of every measurement: as many as take twice as long as warming up, but no fewer and no more

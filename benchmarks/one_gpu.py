@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 
-from pplab.runtime import Pool
-from pplab.runtime.rank import RankContext
+from pplab.runtime import Pool, RankContext
 
 SWITCH = "PPLAB_NCCL_ON_ONE_GPU"
 _SHARED_GPU = (2, 30)  # from which NCCL on shares a GPU when asked to
@@ -53,6 +52,6 @@ def environment(rank: int, version: tuple[int, ...]) -> dict[str, str]:
 
 def stand_alone(context: RankContext) -> None:
     """On a rank: set its environment, which NCCL reads when it makes its first communicator."""
-    from pplab.runtime.gpu import cuda
+    from pplab.runtime import cuda
 
     os.environ.update(environment(context.rank, tuple(cuda.nccl.version())))

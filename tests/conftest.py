@@ -353,7 +353,7 @@ def names_of_schedules() -> list:
     They are whole and split backwards, one stage on a rank, two in a loop and on a V, pairs, and weights in two places.
     That every schedule runs, whatever its order, tests/running/test_runtime.py shows at every commit.
     """
-    return [pytest.param(each.name, marks=[pytest.mark.long] * (each.name not in KINDS)) for each in builders.ALL]
+    return [pytest.param(each.name, marks=[pytest.mark.long] * (each.name not in KINDS)) for each in builders.known()]
 
 
 def built(builder, P: int, M: int, **options) -> Schedule | None:
@@ -368,7 +368,7 @@ def built(builder, P: int, M: int, **options) -> Schedule | None:
 @functools.cache
 def registry(num_ranks: int, num_microbatches: int) -> tuple[Schedule, ...]:
     """Every schedule that can have these sizes, built once: two of them are found by a search."""
-    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.ALL)))
+    return tuple(filter(None, (built(builder, num_ranks, num_microbatches) for builder in builders.known())))
 
 
 def random_costs(

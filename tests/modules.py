@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from pplab import lab
 from pplab.lab.models import Modules
 from pplab.lowering import LoweredRow
-from pplab.runtime import Batch, Executor, Extra, Listener, Workload, rank
-from pplab.runtime.options import Job
-from pplab.runtime.training import Rank, RankReport
+from pplab.runtime import Batch, Executor, Extra, Job, Listener, Rank, RankContext, RankReport, Workload
+from pplab.runtime import context as rank_context
 from pplab.schedule import Schedule
 
 
@@ -52,7 +51,7 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
     return losses
 
 
-def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
+def peak_of(context: RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
     """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
     from pplab.lab.extras.meter import SavedBytes  # of which plain runs know nothing
 
@@ -69,20 +68,20 @@ def peak_of(context: rank.RankContext, train: Callable, workload: Workload) -> t
     return found and (found[0], meter.peak)
 
 
-def open_slowly(context: rank.RankContext, seconds: float) -> None:
+def open_slowly(context: RankContext, seconds: float) -> None:
     """From now on each channel of this rank takes so long to open."""
-    channel, opened = rank.RankContext.channel, set()
+    channel, opened = RankContext.channel, set()
 
-    def slow(self: rank.RankContext, source: int, target: int) -> object:
+    def slow(self: RankContext, source: int, target: int) -> object:
         if self.rank in (source, target) and (source, target) not in opened:
             opened.add((source, target))
             time.sleep(seconds)
         return channel(self, source, target)
 
-    rank.RankContext.channel = slow
+    RankContext.channel = slow
 
 
-def has_group(context: rank.RankContext, key: tuple) -> bool:
+def has_group(context: RankContext, key: tuple) -> bool:
     """Whether this rank has made that process group."""
     return key in context.groups
 
@@ -168,7 +167,7 @@ class LoweredByUs(lab.TorchEngine):
         return replace(super().check(job), engine=partial(_train_lowered, rows=self.rows))
 
 
-def _train_lowered(context: rank.RankContext, job: Job, rows: tuple[LoweredRow, ...]) -> RankReport:
+def _train_lowered(context: RankContext, job: Job, rows: tuple[LoweredRow, ...]) -> RankReport:
     from pplab.lab.against_torch import torch_engine
 
     torch_engine.load_rows = partial(_load_lowered, rows)  # of this rank's process
@@ -415,7 +414,7 @@ def read_slowly(context, seconds: float) -> None:
             time.sleep(seconds)
             return os.read(*arguments)
 
-    rank.os = Slow()
+    rank_context.os = Slow()
 
 
 def echo(context, tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pplab.lab.experts.wire import Wire
-from pplab.runtime.rank import RankContext
+from pplab.runtime import RankContext
 
 
 class Dropping(nn.Module):

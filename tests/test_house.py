@@ -202,9 +202,9 @@ def test_what_the_page_documents_can_be_typed():
 
 @pytest.mark.slow
 def test_the_page_documents_what_the_package_offers():
-    """All of `pplab` and `pplab.lab` that isn't a module."""
+    """All of `pplab`, `pplab.runtime` and `pplab.lab` that isn't a module."""
     names = documented()
-    for package in ("pplab", "pplab.lab"):
+    for package in ("pplab", "pplab.runtime", "pplab.lab"):
         home = importlib.import_module(package)
         offered = {each for each in home.__all__ if not isinstance(getattr(home, each), ModuleType)}
         shown = {name.removeprefix(f"{package}.") for name in names} | {name.split(".")[-1] for name in names}

@@ -61,8 +61,12 @@ OTHERS = {
 NOT_OF_A_GPU = {"self.passed.wait()", "start().wait()"}  # of a queue that imitates a GPU on a CPU
 # Not calls, or more than one: in a file, what becomes of a text.
 ALSO = [
-    ("runtime/rank.py", 'self.group("channel", (source, target))', 'self.group("channel", sorted((source, target)))'),
-    ("runtime/rank.py", 'self.group("channel", (source, target))', 'self.group("channel", range(self.num_ranks))'),
+    (
+        "runtime/context.py",
+        'self.group("channel", (source, target))',
+        'self.group("channel", sorted((source, target)))',
+    ),
+    ("runtime/context.py", 'self.group("channel", (source, target))', 'self.group("channel", range(self.num_ranks))'),
     ("runtime/gpu.py", "options.config.max_ctas = _MOST_CTAS", "pass"),
     (
         "runtime/gpu.py",
@@ -75,7 +79,7 @@ ALSO = [
         "torch.backends.cudnn.allow_tf32",
     ),
     ("runtime/devices.py", "os.environ.update(ENVIRONMENT if", "dict().update(ENVIRONMENT if"),
-    ("runtime/training.py", 'if context.transport == "nccl":', "if False:"),
+    ("runtime/rank.py", 'if context.transport == "nccl":', "if False:"),
     ("preload.py", "gc.disable()", 'gc.disable(); __import__("torch").cuda.is_available()'),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:-1])', "pass"),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:])', "pass"),

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from itertools import product
 
-import pplab.lab  # noqa: F401 (its schedules are on the page, too)
 from pplab import validate
-from pplab.builders import ALL, Builder
+from pplab.builders import Builder, known
 from pplab.lab.forms import STATIC, TOLD, in_script
 
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
@@ -25,8 +24,11 @@ def script() -> str:
 def schedules() -> list[dict]:
     """What the page is told of each schedule, in the order of the registry; `rows` only where it makes none itself."""
     made = in_javascript()
-    rows = [{} if builder.name in made else {"rows": package_rows(builder)} for builder in ALL]
-    return [{name: getattr(builder, name) for name in TOLD} | more for builder, more in zip(ALL, rows, strict=True)]
+    builders = known()
+    rows = [{} if builder.name in made else {"rows": package_rows(builder)} for builder in builders]
+    return [
+        {name: getattr(builder, name) for name in TOLD} | more for builder, more in zip(builders, rows, strict=True)
+    ]
 
 
 def in_javascript() -> set[str]:

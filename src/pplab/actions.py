@@ -3,8 +3,6 @@
 The text form is PyTorch's: `0F3` is stage 0, forward, microbatch 3.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -21,9 +19,8 @@ class Kind(StrEnum):
     SEND_B = "SEND_B"  # the gradient of this stage's input goes to the previous stage
     RECV_B = "RECV_B"  # the gradient of this stage's output comes from the next stage
 
-    __hash__ = (
-        str.__hash__
-    )  # Enum's own is a Python call, and tables over millions of actions are looked up by kind
+    # Enum's own is a Python call, and tables over millions of actions are looked up by kind.
+    __hash__ = str.__hash__
 
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
@@ -51,11 +48,13 @@ class Overlap(NamedTuple):
     second: Action
 
     def __repr__(self) -> str:  # str(), too
-        return (
-            f"({self.first};{self.second})OVERLAP_{self.first.kind.value}_{self.second.kind.value}"
-        )
+        first, second = self
+        return f"({first};{second})OVERLAP_{first.kind.value}_{second.kind.value}"
 
 
-def parts(item: Action | Overlap) -> tuple[Action, ...]:
+Item = Action | Overlap  # of a row
+
+
+def parts(item: Item) -> tuple[Action, ...]:
     """The actions of an item of a row: itself, or the two halves of an overlap."""
     return (item,) if isinstance(item, Action) else (item.first, item.second)

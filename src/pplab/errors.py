@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from numbers import Real
@@ -62,6 +60,13 @@ def expect(kind: type, **given: object) -> None:
             raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}")
 
 
+def accept(frozen: object, **checked: object) -> None:
+    """Set fields of a frozen dataclass in its `__post_init__`: what was given, in its checked
+    form.
+    """
+    vars(frozen).update(checked)
+
+
 def shown(value: object) -> str:
     """What was given, as an error can show it: on one short line, whatever it is."""
     try:
@@ -75,8 +80,6 @@ def unknown(what: str, given: object, known: Iterable[str]) -> ValueError:
     """A ValueError for a name that isn't among `known`, with the nearest ones."""
     known = list(known)
     lowered = {name.lower(): name for name in known}
-    near = [
-        lowered[n] for n in difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)
-    ]
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    near = difflib.get_close_matches(str(given).lower(), lowered, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(lowered[name] for name in near)}? " if near else ""
     return ValueError(f"unknown {what} {given!r}: {hint}known: {', '.join(known)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .actions import Action, B, F, I, Kind, Overlap, W, parts
 from .costs import PerStage, check_length, of_stage, per_stage
-from .errors import expect
+from .errors import accept, expect
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Memory:
     def __post_init__(self) -> None:
         for name in _HELD:
             if (value := getattr(self, name)) is not None or name != "weight_input":
-                vars(self)[name] = per_stage(name, value)
+                accept(self, **{name: per_stage(name, value)})
         expect(str, unit=self.unit)
 
     def check(self, num_stages: int) -> None:

@@ -4,16 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 
-_RUN = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "huggingface_hub",
-    "datasets",
-    "pyarrow",
-    "safetensors",
-    "tqdm",
-)
+_RUN = "torch transformers tokenizers huggingface_hub datasets pyarrow safetensors tqdm".split()
 EXTRA_OF = {"matplotlib": "plot", "numpy": "plot", "ortools": "prove", **dict.fromkeys(_RUN, "run")}
 
 
@@ -25,17 +16,19 @@ def bring(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]
-        if name in EXTRA_OF:
-            raise ModuleNotFoundError(
-                f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name
-            ) from None
-        raise
+        if name not in EXTRA_OF:
+            raise
+        raise ModuleNotFoundError(
+            f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name
+        ) from None
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable, Callable]:
-    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open when a name is asked for.
+    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open
+    when a name is asked for.
 
-    `homes`: of each module the names that it gives, with blanks between them; its own name is the module.
+    `homes`: of each module the names that it gives, with blanks between them; its own name is the
+    module.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

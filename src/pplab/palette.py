@@ -10,6 +10,7 @@ from __future__ import annotations
 from .actions import B, F, I, Kind, W
 
 FILL: dict[Kind, str] = {F: "#2f6db5", B: "#f0a13a", I: "#cf3131", W: "#a9dbc0"}
-IDLE = "#8a8f98"  # frames and lines; idle time in Gantt charts has the colour of text: plot.idle_styles
+# Frames and lines; idle time in Gantt charts has the colour of text: plot.idle_styles.
+IDLE = "#8a8f98"
 OTHER = "#7f6e90"  # optimizer, barriers: what isn't an action of the schedule
 NAME: dict[Kind, str] = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"}

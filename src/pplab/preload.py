@@ -5,9 +5,7 @@ it.
 import gc
 
 gc.disable()  # a quarter of the time would go there
-__import__(
-    "torch._dynamo"
-)  # which a rank imports with its first optimizer or backward at the latest
-__import__("pplab.runtime.training")
+__import__("torch._dynamo")  # which a rank's first optimizer or backward imports
+__import__("pplab.runtime.rank")
 gc.freeze()  # on a GPU, ranks look for garbage after every job
 gc.enable()

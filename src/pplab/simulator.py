@@ -24,7 +24,7 @@ def run(
     durations: Sequence[float],
     lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts, and when it ends; both None if it never runs, as in a circle of waits.
+    """When every item starts, and when it ends: both None if it never runs, as in a waiting circle.
 
     Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
     and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs

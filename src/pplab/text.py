@@ -1,12 +1,11 @@
 """Actions and schedules as text: PyTorch's form of an action, and a grid of rows for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
-from .actions import COMPUTE, Action, Kind, Overlap
+from .actions import COMPUTE, Action, Item, Kind, Overlap
 from .errors import expect, shown
 
 _ACTION = re.compile(r"(\d{1,99})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,99})")
@@ -14,7 +13,7 @@ _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_([FBIW])_([FBIW])")
 _PAIRS = "(0F7;7B3)OVERLAP_F_B or (0W1;0I2)OVERLAP_W_I"
 
 
-def parse(text: str) -> Action | Overlap:
+def parse(text: str) -> Item:
     """Read one action from its text form.
 
     Raises ValueError with what was expected when the text isn't an action.
@@ -32,8 +31,10 @@ def parse(text: str) -> Action | Overlap:
         if (pair.first.kind, pair.second.kind) != match.groups()[2:]:
             raise ValueError(f"{shown(text)} is not an overlap: expected {pair}")
         return pair
-    forms = f"stage, kind and microbatch such as 0F3, 2B0, 1I5, 1W5, or {_PAIRS}"
-    raise ValueError(f"{shown(text)} is not an action: expected {forms}")
+    raise ValueError(
+        f"{shown(text)} is not an action: expected stage, kind and microbatch such as 0F3, 2B0, "
+        f"1I5, 1W5, or {_PAIRS}"
+    )
 
 
 def overlap(first: Any, second: Any) -> Overlap:
@@ -44,11 +45,13 @@ def overlap(first: Any, second: Any) -> Overlap:
     computes = all(type(a) is Action and type(a.kind) is Kind and a.kind in COMPUTE for a in both)
     if computes and (first.stage, first.microbatch) != (second.stage, second.microbatch):
         return Overlap(*both)
-    expected = f"expected two computations, of different stages or microbatches, as in {_PAIRS}"
-    raise ValueError(f"{shown(Overlap(*both) if computes else both)} is not an overlap: {expected}")
+    raise ValueError(
+        f"{shown(Overlap(*both) if computes else both)} is not an overlap: expected two "
+        f"computations, of different stages or microbatches, as in {_PAIRS}"
+    )
 
 
-def checked(rows: Any) -> tuple[tuple[Action | Overlap, ...], ...]:
+def checked(rows: Any) -> tuple[tuple[Item, ...], ...]:
     """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
     anything else.
     """
@@ -58,7 +61,7 @@ def checked(rows: Any) -> tuple[tuple[Action | Overlap, ...], ...]:
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
 
 
-def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Action | Overlap, ...]:
+def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Item, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:
@@ -73,19 +76,17 @@ def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Action | Overlap, ...
 
 
 def _is_several(given: object) -> bool:
-    return (
-        isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
-    )
+    is_number = getattr(given, "ndim", 1) == 0  # numpy's and torch's have `__iter__`, too
+    return isinstance(given, Iterable) and not isinstance(given, str) and not is_number
 
 
-def grid(rows: Sequence[Sequence[Action | Overlap]]) -> list[str]:
+def grid(rows: Sequence[Sequence[Item]]) -> list[str]:
     """A line per rank for people to read, with actions aligned by their place in the row."""
     cells = [[str(item) for item in row] for row in rows]
-    widths = [
-        max(len(row[c]) for row in cells if c < len(row)) for c in range(max(map(len, cells)))
-    ]
-    lines = (
-        " ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip()
-        for row in cells
-    )
-    return [f"rank {rank:>{len(str(len(cells) - 1))}}  {line}" for rank, line in enumerate(lines)]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
+    digits = len(str(len(cells) - 1))
+    lines = []
+    for rank, row in enumerate(cells):
+        aligned = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        lines.append(f"rank {rank:>{digits}}  {' '.join(aligned).rstrip()}")
+    return lines

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pplab.lab.models import TransformersModel
-from pplab.runtime import Batch
-from pplab.runtime.workload import as_tuple
+from pplab.runtime import Batch, as_tuple
 
 from .answers import drawn
 from .own_model import ILL

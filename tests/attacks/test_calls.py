@@ -18,7 +18,7 @@ import torch
 import pplab as pp
 from pplab import Action, Costs, Kind, Link, Memory, Overlap, Schedule, Timeline, lab
 from pplab.lab import partition, profiles, replicate, results, sweep
-from pplab.runtime.workload import check_divides
+from pplab.runtime import check_divides
 
 SLOWEST_S = 10  # of a call that takes milliseconds: a machine may be busy
 LONGEST = 1_000  # characters of an error

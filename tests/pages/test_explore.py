@@ -13,7 +13,8 @@ import pytest
 import browser as chromium
 import pplab as pp
 from pplab import Costs, Span, Timeline, lab
-from pplab.builders import ALL
+from pplab.builders import known
+from pplab.builders.registry import ALL
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +257,7 @@ HOSTILE = {  # names of strangers: each breaks out of another place, if nobody e
 @pytest.fixture(params=HOSTILE)
 def hostile(request) -> Iterator[str]:
     """A name, by which a schedule is registered, too: it is in every page that is made from then on."""
-    before, name = list(ALL), HOSTILE[request.param]
+    before, name = known(), HOSTILE[request.param]
 
     @pp.builders.register(name, rules=name, source=name, placement=name, aliases=(f"{name}2",))
     def rows(num_ranks: int, num_microbatches: int) -> list[list[str]]:

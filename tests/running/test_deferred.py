@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import modules
 from pplab.lab import models
 from pplab.lab.extras.meter import SavedBytes
+from pplab.runtime import Stage, autocast
 from pplab.runtime.deferred import Deferred
-from pplab.runtime.stage import Stage, autocast
 
 pytestmark = pytest.mark.slow
 

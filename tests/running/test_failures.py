@@ -26,9 +26,8 @@ from torch import nn
 
 import modules
 import pplab as pp
-from pplab.runtime import Options, Pool, RankError, failures, processes
-from pplab.runtime.options import Job
-from pplab.runtime.training import train
+from pplab.runtime import Job, Options, Pool, RankError, failures, processes
+from pplab.runtime.rank import train
 
 pytestmark = pytest.mark.slow
 
@@ -215,7 +214,7 @@ def test_what_fails_before_a_step_is_named(pool, what, says):
 def test_an_idle_rank_that_is_stopped_holds_no_job_up(pool, width):
     """A job of 4 MB is more than a pipe takes."""
     pool.run(modules.chatter)
-    while pool._ranks.board.place(0)[0] != "idle":  # it has answered, and is about to be
+    while pool._ranks.statuses[0].doing != "idle":  # it has answered, and is about to be
         time.sleep(0.01)
     os.kill(pool.pids[0], signal.SIGSTOP)
     with pytest.raises(RankError, match=r"rank 0 was stopped \(SIGSTOP\) while idle"):
@@ -280,7 +279,7 @@ def test_a_pool_that_another_thread_closes(pool):
 
 def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
     """Send a signal to a rank while rank 0 computes, and another rank waits for what it makes."""
-    while not list(folder.iterdir()) or (rank and not pool._ranks.board.place(rank)[0].startswith("waits")):
+    while not list(folder.iterdir()) or (rank and not pool._ranks.statuses[rank].waits):
         time.sleep(0.01)
     os.kill(pool.pids[rank], number)
 
@@ -431,7 +430,7 @@ import modules
 from pplab.runtime import Pool, RankError
 
 try:
-    with Pool(2, device="cpu", timeout_s=60, start_method="spawn") as pool:
+    with Pool(2, device="cpu", timeout_s=60) as pool:
         pool.run(modules.chatter)
 except RankError as error:
     print(error.cause)

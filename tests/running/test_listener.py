@@ -4,6 +4,9 @@ asked for."""
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,16 +66,36 @@ def test_an_extra_that_refuses_does_so_before_anything_starts():
         assert pool.pids == ()
 
 
-def test_a_plain_run_loads_nothing_that_it_was_not_asked_for():
-    """What an extra is made of is imported where it is sent: this one's module knows nothing of `pplab.lab`."""
-    with Pool(2, device="cpu", start_method="spawn") as pool:  # a fork server may have imported more, for other tests
+PLAIN = """
+import sys
+sys.path.insert(0, {tests!r})
+
+if __name__ == "__main__":
+    from running.test_listener import loaded_by_a_plain_run
+    print(*loaded_by_a_plain_run())
+"""
+
+
+def loaded_by_a_plain_run() -> set[str]:
+    with Pool(2, device="cpu") as pool:
         run = pool.train(SCHEDULE, workload(), modules.Diary(frozenset(["steps"])), steps=1)
         assert "diary" not in pool.train(SCHEDULE, workload(), steps=1).extras
-    for _, loaded in run.extras["diary"]:
-        assert "pplab.runtime.executor" in loaded
-        extras = {path.partition(":")[0] for path in commands.EXTRAS} | {
-            "pplab.lab.extras.meter",
-            "pplab.lab.extras.pace",
-        }
-        assert not extras & loaded and not {name for name in loaded if name.startswith("pplab_course")}
-        assert not {"pplab.runtime.process_groups", "pplab.runtime.reduction"} & loaded
+    return set().union(*(loaded for _, loaded in run.extras["diary"]))
+
+
+def test_a_plain_run_loads_nothing_that_it_was_not_asked_for(tmp_path):
+    """What an extra is made of is imported where it is sent: this one's module knows nothing of `pplab.lab`.
+
+    In a program of its own: a fork server that is up may have imported more, for other tests.
+    """
+    (tmp_path / "script.py").write_text(PLAIN.format(tests=str(Path(__file__).parents[1])))
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    loaded = set(done.stdout.split())
+    assert "pplab.runtime.executor" in loaded
+    extras = {path.partition(":")[0] for path in commands.EXTRAS} | {
+        "pplab.lab.extras.meter",
+        "pplab.lab.extras.pace",
+    }
+    assert not extras & loaded and not {name for name in loaded if name.startswith("pplab_course")}
+    assert not {"pplab.runtime.process_groups", "pplab.runtime.reduction"} & loaded

@@ -14,8 +14,7 @@ from torch import nn
 
 import modules
 import pplab as pp
-from pplab.runtime import Extra, Listener, Pool
-from pplab.runtime.options import Job
+from pplab.runtime import Extra, Job, Listener, Pool
 from size import tokens
 
 pytestmark = pytest.mark.slow

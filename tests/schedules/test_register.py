@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import pplab as pp
 from pplab import lab
-from pplab.builders import ALL, find
+from pplab.builders import find, known
+from pplab.builders.registry import ALL, LAB
 
 CELL = '''
 import pplab as pp
@@ -31,7 +34,7 @@ def patient(num_ranks, num_microbatches, *, extra: int = 1):
 @pytest.fixture(autouse=True)
 def session() -> Iterator[None]:
     """What a test registers is forgotten when it ends."""
-    before = list(ALL)
+    before = known()
     yield
     ALL[:] = before
 
@@ -123,3 +126,46 @@ for axes in pp.compare([pp.simulate(s, run.costs), run.timeline]):
     done = subprocess.run([sys.executable, "-c", CELL + run], text=True, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["patient, simulated", "patient, measured"]
+
+
+@pytest.mark.parametrize("name", [name for names in LAB.values() for name in names])
+def test_a_schedule_of_lab_is_built_without_an_import_of_it(name):
+    code = f"""
+import sys
+import pplab as pp
+assert "pplab.lab" not in sys.modules
+s = pp.build({name.lower()!r}, num_ranks=2, num_microbatches=4)
+assert s.name.startswith({name!r}), s.name
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_table_says_what_the_files_of_lab_register():
+    import pplab.lab
+
+    home = Path(pplab.lab.__file__).parent
+    found = {}
+    for path in sorted(home.rglob("*.py")):
+        if names := re.findall(r'^@register\(\s*"([^"]+)"', path.read_text(), flags=re.M):
+            found[".".join(path.relative_to(home).with_suffix("").parts)] = " ".join(sorted(names, key=str.lower))
+    assert found == {file: " ".join(sorted(names, key=str.lower)) for file, names in LAB.items()}
+    assert {name for names in LAB.values() for name in names} <= {builder.name for builder in known()}
+
+
+def test_a_name_of_lab_is_refused_before_lab_was_opened():
+    code = """
+import pplab as pp
+try:
+    pp.register("Eager-1F1B")(lambda num_ranks, num_microbatches: [])
+except ValueError as error:
+    assert "pplab's own eager-1F1B" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_error_for_an_unknown_name_lists_all():
+    with pytest.raises(ValueError, match="unknown schedule 'ZB-3P': did you mean ZB-.P") as caught:
+        pp.build("ZB-3P", num_ranks=2, num_microbatches=4)
+    assert str(caught.value).partition("known: ")[2].split(", ") == [builder.name for builder in known()]

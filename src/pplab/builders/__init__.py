@@ -1,5 +1,5 @@
-"""The schedules, in the order in which they are listed: a new one is a file and a line. Variants
-come with `lab`.
+"""The schedules, in the order in which they are listed: a new one is a file and a line. Lab's are
+in the registry's table.
 """
 
 from ._naive import naive
@@ -10,6 +10,6 @@ from ._zero_bubble import zb_h1, zb_h2
 from ._v_shape import zb_v
 from ._dualpipe import dualpipe, dualpipe_row, dualpipe_v
 from ._weave import phases, split_backwards
-from .registry import ALL, Builder, build, find, register
+from .registry import Builder, build, find, known, register
 
 __all__ = [name for name in globals() if not name.startswith("_") and name != "registry"]

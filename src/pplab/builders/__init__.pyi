@@ -16,8 +16,8 @@ from ._weave import phases as phases
 from ._weave import split_backwards as split_backwards
 from ._zero_bubble import zb_h1 as zb_h1
 from ._zero_bubble import zb_h2 as zb_h2
-from .registry import ALL as ALL
 from .registry import Builder as Builder
 from .registry import build as build
 from .registry import find as find
+from .registry import known as known
 from .registry import register as register

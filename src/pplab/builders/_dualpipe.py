@@ -1,17 +1,16 @@
 """DualPipe, which feeds the pipeline from both ends, and DualPipeV, which cuts it in half."""
 
-from __future__ import annotations
-
 from collections import deque
 
-from ..actions import Action, B, F, I, Overlap, W
+from ..actions import Action, B, F, I, Item, Overlap, W
 from ._v_shape import Local
 from .registry import Rows, register
 
 
 @register(
     "DualPipe",
-    rules="an even number of ranks P; an even number of microbatches, at least 2P: each end gets half of them",
+    rules="an even number of ranks P; an even number of microbatches, at least 2P: "
+    "each end gets half of them",
     placement="bidirectional",
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
@@ -25,21 +24,21 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     P, M = num_ranks, num_microbatches
     if P % 2:
         raise ValueError(
-            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image"
+            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror "
+            "image"
         )
     if M % 2 or M < 2 * P:
-        needs = f"an even number of microbatches of at least 2P = {2 * P}"
-        raise ValueError(f"DualPipe on {P} ranks needs {needs}, got {M}")
+        raise ValueError(
+            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, "
+            f"got {M}"
+        )
     rows = []
     for rank in range(P):
         mirror = P - 1 - rank
-        streams = Local(rank), Local(mirror, first_microbatch=M // 2)
-        near, far = streams if rank < mirror else streams[::-1]
-        rows.append(
-            dualpipe_row(
-                near, far, min(rank, mirror), P // 2, M // 2, turns=abs(rank - mirror) == 1
-            )
-        )
+        own, other = Local(rank), Local(mirror, first_microbatch=M // 2)
+        near, far = (own, other) if rank < mirror else (other, own)
+        depth, turns = min(rank, mirror), abs(rank - mirror) == 1
+        rows.append(dualpipe_row(near, far, depth, P // 2, M // 2, turns))
     return rows
 
 
@@ -64,8 +63,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
     ]
 
 
-# DualPipeV on three ranks (DualPipe's first three of six; the others mirror them), six microbatches in each stream.
-# F B I W are of the near stream, f b i w of the far one, (Fb) is an overlap; below the numbers, the published names:
+# DualPipeV on three ranks (DualPipe's first three of six; the others mirror them), six microbatches
+# in each stream. F B I W are of the near stream, f b i w of the far one, (Fb) is an overlap; below
+# the numbers, the published names:
 #
 #     step      1     2       3        4                       5             6       7      8
 #               nF0   nF0F1   nB1W1F1  nF0B1F1B0               nB1F1B0       nB1B0   nWB0   nW
@@ -75,13 +75,16 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
 #
 #     1  only the near stream is here; the far one comes 2 rest + 1 forwards later
 #     2  both, until the far stream's first gradient is back
-#     3  a near forward more would be held for long: the far backward instead, I first, for which others wait
-#     4  pairs of opposite streams, while both have both: one's communication hides behind the other's compute
-#     5  the near stream has no forwards left, 6 nor has the far one; from the middle on I alone, others wait for it
+#     3  a near forward more would be held for long: the far backward instead, I first, for which
+#        others wait
+#     4  pairs of opposite streams, while both have both: one's communication hides behind the
+#        other's compute
+#     5  the near stream has no forwards left, 6 nor has the far one; from the middle on I alone,
+#        others wait for it
 #     7  the far stream is done: a W that was put off fills the wait for each I; 8 the W's left
 def dualpipe_row(
     near: Local, far: Local, depth: int, reach: int, M: int, turns: bool
-) -> list[Action | Overlap]:
+) -> list[Item]:
     """The eight steps of the published schedule, of a rank `depth` ranks from where its `near`
     stream enters.
 
@@ -89,7 +92,7 @@ def dualpipe_row(
     the last of them. `M` microbatches are in each stream.
     """
     rest = reach - depth - 1
-    row: list[Action | Overlap] = [near(F) for _ in range(2 * rest)]  # 1
+    row: list[Item] = [near(F) for _ in range(2 * rest)]  # 1
     for _ in range(depth + 1):  # 2
         row += [near(F), far(F)]
     waiting: deque[Action] = deque()  # weight gradients put off
@@ -111,13 +114,8 @@ def dualpipe_row(
         row.append(Overlap(far(F), near(B)))
     for _ in range(rest):  # 5
         row += [far(B), Overlap(far(F), near(B))]
-    split = False
-    for i in range(depth + 1):  # 6
-        half = i == (depth + 1) // 2
-        split = split or (half and depth % 2 == 1)
-        row.append(backward(far, split))
-        split = split or half
-        row.append(backward(near, split))
+    for i in range(2 * depth + 2):  # 6, both in turn, split from the middle on
+        row.append(backward((far, near)[i % 2], split=i > depth))
     for _ in range(rest):  # 7
-        row += [waiting.popleft(), backward(near, split)]
+        row += [waiting.popleft(), backward(near, split=True)]
     return row + list(waiting)  # 8

@@ -1,7 +1,5 @@
 """GPipe: all forwards, then all backwards."""
 
-from __future__ import annotations
-
 from ..actions import B, F
 from ._weave import actions_of
 from .registry import Rows, register

@@ -1,9 +1,7 @@
 """Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from ..actions import Action, B, F, Kind
 from ..errors import positive_int
@@ -15,7 +13,8 @@ from .registry import Rows, register
 
 @register(
     "Interleaved1F1B",
-    rules="any number of ranks, microbatches and stages per rank; ramps as short as they get from M = P on",
+    rules="any number of ranks, microbatches and stages per rank; "
+    "ramps as short as they get from M = P on",
     placement="loop",
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
     aliases=("interleaved",),
@@ -49,10 +48,10 @@ def interleaved(
 #     rank 1       1F0  1F1  1F2  4F0  4F1  4F2  4B0  1F3  4B1  1F4  4B2
 #     rank 2            2F0  2F1  2F2  5F0  5B0  5F1  5B1  5F2  5B2  2F3
 #
-# A group of P is as long as the loop: after 0F2, microbatch 0 is back for 3F0. So (V-1)P forwards take the first group
-# through all of a rank's stages but the last. The rest of the warm-up goes ahead for the ranks below: one forward for
-# each, as in 1F1B, is as fast and holds less where messages take no time; two, as in eager 1F1B, leave each message
-# the time of an action.
+# A group of P is as long as the loop: after 0F2, microbatch 0 is back for 3F0. So (V-1)P forwards
+# take the first group through all of a rank's stages but the last. The rest of the warm-up goes
+# ahead for the ranks below: one forward for each, as in 1F1B, is as fast and holds less where
+# messages take no time; two, as in eager 1F1B, leave each message the time of an action.
 def looped_rows(
     P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
 ) -> list[list[Action]]:
@@ -71,8 +70,8 @@ def looped_rows(
         )
     if group_size is not None and len(groups[-1]) < len(groups[0]) and stuck_at(Schedule(rows)):
         raise ValueError(
-            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, and rank 0 would wait "
-            f"for itself: take a size that divides {M}, or leave it out"
+            f"group_size = {group_size} leaves a last group of {len(groups[-1])} for {P} ranks, "
+            f"and rank 0 would wait for itself: take a size that divides {M}, or leave it out"
         )
     return rows
 
@@ -90,11 +89,13 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
     if group_size is None:
         count = max(1, num_microbatches // num_ranks)
         each, rest = divmod(num_microbatches, count)
-        bounds = list(accumulate([each + (g < rest) for g in range(count)], initial=0))
+        bounds = [g * each + min(g, rest) for g in range(count + 1)]
         return [everything[first:end] for first, end in pairwise(bounds)]
     if positive_int("group_size", group_size) < min(num_ranks, num_microbatches):
-        why = "fewer microbatches than ranks don't fill the loop, and rank 0 would wait for itself"
-        raise ValueError(f"group_size must be at least P = {num_ranks}, got {group_size}: {why}")
+        raise ValueError(
+            f"group_size must be at least P = {num_ranks}, got {group_size}: fewer microbatches "
+            "than ranks don't fill the loop, and rank 0 would wait for itself"
+        )
     return [everything[first : first + group_size] for first in everything[::group_size]]
 
 

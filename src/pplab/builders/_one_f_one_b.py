@@ -1,7 +1,5 @@
 """1F1B: a forward is admitted when a backward has paid for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..actions import Action, B, F

@@ -2,8 +2,6 @@
 rank. ZB-V.
 """
 
-from __future__ import annotations
-
 from ..actions import Action, B, F, I, Kind, W
 from .registry import Rows, register
 
@@ -52,15 +50,17 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
     ]
 
 
-# Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one on the way up.
+# Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one
+# on the way up.
 #
 #     rank 0  F F F F F f i w f i w f i w F I W f i w I W f i w I W f i w I W I W I W
 #     rank 1  . F F F f F f i w f i w F I W f i w F I W f i w F I W f i w I i I W I W w W
 #     rank 2  . . F f F f F f i w F I W f i w F I W f i w F I W f i w I i I i I W w w W W
 #
-# 2(P-r)-1 forwards pass until microbatch 0 is back from the bottom, 2r more until its gradient is back from the top,
-# P-r times the upward half until that is back from the bottom. The steady state is a microbatch's whole work, as long
-# on all ranks. As the V empties a W is put off where others wait for the I: nothing new comes in, so the peak stays.
+# 2(P-r)-1 forwards pass until microbatch 0 is back from the bottom, 2r more until its gradient is
+# back from the top, P-r times the upward half until that is back from the bottom. The steady state
+# is a microbatch's whole work, as long on all ranks. As the V empties a W is put off where others
+# wait for the I: nothing new comes in, so the peak stays.
 def _row(rank: int, P: int, M: int) -> list[Action]:
     down, up = Local(rank), Local(2 * P - 1 - rank)
     row = [down(F) for _ in range(2 * (P - rank) - 1)]  # the V fills, down and back up

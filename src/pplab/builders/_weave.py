@@ -1,7 +1,5 @@
 """What the rows of many schedules are woven from."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat
@@ -16,13 +14,8 @@ def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Acti
     >>> actions_of(1, B, range(3))
     [1B0, 1B1, 1B2]
     """
-    return list(
-        map(
-            tuple.__new__,
-            repeat(Action),
-            zip(repeat(stage), repeat(kind), microbatches, strict=False),
-        )
-    )
+    values = zip(repeat(stage), repeat(kind), microbatches, strict=False)
+    return list(map(tuple.__new__, repeat(Action), values))
 
 
 def phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> list[Action]:

@@ -2,8 +2,6 @@
 wait.
 """
 
-from __future__ import annotations
-
 from ._one_f_one_b import capped_row
 from ._weave import split_backwards
 from .registry import Rows, register

@@ -1,23 +1,21 @@
 """What a schedule builder is, what it says of itself, and which there are."""
 
-from __future__ import annotations
-
+import functools
 import gc
 import inspect
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from ..actions import Action, Overlap
+from ..actions import Item
 from ..errors import expect, positive_int, unknown
+from ..optional import bring
 from ..schedule import Schedule
 
 MOST_FORWARDS = 2**24  # of a schedule: tens of GB
-Rows = Sequence[Sequence[Action | Overlap]]  # row r: what rank r runs, in order
+Rows = Sequence[Sequence[Item]]  # row r: what rank r runs, in order
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Builder:
     """A named function from (num_ranks, num_microbatches, options) to rows of actions."""
 
@@ -25,63 +23,70 @@ class Builder:
     rows: Callable[..., Rows]
     rules: str  # which ranks, microbatches and options it accepts
     source: str
-    # "one stage per rank"; "loop": stage s on rank s mod P; "V": on s or 2P-1-s; "bidirectional": on both
+    # "one stage per rank", "loop": stage s on rank s mod P, "V": on s or 2P-1-s, "bidirectional":
+    # on both
     placement: str
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Help on a builder (`gpipe?` in a notebook), and doctest, see the function: its words and its parameters.
-        seen = {
-            "__doc__": self.rows.__doc__,
-            "__module__": self.rows.__module__,
-            "__wrapped__": self.rows,
-        }
-        vars(self).update(
-            seen, __signature__=inspect.signature(self.rows)
-        )  # so, since the dataclass is frozen
+        # Help on a builder (`gpipe?` in a notebook), and doctest, see the function.
+        functools.update_wrapper(self, self.rows)
 
     @property
     def names(self) -> frozenset[str]:
         """What it is found by: its name and its aliases, in lower case."""
-        return frozenset(name.lower() for name in (self.name, *self.aliases))
+        return frozenset(map(str.lower, (self.name, *self.aliases)))
 
     @property
     def options(self) -> tuple[str, ...]:
         """The keyword options of this schedule."""
-        return tuple(
-            p.name
-            for p in inspect.signature(self.rows).parameters.values()
-            if p.kind is p.KEYWORD_ONLY
-        )
+        parameters = inspect.signature(self.rows).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def __call__(self, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
         """Build the schedule; ValueError names an argument that it can't take."""
         for option in options:
             if option not in self.options:
-                raise unknown(
-                    f"option of {self.name}", option, self.options or ["none: it takes no options"]
-                )
-        sizes = (
-            positive_int("num_ranks", num_ranks),
-            positive_int("num_microbatches", num_microbatches),
-        )
+                what = f"option of {self.name}"
+                raise unknown(what, option, self.options or ["none: it takes no options"])
+        P = positive_int("num_ranks", num_ranks)
+        M = positive_int("num_microbatches", num_microbatches)
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
-        if prod(sizes) * each > MOST_FORWARDS:
+        if P * M * each > MOST_FORWARDS:
             raise ValueError(
-                f"{self.name}: more than {MOST_FORWARDS:,} forwards; take fewer ranks or microbatches"
+                f"{self.name}: more than {MOST_FORWARDS:,} forwards; take fewer ranks or "
+                "microbatches"
             )
         collects = gc.isenabled()
-        gc.disable()  # it would look again and again at millions of new actions, none of them garbage
+        gc.disable()  # it would look at millions of new actions again and again
         try:
-            return Schedule(self.rows(*sizes, **options), self.name)
+            return Schedule(self.rows(P, M, **options), self.name)
         finally:
             if collects:
                 gc.enable()
 
 
-ALL: list[
-    Builder
-] = []  # in the order of the imports in `builders/__init__.py`, then the lab's, then the session's
+ALL: list[Builder] = []  # that are registered so far: `known` has all
+LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it is opened
+    "schedules.more_schedules": ["eager-1F1B", "InterleavedZeroBubble", "LoopedBFS"],
+    "schedules.pairs": ["paired-1F1B"],
+    "searches.searching": ["ZB-1P", "ZB-2P"],
+    "schedules.controllable": ["V-Half", "V-Min"],
+    "schedules.sliced_schedules": ["Seq1F1B", "TeraPipe"],
+}
+
+
+def _open(names: Iterable[str]) -> None:
+    for file, theirs in LAB.items():
+        if any(name.lower() in names for name in theirs):
+            bring(f"pplab.lab.{file}")
+
+
+def known() -> list[Builder]:
+    """All schedules: the small package's, lab's, and those of this session."""
+    for file in LAB:
+        bring(f"pplab.lab.{file}")
+    return list(ALL)
 
 
 def find(name: str) -> Builder:
@@ -89,10 +94,11 @@ def find(name: str) -> Builder:
     none.
     """
     expect(str, name=name)
-    if found := [builder for builder in ALL if name.lower() in builder.names]:
-        return found[0]
-    more = [] if "pplab.lab" in sys.modules else ["and more once pplab.lab is imported"]
-    raise unknown("schedule", name, [builder.name for builder in ALL] + more)
+    _open([name.lower()])
+    for builder in ALL:
+        if name.lower() in builder.names:
+            return builder
+    raise unknown("schedule", name, [builder.name for builder in known()])
 
 
 def build(name: str, *, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
@@ -128,7 +134,8 @@ def register(
     >>> @register("all forward")
     ... def all_forward(num_ranks, num_microbatches):
     ...     order = range(num_microbatches)
-    ...     return [[f"{r}F{m}" for m in order] + [f"{r}B{m}" for m in order] for r in range(num_ranks)]
+    ...     forwards_first = [f"F{m}" for m in order] + [f"B{m}" for m in order]
+    ...     return [[f"{rank}{action}" for action in forwards_first] for rank in range(num_ranks)]
     >>> print(build("all forward", num_ranks=1, num_microbatches=2))
     all forward: 1 rank, 1 stage, 2 microbatches, 4 actions
     rank 0  0F0 0F1 0B0 0B1
@@ -137,13 +144,16 @@ def register(
 
     def add(rows: Callable) -> Builder:
         made = Builder(name, rows, rules, source, placement, aliases)
-        for known in (taken := [known for known in ALL if made.names & known.names]):
-            if known.__module__.startswith("pplab.") and known.__module__ != made.__module__:
-                whose = f"{min(made.names & known.names)!r} is a name of pplab's own {known.name}, which others rely on"
+        _open(made.names)
+        taken = [each for each in ALL if made.names & each.names]
+        for own in taken:
+            if own.__module__.startswith("pplab.") and own.__module__ != made.__module__:
                 raise ValueError(
-                    f"{name!r} can't be registered: {whose}. Register yours under another name"
+                    f"{name!r} can't be registered: {min(made.names & own.names)!r} is a name of "
+                    f"pplab's own {own.name}, which others rely on. Register yours under another "
+                    "name"
                 )
-        ALL[:] = [known for known in ALL if known not in taken] + [made]
+        ALL[:] = [each for each in ALL if each not in taken] + [made]
         return made
 
     return add

@@ -1,18 +1,15 @@
 """What single chapters need beside the small package, in rooms: a room says at its head what it is for, which chapters
 use it and what it promises. A name of a room is a name of `lab`, and its file is opened when it is asked for. It
 imports `pplab`, and `pplab` never imports it.
-
-Once it is imported, a run whose gradients aren't those of one process says why.
 """
 
-from ..optional import bring as _bring
 from ..optional import lazily as _lazily
 
 _ROOMS = {
     "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps versus",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
-    "extras": "Budget Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
+    "extras": "Budget Causes Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
     "forms": (
         "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
@@ -41,11 +38,3 @@ _ROOMS = {
     ),
 }
 __all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)
-for _file in ("more_schedules", "pairs", "controllable", "sliced_schedules"):  # they register theirs
-    _bring(f"{__name__}.schedules.{_file}")
-_bring(f"{__name__}.searches.searching")
-
-
-def find_causes(*arguments: object) -> tuple[str, ...]:
-    """Why gradients aren't those of one process: `pplab.runtime.reference` asks here, if this is imported."""
-    return _bring(f"{__name__}.extras.causes").find_causes(*arguments)

@@ -22,6 +22,7 @@ from .experts import Pieces as Pieces
 from .experts import UnderPrediction as UnderPrediction
 from .experts import measure_under as measure_under
 from .extras import Budget as Budget
+from .extras import Causes as Causes
 from .extras import Clip as Clip
 from .extras import Evaluate as Evaluate
 from .extras import Held as Held

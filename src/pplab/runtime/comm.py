@@ -23,6 +23,7 @@ import mmap
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,16 +34,17 @@ from torch import Tensor
 
 from ..actions import RECV_B, RECV_F, SEND_F, Action
 from ..deps import other_end
+from .workload import Tensors
 
 if TYPE_CHECKING:
-    from .rank import RankContext
+    from .context import RankContext
     from .workload import Batch
 
+Home = Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
 
-_HEADER = struct.Struct(
-    "<iiiqiq"
-)  # producing stage, forward or not, microbatch, bytes, slot, when it has left (ns)
+# Producing stage, forward or not, microbatch, bytes, slot, when it has left (ns).
+_HEADER = struct.Struct("<iiiqiq")
 _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
 
@@ -56,35 +58,29 @@ class Comm:
     `home[stage, microbatch]` is a rank; `key` names the run in the store.
     """
 
-    def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
-        self.rank, self.device, self.store, self.home, self.key = (
-            context.rank,
-            context.device,
-            context.store,
-            home,
-            key,
-        )
+    def __init__(self, context: RankContext, home: Home, key: str):
+        self.rank, self.device, self.store = context.rank, context.device, context.store
+        self.home, self.key = home, key
         self.kinds: Sequence[str] = ()  # of the step's microbatches
-        self.specs: dict[
-            tuple[int, str], Spec
-        ] = {}  # what a stage gives the next one, by the microbatch's kind
+        # What a stage gives the next one, by the microbatch's kind.
+        self.specs: dict[tuple[int, str], Spec] = {}
 
     def expect(self, microbatches: Sequence[Batch]) -> None:
         """These come next. Messages of microbatches with equal shapes have equal shapes."""
         self.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
 
-    def check(self, send: Action, tensors: tuple[Tensor, ...]) -> Spec:
+    def agree(self, send: Action, tensors: Tensors) -> Spec:
         """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't
         what was agreed.
         """
         spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
         if send.kind is SEND_F and made not in self.specs:
             self.specs[made] = spec
-            listed = [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in spec]
+            listed = [(shape, _name(dtype)) for shape, dtype in spec]
             self.store.set(self.key + str(made), json.dumps(listed))
-        if spec != (expected := self.expected(send)):
+        if spec != (agreed := self.expected(send)):
             raise ValueError(
-                f"{send} carries {_show(spec)}, but its stages agreed on {_show(expected)}"
+                f"{send} carries {_show(spec)}, but its stages agreed on {_show(agreed)}"
             )
         return spec
 
@@ -95,12 +91,8 @@ class Comm:
         if (made := self.made(action)) not in self.specs:
             listed = json.loads(self.store.get(self.key + str(made)))
             self.specs[made] = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in listed]
-        spec = self.specs[made]
-        return (
-            spec
-            if action.kind in (SEND_F, RECV_F)
-            else [each for each in spec if each[1].is_floating_point]
-        )
+        forward = action.kind in (SEND_F, RECV_F)
+        return [each for each in self.specs[made] if forward or each[1].is_floating_point]
 
     def made(self, action: Action) -> tuple[int, str]:
         """What a message's shapes follow from: the stage that made it or awaits its gradient, and
@@ -133,18 +125,19 @@ class _Slot:
 class SharedComm(Comm):
     """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to
     it.
+
+    A listener may set `leaves_ns` as a send begins: the time at which it shall count as gone, by
+    the host's clock (0: when it has). `left_ns` says so of what was received last.
     """
 
-    def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
+    def __init__(self, context: RankContext, home: Home, key: str):
         super().__init__(context, home, key)
         self.pipes = context.pipes
-        self.leaves_ns = 0  # when what is sent next shall count as gone; 0: when it is
-        self.left_ns = 0  # when what was received last had gone
-        self.outgoing: dict[int, list[_Slot]] = {}  # per target
+        self.leaves_ns = self.left_ns = 0
+        self.outgoing: dict[int, list[_Slot]] = defaultdict(list)  # per target
         self.incoming: dict[tuple[int, int], _Slot] = {}  # per source and number
-        self.arrived: dict[
-            tuple[int, ...], tuple[int, int, int]
-        ] = {}  # what was announced: bytes, slot, when it left
+        # What was announced: bytes, slot, when it left.
+        self.arrived: dict[tuple[int, ...], tuple[int, int, int]] = {}
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
@@ -155,45 +148,43 @@ class SharedComm(Comm):
     def post(self, receive: Action) -> None:
         """Nothing to do: the sender brings the memory."""
 
-    def receive(self, receive: Action) -> tuple[Tensor, ...]:
+    def receive(self, receive: Action) -> Tensors:
         """Wait for a message; returns its tensors."""
-        source, content = self.peer(receive), (producer(receive), int(receive.kind is RECV_F))
-        while (*content, receive.microbatch) not in self.arrived:
+        source, content = self.peer(receive), content_of(receive)
+        while content not in self.arrived:
             with naming(f"{receive} from rank {source}"):  # sleeps until something is announced
                 headers = os.read(self.pipes.ends[source, self.rank], _HEADER.size * 64)
             if not headers:
                 raise LostPeer(f"{receive} from rank {source}: it is gone")
             for *message, nbytes, number, left_ns in _HEADER.iter_unpack(headers):
                 self.arrived[tuple(message)] = (nbytes, number, left_ns)
-        nbytes, number, self.left_ns = self.arrived.pop((*content, receive.microbatch))
+        nbytes, number, self.left_ns = self.arrived.pop(content)
         if (slot := self.incoming.get((source, number))) is None:
             slot = self.incoming[source, number] = self._slot(source, self.rank, number, nbytes)
-        tensors = tuple(
-            view.to(self.device, copy=True) for view in slot.views(self.expected(receive))
-        )
+        views = slot.views(self.expected(receive))
+        tensors = tuple(view.to(self.device, copy=True) for view in views)
         slot.memory[0] = 0
         return tensors
 
-    def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
+    def send(self, send: Action, tensors: Tensors) -> None:
         """Copy a message into shared memory and announce it; returns when the tensors are free to
         change.
         """
-        spec = self.check(send, tensors)
-        target, content = self.peer(send), (producer(send), int(send.kind is SEND_F))
+        spec = self.agree(send, tensors)
+        target = self.peer(send)
         nbytes = _ALIGNMENT + sum(x.nbytes + _ALIGNMENT for x in tensors)
-        slots = self.outgoing.setdefault(target, [])
-        slot = next((s for s in slots if not s.memory[0] and len(s.memory) >= nbytes), None)
+        slots = self.outgoing[target]
+        free = [slot for slot in slots if not slot.memory[0]]
+        slot = next((slot for slot in free if len(slot.memory) >= nbytes), None)
         if slot is None:
-            nbytes = max(
-                [nbytes, *(2 * len(s.memory) for s in slots if not s.memory[0])]
-            )  # lengths may grow on
+            nbytes = max([nbytes, *(2 * len(slot.memory) for slot in free)])  # they may grow on
             slot = self._slot(self.rank, target, len(slots), nbytes)
             slots.append(slot)
         for view, tensor in zip(slot.views(spec), tensors, strict=True):
             view.copy_(tensor)
         slot.memory[0] = 1
         left_ns, self.leaves_ns = self.leaves_ns or time.perf_counter_ns(), 0
-        header = _HEADER.pack(*content, send.microbatch, len(slot.memory), slot.number, left_ns)
+        header = _HEADER.pack(*content_of(send), len(slot.memory), slot.number, left_ns)
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)
 
@@ -204,15 +195,11 @@ class SharedComm(Comm):
         """A slot, in memory that its source makes, and that has no name once its target has mapped
         it, too.
         """
-        path, new = (
-            self.pipes.folder / f"{self.key}-{source}-{target}-{number}",
-            source == self.rank,
-        )
+        path, new = f"{self.key}-{source}-{target}-{number}", source == self.rank
+        path = self.pipes.folder / path
         with open(path, "x+b" if new else "r+b") as file:
-            if new:
-                os.posix_fallocate(
-                    file.fileno(), 0, nbytes
-                )  # no room is an error now, and no crash later
+            if new:  # no room is an error now, and no crash later
+                os.posix_fallocate(file.fileno(), 0, nbytes)
             else:
                 os.unlink(path)
             memory = mmap.mmap(file.fileno(), nbytes)
@@ -238,8 +225,16 @@ def producer(action: Action) -> int:
     return action.stage if action.kind in (SEND_F, RECV_B) else action.stage - 1
 
 
+def content_of(action: Action) -> tuple[int, ...]:
+    """What tells a message from others, alike at both ends: its producer, whether it is an output,
+    its microbatch.
+    """
+    return producer(action), int(action.kind in (SEND_F, RECV_F)), action.microbatch
+
+
 def _show(spec: Spec) -> str:
-    return (
-        " and ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in spec)
-        or "no tensor"
-    )
+    return " and ".join(f"{_name(dtype)} {list(shape)}" for shape, dtype in spec) or "no tensor"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -10,8 +10,6 @@ every forward. These Linears keep the weight itself and cast it again in the bac
 microbatch holds is the same in both.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, what `hold` gave for both.
+# What a weight's gradient will be made of: the layer, its inputs, its outputs' gradients, and what
+# `hold` gave for both.
 Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 
@@ -37,18 +36,16 @@ class Deferred:
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
             if type(layer) is nn.Linear:
-                layer.forward = partial(
-                    self._forward, weakref.ref(layer)
-                )  # no cycle: weights go when the stage does
+                # No cycle: weights go when the stage does.
+                layer.forward = partial(self._forward, weakref.ref(layer))
             elif any(p.requires_grad for p in layer.parameters(recurse=False)):
                 self.unsplit.add(type(layer).__name__)
 
     def _forward(self, of: weakref.ref[nn.Linear], x: Tensor) -> Tensor:
         layer = of()
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(
-                torch.get_autocast_dtype(x.device.type)
-            )  # keep what the product needs, as autograd does
+            # What the product needs is kept, as by autograd.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         return SplitLinear.apply(x, layer.weight, layer.bias, layer, self)
 
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
@@ -89,12 +86,13 @@ def accumulate(products: list[Product]) -> None:
         inputs, gradients = (x.reshape(-1, x.shape[-1]) for x in (inputs, gradients))
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
-            if weight.grad is None:
-                weight.grad = (gradients.t() @ inputs).to(weight.dtype)
-            elif weight.grad.dtype == inputs.dtype:
+            if weight.grad is not None and weight.grad.dtype == inputs.dtype:
                 weight.grad.addmm_(gradients.t(), inputs)
             else:
-                weight.grad += gradients.t() @ inputs
+                _add(weight, gradients.t() @ inputs)
         if bias is not None and bias.requires_grad:
-            of_bias = gradients.sum(0)
-            bias.grad = of_bias.to(bias.dtype) if bias.grad is None else bias.grad.add_(of_bias)
+            _add(bias, gradients.sum(0))
+
+
+def _add(p: nn.Parameter, gradient: Tensor) -> None:
+    p.grad = gradient.to(p.dtype) if p.grad is None else p.grad.add_(gradient)

@@ -2,13 +2,12 @@
 can't show.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 
 from ..errors import unknown
 from ..schedule import plural
-from .rank import Place, RankContext
+from .context import RankContext, Status
 
 _PIPE_BYTES = 2**20
 _DRIVER = Path("/sys/module/nvidia/version")
@@ -32,11 +31,11 @@ def choose_transport(
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
-    by_host = "shared" if one_host and sys.platform == "linux" else "gloo"
-    if transport == "shared" and by_host != "shared":
+    if one_host and sys.platform != "linux":
         raise ValueError(
-            'transport="shared" needs Linux, and all ranks on one host: use "auto" or "gloo"'
+            f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
         )
+    by_host = "shared" if one_host else "gloo"
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
@@ -48,14 +47,12 @@ def choose_transport(
         )
     if transport == "auto":
         transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
-    if transport == "nccl" and (blocking := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) not in (
-        "",
-        "0",
-    ):
-        why = "makes every host wait for its GPU at every call, and over NCCL hosts that wait hang most schedules"
-        raise ValueError(
-            f'CUDA_LAUNCH_BLOCKING={blocking} {why}: unset it, or use transport="{by_host}"'
-        )
+    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
+    if transport == "nccl" and blocking not in ("", "0"):
+        what = "makes every host wait for its GPU at every call"
+        why = f"{what}, and over NCCL hosts that wait hang most schedules"
+        how = f'unset it, or use transport="{by_host}"'
+        raise ValueError(f"CUDA_LAUNCH_BLOCKING={blocking} {why}: {how}")
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
@@ -67,17 +64,15 @@ def usable_gpus(device: str) -> tuple[int, str]:
         from .gpu import cuda
 
         return cuda.device_count(), ""
-    if (
-        device == "cpu"
-        or not _DRIVER.exists()
-        or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    ):
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if device == "cpu" or hidden or not _DRIVER.exists():
         return 0, ""
-    built = torch.version.cuda and f"CUDA {torch.version.cuda}"
-    why = f"torch {torch.__version__}, built for {built or 'the CPU alone'}, can't use the GPU that is there"
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
     return (
         0,
-        f"{why} with driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs",
+        f"torch {torch.__version__}, built for {built}, can't use the GPU that is there with "
+        f"driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it "
+        "needs",
     )
 
 
@@ -87,50 +82,48 @@ def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
     shared = f"{cores} cores, so they wait for a core as well as for each other"
     if devices[0] != "cpu":
         cores, shared = gpus, f"{plural(gpus, 'GPU')}, where processes take turns"
-    valid = (
-        "losses, gradients and memory are valid, the times and the bubble are not the schedule's"
-    )
-    found = [f"{num_ranks} ranks share {shared}: {valid}"] if num_ranks > cores else []
-    return (
-        found
-        if not (trouble := usable_gpus(device)[1])
-        else [*found, f"ranks are on the CPU: {trouble}"]
-    )
+    found = []
+    if num_ranks > cores:
+        found.append(
+            f"{num_ranks} ranks share {shared}: losses, gradients and memory are valid, the times "
+            "and the bubble are not the schedule's"
+        )
+    if trouble := usable_gpus(device)[1]:
+        found.append(f"ranks are on the CPU: {trouble}")
+    return found
 
 
+@dataclass
 class Pipes:
     """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both
     ends are open.
     """
 
-    def __init__(self, rank: int, folder: Path, barrier: Callable[[], None]):
-        self.rank, self.folder, self.barrier = rank, folder, barrier
-        self.ends: dict[tuple[int, int], int] = {}
+    rank: int
+    folder: Path
+    barrier: Callable[[], None]
+    ends: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Open the pipes of these (source, target) pairs. All ranks must call, with the same
         pairs.
         """
         new = [pair for pair in pairs if pair not in self.ends]
-        self.ends.update(
-            dict.fromkeys(new, -1)
-        )  # also those of others, so that every rank finds the same ones new
-        for source, target in new:
-            if target == self.rank:
-                os.mkfifo(path := self._path(source, target))
-                self.ends[source, target] = os.open(
-                    path, os.O_RDONLY | os.O_NONBLOCK
-                )  # before there is a writer
-                os.set_blocking(self.ends[source, target], True)
+        self.ends |= dict.fromkeys(new, -1)  # those of others, too: every rank finds the same new
+        to_me = [pair for pair in new if pair[1] == self.rank]
+        for pair in to_me:
+            os.mkfifo(path := self._path(*pair))
+            # Without waiting, for there is no writer yet.
+            self.ends[pair] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.set_blocking(self.ends[pair], True)
         self.barrier()
-        for source, target in new:
-            if source == self.rank:
-                end = self.ends[source, target] = os.open(self._path(source, target), os.O_WRONLY)
-                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        for pair in new:
+            if pair[0] == self.rank:
+                self.ends[pair] = os.open(self._path(*pair), os.O_WRONLY)
+                fcntl.fcntl(self.ends[pair], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.barrier()
-        for source, target in new:
-            if target == self.rank:
-                os.unlink(self._path(source, target))
+        for pair in to_me:
+            os.unlink(self._path(*pair))
 
     def _path(self, source: int, target: int) -> Path:
         return self.folder / f"{source}-{target}"
@@ -142,36 +135,29 @@ def join(
     port: int,
     folder: str,
     environment: Mapping[str, str],
-    place: Place,
+    status: Status,
 ) -> RankContext:
     """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and
     lends a `folder` for what its ranks share. `environment` is set before CUDA starts.
     """
     os.environ.update(environment)
     torch.set_num_threads(threads)
-    if sys.platform == "linux":  # a pool's ranks are all on this host
-        named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        known = [name for _, name in socket.if_nameindex()]
-        if not set(named.split(",")) <= set(known):
-            raise ValueError(
-                f"GLOO_SOCKET_IFNAME is {named!r}, and there is {', '.join(known)}: unset it"
-            )
+    # A pool's ranks are all on this host.
+    named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    known = [name for _, name in socket.if_nameindex()]
+    if not set(named.split(",")) <= set(known):
+        there = ", ".join(known)
+        raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {there}: unset it")
     if context.device.type == "cuda":
         from .gpu import ENVIRONMENT, take
 
         os.environ.update(ENVIRONMENT if context.transport == "nccl" else {})
         take(context.device)
-    context.store, context.place = (
-        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout),
-        place,
-    )
+    context.status = status
+    context.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout)
     context.watch("joining the others", True)
-    ends = {
-        "store": dist.PrefixStore("pplab", context.store),
-        "rank": context.rank,
-        "world_size": context.num_ranks,
-    }
-    dist.init_process_group("gloo", timeout=context.timeout, **ends)
+    ranks = {"rank": context.rank, "world_size": context.num_ranks, "timeout": context.timeout}
+    dist.init_process_group("gloo", store=dist.PrefixStore("pplab", context.store), **ranks)
     if context.transport == "shared":
         context.pipes = Pipes(context.rank, Path(folder), dist.barrier)
     return context

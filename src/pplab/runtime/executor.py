@@ -2,24 +2,16 @@
 own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, parts
 from ..deps import incoming, outgoing
-from .comm import Comm
+from .comm import Comm, Home
 from .stage import Stage
-from .workload import Batch
-
-Tensors = tuple[
-    Tensor, ...
-]  # what crosses a boundary between stages; each (samples of a microbatch, ...)
+from .workload import Batch, Tensors
 
 
 @dataclass
@@ -30,7 +22,7 @@ class Executor:
     row: Sequence[Action | Overlap]
     stages: Mapping[int, Stage]
     num_stages: int
-    home: Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
+    home: Home
     comm: Comm
     around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
     overlap: Callable | None = None  # runs an overlap's halves, returns their results

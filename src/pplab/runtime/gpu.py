@@ -2,8 +2,6 @@
 `cuda` and `dist`.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref
@@ -13,14 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import cuda
 
+from .context import RankContext
 from .listener import Clock
-from .rank import RankContext
 
-# Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for a receive that
-# spins; with few hardware queues a stream may block another's; and rows don't keep one order over all their channels.
-ENVIRONMENT = dict(
-    CUDA_MODULE_LOADING="EAGER", CUDA_DEVICE_MAX_CONNECTIONS="32", NCCL_LAUNCH_ORDER_IMPLICIT="0"
-)
+# Set before CUDA starts, whatever was set: a kernel that is loaded at its first launch may wait for
+# a receive that spins; with few hardware queues a stream may block another's; and rows don't keep
+# one order over all their channels.
+ENVIRONMENT = {
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "NCCL_LAUNCH_ORDER_IMPLICIT": "0",
+}
 TIES = 5  # pairs of readings that tie one clock to another
 _MOST_CTAS = 4  # of a transfer, which holds them while it waits; NCCL_MAX_CTAS overrides it
 
@@ -94,11 +95,14 @@ class CudaClock(Clock):
         event.record()
         return event
 
-    def resolve(self, marks: list[cuda.Event]) -> list[int]:
-        """The marks in nanoseconds of the host's clock."""
+    def catch_up(self) -> None:
+        """Wait until the GPU has reached all marks."""
         self._reach(self._found["item"][-2:])
         cuda.synchronize()
-        return [self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6) for mark in marks]
+
+    def read(self, mark: cuda.Event) -> int:
+        """A mark in nanoseconds of the host's clock."""
+        return self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6)
 
     def _reach(self, items: list) -> None:
         """Wait until the GPU has done these, and say at which it is, and whether it waits for what

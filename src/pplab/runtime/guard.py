@@ -6,8 +6,6 @@ nothing: stopped, or in C code. It starts without torch, in milliseconds: `pytho
 OWNER FOLDER TEMPORARY`.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import shutil
@@ -16,9 +14,8 @@ import struct
 import sys
 from contextlib import suppress
 
-PID = struct.Struct(
-    "i"
-)  # on the line: a rank's process number; 0: end; negative: end this one if the owner was killed
+# On the line: a rank's process number; 0: end; negative: end this one if the owner was killed.
+PID = struct.Struct("i")
 END_S = 5.0  # a killed process takes no longer, but for one that the kernel holds
 
 
@@ -26,7 +23,7 @@ def main(owner: int, folder: str, temporary: str) -> None:
     """Listen on stdin, the line from the pool, until told to end or until the owner, the pool's
     process, has ended.
 
-    `temporary` is a folder that the owner's multiprocessing leaves if it is killed, "" for none.
+    `temporary` is a folder that the owner's multiprocessing leaves if it is killed.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -35,9 +32,8 @@ def main(owner: int, folder: str, temporary: str) -> None:
     with suppress(ProcessLookupError):
         owner_handle = _handle(owner)
     while 0 not in handles and numbers != b"" and not ended:
-        ended = (
-            os.getppid() != owner
-        )  # then what is read now is all that it wrote: a fork may hold the line open
+        # Once it has ended, what is read is all that it wrote: a fork may hold the line open.
+        ended = os.getppid() != owner
         if not ended:
             select.select([0, *owner_handle], [], [], None if owner_handle else 1.0)
         numbers = None
@@ -46,21 +42,20 @@ def main(owner: int, folder: str, temporary: str) -> None:
         for (pid,) in PID.iter_unpack(numbers or b""):
             with suppress(ProcessLookupError):
                 handles[pid] = _handle(abs(pid)) if pid else []
-    if handles.pop(0, None) is None:
-        select.select(
-            owner_handle, [], [], 1.0
-        )  # a process that is killed closes its files before it has ended
+    if handles.pop(0, None) is None:  # a process that is killed closes its files, and then ends
+        select.select(owner_handle, [], [], 1.0)
     ended = os.getppid() != owner
     handles = {pid: handle for pid, handle in handles.items() if pid > 0 or ended}
     for pid, handle in handles.items():
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(*handle, signal.SIGKILL) if handle else os.kill(
-                abs(pid), signal.SIGKILL
-            )
+            if handle:
+                signal.pidfd_send_signal(*handle, signal.SIGKILL)
+            else:
+                os.kill(abs(pid), signal.SIGKILL)
     for handle in handles.values():
         select.select(handle, [], [], END_S if handle else 0)  # nobody writes into the folder then
     shutil.rmtree(folder, ignore_errors=True)
-    if ended and temporary:
+    if ended:
         shutil.rmtree(temporary, ignore_errors=True)
 
 

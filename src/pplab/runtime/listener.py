@@ -3,8 +3,9 @@ and what ends.
 
 event        what                     around
 "steps"      None                     all measured steps
-"turn"       the losses so far        a measured step and what comes before its barrier; its end is between two steps,
-                                      untimed, and may set the rank's `last`: then no other step follows
+"turn"       the losses so far        a measured step and what comes before its barrier; its end is
+                                      between two steps, untimed, and may set the rank's `last`:
+                                      then no other step follows
 "step"       None                     one step, from the barrier at which it starts
 "row"        its microbatches         the rank's row
 "item"       an action or overlap     an item of the row, once what it needs is there
@@ -28,12 +29,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..actions import Action, Overlap
+from ..actions import Action, Item
 
 if TYPE_CHECKING:
+    from .context import Status
     from .options import Job
-    from .rank import Place
-    from .training import Rank
+    from .rank import Rank
 
 
 class Listener:
@@ -64,8 +65,8 @@ class Extra:
         """
         return job
 
-    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> AbstractContextManager:
-        """In the caller's process, until the Run is made: with the `places` of its ranks, once
+    def during(self, job: Job, statuses: Callable[[], Sequence[Status]]) -> AbstractContextManager:
+        """In the caller's process, until the Run is made: with the `statuses` of its ranks, once
         there are some.
         """
         return nullcontext()
@@ -109,7 +110,7 @@ class Listeners:
         left.
         """
         listeners = self._of.get(event)
-        return _Around(listeners, event, what) if listeners else self.nobody
+        return _around(listeners, event, what) if listeners else self.nobody
 
     def remove(self, listener: Listener, *events: str) -> None:
         """Tell a listener no more of these events."""
@@ -121,20 +122,13 @@ class Listeners:
         self._of.clear()
 
 
-class _Around:
-    __slots__ = ("event", "listeners", "what")
-
-    def __init__(self, listeners: list[Listener], event: str, what: Any):
-        self.listeners, self.event, self.what = listeners, event, what
-
-    def __enter__(self) -> None:
-        for listener in self.listeners:
-            listener.begin(self.event, self.what)
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            for listener in reversed(self.listeners):
-                listener.end(self.event, self.what)
+@contextmanager
+def _around(listeners: list[Listener], event: str, what: Any) -> Iterator[None]:
+    for listener in listeners:
+        listener.begin(event, what)
+    yield
+    for listener in reversed(listeners):
+        listener.end(event, what)
 
 
 @dataclass
@@ -143,13 +137,12 @@ class StepTrace:
     several.
     """
 
-    actions: list[tuple[Action | Overlap, int, int]]
+    actions: list[tuple[Item, int, int]]
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
-    again: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # stage, start, end of a forward run again
+    # Stage, start and end of a forward that ran a second time.
+    again: list[tuple[int, int, int]] = field(default_factory=list)
     error_ns: int = 0  # how far off that clock these times can be
 
 
@@ -178,9 +171,12 @@ class Clock(Listener):
         if self.ahead is not None:
             self._offset = self.ahead()
 
-    def resolve(self, marks: list) -> list[int]:
-        """The marks in nanoseconds of the host's clock."""
-        return marks
+    def catch_up(self) -> None:
+        """Wait until all marks can be read."""
+
+    def read(self, mark: object) -> int:
+        """A mark in nanoseconds of the host's clock."""
+        return mark
 
     def begin(self, event: str, what: Any) -> None:
         """Mark the start."""
@@ -203,24 +199,20 @@ class Clock(Listener):
         yield
         self.add(label, start, self.mark())
 
-    def add(
-        self, what: Action | Overlap | str, start: object, end: object, event: str = "receive"
-    ) -> None:
+    def add(self, what: Item | str, start: object, end: object, event: str = "receive") -> None:
         """Record something from mark to mark: beside the rank's row, or an "item" of it."""
         self._found[event].append((what, start, end))
 
     def _finish(self, start: object, end: object) -> None:
-        found = [span for spans in self._found.values() for span in spans]
-        times = self.resolve([start, end, *(mark for _, *both in found for mark in both)])
+        self.catch_up()
         ahead, error = self._offset
-        first, last, *rest = (each - ahead for each in times)
-        spans = iter(zip(rest[::2], rest[1::2], strict=True))
-        read = {
-            event: [(what, *next(spans)) for what, _, _ in each]
-            for event, each in self._found.items()
-        }
-        self.traces.append(
-            StepTrace(
-                read["item"], read["receive"], first, last, read["again"], self.error_ns + error
-            )
+
+        def at(mark: object) -> int:
+            return self.read(mark) - ahead
+
+        items, waits, again = (
+            [(what, at(first), at(last)) for what, first, last in self._found[event]]
+            for event in ("item", "receive", "again")
         )
+        error += self.error_ns
+        self.traces.append(StepTrace(items, waits, at(start), at(end), again, error))

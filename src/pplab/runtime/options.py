@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..errors import positive_int, shown, unknown
+from ..errors import accept, positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .workload import Workload, check_divides, check_workload
 
 if TYPE_CHECKING:
     from .listener import Extra
+
+
+MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+_SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
 
 
 def option(default: object, says: str) -> object:
@@ -29,18 +33,17 @@ def option(default: object, says: str) -> object:
 class Options:
     """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a
     file of its own.
+
+    `optimizer` is called on every rank that has weights to train, with the pairs of all its stages:
+    a name in the whole model, and the weight. It returns torch's, which the rank steps after every
+    measured row.
     """
 
     steps: int = option(3, "measured steps")
     warmup: int = option(1, "steps before them, which change no weight")
-    check_gradients: bool = option(
-        False, "compare the first step's gradients with those of one process"
-    )
-    optimizer: Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer] | None = (
-        option(
-            None,
-            "makes an optimizer of (name, weight) pairs (functools.partial(torch.optim.SGD, lr=0.1)); none: weights stay",
-        )
+    check_gradients: bool = option(False, "compare the first step's gradients with one process's")
+    optimizer: MakeOptimizer | None = option(
+        None, f"makes an optimizer of (name, weight) pairs ({_SGD}); none: weights stay"
     )
     autocast: torch.dtype | None = option(
         None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it"
@@ -48,16 +51,15 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):
-            if type(value := getattr(self, name)) is not int or value < least:
-                vars(self)[name] = positive_int(name, value, least)
+            accept(self, **{name: positive_int(name, getattr(self, name), least)})
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"
             )
         if self.optimizer is not None and not callable(self.optimizer):
-            how = f"must be a function that makes one on each rank, got a {type(self.optimizer).__name__}"
             raise ValueError(
-                f"optimizer {how}: give functools.partial(torch.optim.SGD, lr=0.1), say"
+                "optimizer must be a function that makes one on each rank, got a "
+                f"{type(self.optimizer).__name__}: give {_SGD}, say"
             )
 
     @classmethod
@@ -65,14 +67,22 @@ class Options:
         """Options from keywords; ValueError with the nearest names for one that there isn't."""
         known = [each.name for each in fields(cls)]
         for name in options.keys() - known:
-            extra = "what else a run can do is an extra, such as lab.Pace(costs)"
-            raise ValueError(f"{unknown('option of a run', name, known)}; {extra}")
+            raise ValueError(
+                f"{unknown('option of a run', name, known)}; what else a run can do is an extra, "
+                "such as lab.Pace(costs)"
+            )
         return cls(**options)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training run, the same for all ranks. `engine(context, job)` carries it out on each."""
+    """A training run, the same for all ranks. `engine(context, job)` carries it out on each and
+    returns its RankReport. What follows `engine` an extra may replace in `check`.
+
+    `engine_name` is the Run's word for it, `how` the timeline's: "measured" or "paced".
+    `reference(context, workload, dtype)` takes the place of `train_whole`. Where gradients differ, `explain(on_rank_0, job, report, reports, whole)` says why.
+    `first_step` counts the steps that were done before this run.
+    """
 
     schedule: Schedule
     workload: Workload
@@ -80,9 +90,10 @@ class Job:
     engine: Callable
     extras: tuple[Extra, ...] = ()
     engine_name: str = "pplab"
-    how: str = "measured"  # or "paced"
-    reference: Callable | None = None  # in place of `train_whole`
-    first_step: int = 0  # how many steps were done before this run
+    how: str = "measured"
+    reference: Callable | None = None
+    explain: Callable | None = None
+    first_step: int = 0
 
 
 def make_job(
@@ -93,18 +104,20 @@ def make_job(
     **options: object,
 ) -> Job:
     """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
-    from .training import train
+    from .rank import train
 
     if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
-        how = 'pplab.build("1F1B", num_ranks=2, num_microbatches=8) makes a schedule'
-        got = f"{shown(schedule)} and {type(workload).__name__}"
-        raise ValueError(f"a run takes a pplab.Schedule, then a workload, got {got}: {how}")
+        raise ValueError(
+            f"a run takes a pplab.Schedule, then a workload, got {shown(schedule)} and "
+            f'{type(workload).__name__}: pplab.build("1F1B", num_ranks=2, num_microbatches=8) '
+            "makes a schedule"
+        )
     check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
-        remedy = f"start {schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
         raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: {remedy}"
+            f"{schedule.name} is for {schedule.num_ranks} ranks and there are {num_ranks}: start "
+            f"{schedule.num_ranks} ranks, or build the schedule for {num_ranks}"
         )
     workload.check(schedule.num_stages)
     check_divides(workload.batch_size, schedule.num_microbatches)

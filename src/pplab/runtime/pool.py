@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import __version__
-from ..errors import positive_int, unknown
+from ..errors import positive_int
 from ..schedule import Schedule
+from .context import Status, pack, unpack
 from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import Job, make_job
-from .rank import Place, pack, unpack
 from .report import Machine, Run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from .processes import Ranks
+    from .rank import RankReport
     from .reference import GradientReport
-    from .training import RankReport
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
@@ -57,27 +57,19 @@ class Pool:
         transport: str = "auto",
         threads: int | None = None,
         timeout_s: float = 120.0,
-        start_method: str = "forkserver",
         beside: object | None = None,
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        self.threads = positive_int(
-            "threads", max(1, cores // self.num_ranks) if threads is None else threads
-        )
+        cores = len(os.sched_getaffinity(0))
+        share = max(1, cores // self.num_ranks)
+        self.threads = share if threads is None else positive_int("threads", threads)
         self.notes = tuple(notes(self.devices, cores, device))
         if beside is not None:
             beside.check(self.devices)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {timeout_s!r}")
-        if start_method not in ("forkserver", "spawn"):
-            raise unknown("start method", start_method, ("forkserver", "spawn"))
-        self.beside, self.timeout_s, self._start_method = beside, timeout_s, start_method
+        self.beside, self.timeout_s = beside, timeout_s
         self._ranks: Ranks | None = None
         self._turn = threading.RLock()  # of the threads that use this pool
 
@@ -99,13 +91,13 @@ class Pool:
         with self._turn, ExitStack() as during:
             for extra in job.extras:
                 extra.check_devices(job, self.devices, self.transport)
-                during.enter_context(extra.during(job, self.places))
+                during.enter_context(extra.during(job, self.statuses))
             reports, gradients = self.run(job.engine, job), None
             if job.options.check_gradients:
                 from .reference import check_gradients
 
                 gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
-            return make_run(job, reports, gradients, self.devices, self.transport, self.notes)
+            return make_run(job, reports, gradients, self.devices, self.notes)
 
     def run(self, function: Callable, *arguments: object) -> list:
         """Call `function(context, *arguments)` on every rank; returns their results in the order of
@@ -116,12 +108,10 @@ class Pool:
         job = pack((function, arguments))
         with self._turn:
             try:
-                if (ranks := self._ranks) is not None and (
-                    ranks.closed or ranks.owner != os.getpid()
-                ):
-                    self.close(
-                        grace_s=0
-                    )  # what closed it was interrupted; or they are those of a process that forked
+                ranks = self._ranks
+                if ranks is not None and (ranks.closed or ranks.owner != os.getpid()):
+                    # What closed it was interrupted; or they are those of a process that forked.
+                    self.close(grace_s=0)
                 return collect(self._ranks or self._start(), self.timeout_s, job)
             except BaseException:
                 self.close(grace_s=0)
@@ -131,7 +121,7 @@ class Pool:
         from .processes import Ranks
 
         self._ranks = Ranks()
-        self._ranks.start(self, self._start_method)
+        self._ranks.start(self)
         collect(self._ranks, self.timeout_s)  # each says that it is ready
         if self.beside is not None:
             self.notes = self.beside.notes()
@@ -148,9 +138,9 @@ class Pool:
                     ranks.end(grace_s)
                     self._ranks = None
 
-    def places(self) -> Sequence[Place]:
-        """Where ranks say what they do, and are told to stop; none while the pool is down."""
-        return board.places if (board := getattr(self._ranks, "board", None)) else ()
+    def statuses(self) -> Sequence[Status]:
+        """What ranks say of themselves, and are told; nothing while the pool is down."""
+        return self._ranks.statuses if self._ranks else ()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -175,47 +165,43 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
     """
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
-    for mail in ranks.mails if job is not None else ():
-        mail.post(job)
-    while pending := [rank for rank in range(len(ranks.mails)) if rank not in answers]:
+    mails = ranks.mails
+    for mail in mails if job is not None else ():
+        mail.send(job)
+    while pending := [rank for rank in range(len(mails)) if rank not in answers]:
         ended = _wait(ranks, pending)
         for rank in pending:
             try:
-                ranks.mails[rank].push()
-                answer = ranks.mails[rank].receive()
+                mails[rank].push()
+                answer = mails[rank].receive()
             except (EOFError, OSError):
                 answer = None
                 ended.add(rank)
-            if answer is not None or rank in ended:  # what it sent before it ended still counts
-                answers[rank] = GONE if answer is None else unpack(answer)
-        wrong = ranks.closed or any(
-            answer is GONE or isinstance(answer, Failure) for answer in answers.values()
-        )
-        now, counts = (
-            time.monotonic(),
-            [*ranks.board.counts(), *(mail.moved for mail in ranks.mails)],
-        )
+            if answer is not None:  # what it sent before it ended still counts
+                answers[rank] = unpack(answer)
+            elif rank in ended:
+                answers[rank] = GONE
+        wrong = ranks.closed or any(a is GONE or isinstance(a, Failure) for a in answers.values())
+        now, counts = time.monotonic(), [mail.moved for mail in mails]
+        counts += [status.changes for status in ranks.statuses]
         if counts != moved:
             moved, moved_at, stillness = counts, now, stillness if wrong else None
         if wrong or now - moved_at > STILL_S:
             stillness = stillness or Stillness(ranks, timeout_s)
             stillness.look(answers, now - moved_at)
-    return [answers[rank] for rank in range(len(ranks.mails))]
+    return [answers[rank] for rank in range(len(mails))]
 
 
 def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
     """Sleep until there is something to do for one of these ranks; returns those that have
     ended.
     """
-    poll = select.poll()
-    for rank in pending:
-        poll.register(
-            ranks.mails[rank].pipe,
-            select.POLLIN | (select.POLLOUT if ranks.mails[rank].unsent else 0),
-        )
-        poll.register(ranks.processes[rank].sentinel, select.POLLIN)
-    ready = dict(poll.poll(POLL_S * 1000))
-    return {rank for rank in pending if ranks.processes[rank].sentinel in ready}
+    poll, ends = select.poll(), {ranks.processes[rank].sentinel: rank for rank in pending}
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    for mail in (ranks.mails[rank] for rank in pending):
+        poll.register(mail.pipe, select.POLLIN | (select.POLLOUT if mail.unsent else 0))
+    return {ends[at] for at, _ in poll.poll(POLL_S * 1000) if at in ends}
 
 
 def make_run(
@@ -223,46 +209,40 @@ def make_run(
     reports: Sequence[RankReport],
     gradients: GradientReport | None,
     devices: Sequence[str],
-    transport: str,
     notes: Sequence[str],
 ) -> Run:
-    """Put the ranks' reports together. `devices` and `transport` are theirs; `notes` say what no
-    run can show there.
+    """Put the ranks' reports together. `devices` are theirs; `notes` say what no run can show
+    there.
     """
-    if job.engine_name == "torch" and transport == "shared":
-        transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
     for extra in job.extras:
         notes = extra.notes(devices, notes)
     notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
-    if unsplit := sorted(set().union(*(report.unsplit for report in reports))):
+    if unsplit := ", ".join(sorted(set().union(*(report.unsplit for report in reports)))):
         notes.append(
-            f"gradients of weights in {', '.join(unsplit)} are computed with the input's, not put off"
+            f"gradients of weights in {unsplit} are computed with the input's, not put off"
         )
-    if again := {stage for trace in traces for stage, _, _ in trace.again}:
-        notes.append(
-            f"forwards run again in the backward: stages {', '.join(map(str, sorted(again)))}"
-        )
-    if (
-        clock_error_ms := max(trace.error_ns for trace in traces) / 1e6
-    ) > 0.1:  # which is worth a note
+    if again := sorted({stage for trace in traces for stage, _, _ in trace.again}):
+        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, again))}")
+    clock_error_ms = max(trace.error_ns for trace in traces) / 1e6
+    if clock_error_ms > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
-    machine = Machine(", ".join(dict.fromkeys(devices)), transport, versions(), clock_error_ms)
-    first_loss, *losses = map(
-        sum, zip(*((each.first_loss, *each.losses) for each in reports), strict=True)
-    )
+    first_loss, *losses = map(sum, zip(*((r.first_loss, *r.losses) for r in reports), strict=True))
     if wrong := [
         step for step, loss in enumerate(losses, job.first_step + 1) if not isfinite(loss)
     ]:
-        where = f"in {len(wrong)} of {len(losses)} steps, first in step {wrong[0]}"
         notes.append(
-            f"the loss is NaN or infinite {where}: lower the learning rate, or look at data and weights"
+            f"the loss is NaN or infinite in {len(wrong)} of {len(losses)} steps, first in step "
+            f"{wrong[0]}: lower the learning rate, or look at data and weights"
         )
-    found = [
-        (e.name, e.finish(job, [report.extras[i] for report in reports]))
-        for i, e in enumerate(job.extras)
-    ]
-    extras = {name: each for name, each in found if each is not None}
+    extras = {}
+    for i, extra in enumerate(job.extras):
+        found = extra.finish(job, [report.extras[i] for report in reports])
+        if found is not None:
+            extras[extra.name] = found
+    machine = Machine(
+        ", ".join(dict.fromkeys(devices)), reports[0].transport, versions(), clock_error_ms
+    )
     return Run(job, machine, tuple(notes), tuple(losses), first_loss, steps, gradients, extras)
 
 

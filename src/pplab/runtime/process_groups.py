@@ -18,18 +18,17 @@ GPUs may hang. So a run's first two passes are on gloo, with room for each messa
 where and when it will be made later.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..actions import RECV_F, SEND_F, Action
-from .comm import Comm, naming, producer
-from .rank import RankContext
+from ..actions import Action
+from .comm import Comm, Home, content_of, naming
+from .context import RankContext
+from .workload import Tensors
 
 _MOST_PARTS = 16  # tensors of one message
 
@@ -37,24 +36,20 @@ _MOST_PARTS = 16  # tensors of one message
 class GroupComm(Comm):
     """`Comm` by process groups: each channel has its own on NCCL, and all share one on gloo."""
 
-    def __init__(self, context: RankContext, home: Mapping[tuple[int, int], int], key: str):
+    def __init__(self, context: RankContext, home: Home, key: str):
         super().__init__(context, home, key)
         self.channel, self.wire, self.watch = context.channel, context.wire, context.watch
-        self.posted: dict[
-            Action, list[tuple[dist.Work, Tensor, Tensor]]
-        ] = {}  # what comes, and where it shall be
-        self.unposted: dict[int, deque[Action]] = defaultdict(
-            deque
-        )  # per peer, in the order to post them
+        # What comes, and where it shall be.
+        self.posted: dict[Action, list[tuple[dist.Work, Tensor, Tensor]]] = {}
+        # Per peer, in the order to post them.
+        self.unposted: dict[int, deque[Action]] = defaultdict(deque)
         self.sending: list[tuple[dist.Work, Tensor]] = []
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Send one number through every channel, in one order for all ranks."""
         for source, target in channels:
             what = f"the channel from rank {source} to rank {target}"
-            self.watch(
-                f"opening {what}"
-            )  # which may take NCCL seconds: each has the pool's patience
+            self.watch(f"opening {what}")  # NCCL may take seconds: each has the pool's patience
             group = self.channel(source, target)  # which all ranks make, in this order
             with naming(what):
                 if source == self.rank:
@@ -68,13 +63,13 @@ class GroupComm(Comm):
         """
         waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
-        while waiting and (
-            (made := self.made(waiting[0])) in self.specs
-            or self.store.check([self.key + str(made)])
-        ):
+        while waiting:
+            made = self.made(waiting[0])
+            if made not in self.specs and not self.store.check([self.key + str(made)]):
+                return
             self._post(waiting.popleft())
 
-    def receive(self, receive: Action) -> tuple[Tensor, ...]:
+    def receive(self, receive: Action) -> Tensors:
         """Wait for a message that was announced with `post`; returns its tensors."""
         while receive not in self.posted:
             self._post(self.unposted[self.peer(receive)].popleft())
@@ -84,19 +79,18 @@ class GroupComm(Comm):
                 work.wait()
         return tuple(room if came is room else room.copy_(came) for _, came, room in arrived)
 
-    def send(self, send: Action, tensors: tuple[Tensor, ...]) -> None:
+    def send(self, send: Action, tensors: Tensors) -> None:
         """Start sending; the tensors are kept until they have gone."""
-        if len(self.check(send, tensors)) > _MOST_PARTS:
+        if len(self.agree(send, tensors)) > _MOST_PARTS:
             raise ValueError(
                 f"{send} carries {len(tensors)} tensors: at most {_MOST_PARTS} can cross a boundary"
             )
         self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
         peer = self.peer(send)
+        group = self.channel(self.rank, peer)
         for part, tensor in enumerate(tensors):
             tensor = tensor.to(self.wire).contiguous()
-            work = dist.isend(
-                tensor, peer, group=self.channel(self.rank, peer), tag=_tag(send, part)
-            )
+            work = dist.isend(tensor, peer, group=group, tag=_tag(send, part))
             self.sending.append((work, tensor))
 
     def flush(self) -> None:
@@ -107,25 +101,18 @@ class GroupComm(Comm):
         self.sending.clear()
 
     def _post(self, receive: Action) -> None:
-        room = [
-            torch.empty(shape, dtype=dtype, device=self.device)
-            for shape, dtype in self.expected(receive)
-        ]
-        came = (
-            room
-            if self.wire == self.device
-            else [torch.empty_like(x, device=self.wire) for x in room]
-        )
-        group = self.channel(peer := self.peer(receive), self.rank)
-        works = [
-            dist.irecv(x, peer, group=group, tag=_tag(receive, part)) for part, x in enumerate(came)
-        ]
-        self.posted[receive] = list(zip(works, came, room, strict=True))
+        peer, posted = self.peer(receive), []
+        group = self.channel(peer, self.rank)
+        for part, (shape, dtype) in enumerate(self.expected(receive)):
+            room = came = torch.empty(shape, dtype=dtype, device=self.device)
+            if self.wire != self.device:
+                came = torch.empty_like(room, device=self.wire)
+            work = dist.irecv(came, peer, group=group, tag=_tag(receive, part))
+            posted.append((work, came, room))
+        self.posted[receive] = posted
 
 
 def _tag(action: Action, part: int) -> int:
     """One number for both ends of a message's tensor."""
-    direction = 0 if action.kind in (SEND_F, RECV_F) else 1
-    return (
-        (producer(action) * 2 + direction) * 65536 + action.microbatch
-    ) * _MOST_PARTS % 2**31 + part
+    stage, forward, microbatch = content_of(action)
+    return ((stage * 2 + forward) * 65536 + microbatch) * _MOST_PARTS % 2**31 + part

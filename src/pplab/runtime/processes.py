@@ -30,22 +30,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from . import guard
+from .context import Mail, RankContext, Status, open_board, rank_main
 from .devices import join
 from .failures import STOPPED_S, UNGUARDED, RankError, oom_kills, remedy, state
-from .rank import Board, Mail, RankContext, rank_main
 
 if TYPE_CHECKING:
     from .pool import Pool
 
-_SAID = (
-    "CUDA_",
-    "NCCL_",
-    "GLOO_",
-    "TORCH",
-    "PYTORCH_",
-)  # what ranks take from the environment of now
+# What ranks take from the environment of now.
+_SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
 _IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
-_PEERS_S = 10.0  # what ranks do together has so much more time than the pool, which knows who holds the others up
+_PEERS_S = (
+    10.0  # so much more time than the pool, which knows who is late, has what ranks do together
+)
 
 # A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
 os.register_at_fork(after_in_child=multiprocess._children.clear)
@@ -61,40 +58,35 @@ class Ranks:
         self.oom_kills = oom_kills()
         self.processes: list[mp.Process] = []
         self.mails: list[Mail] = []
+        self.statuses: Sequence[Status] = ()
         self._lent = ExitStack()
         self.owner = os.getpid()
-        roomy = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free >= 2**28
-        shared = (
-            "/dev/shm" if roomy else tempfile.gettempdir()
-        )  # docker's has 64 MiB: a message of a GPU may not fit
+        shared = "/dev/shm"
+        if not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < 2**28:
+            shared = tempfile.gettempdir()  # docker's has 64 MiB: a message of a GPU may not fit
         self.folder = Path(shared, f"pplab-{self.owner}-{secrets.token_hex(8)}")
         self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner, self.folder)
 
-    def start(self, pool: Pool, start_method: str) -> None:
+    def start(self, pool: Pool) -> None:
         """Start the processes. RankError when that takes too long, or when the system lacks what
         they need.
         """
         here = multiprocess.current_process()
         if getattr(here, "_inheriting", False) and here.name.startswith("pplab rank"):
-            os._exit(
-                UNGUARDED
-            )  # a rank that imports the script: the pool's process says what is wrong with it
-        if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
-            del sys.modules["__main__"].__file__  # ranks would look for a file of that name
+            os._exit(UNGUARDED)  # a rank imports the script: the pool's process says what is wrong
+        _forget_stdin()
         try:
-            self._start(pool, start_method)
+            self._start(pool)
         except (OSError, dist.DistError) as error:
-            raise RankError(
-                None, None, f"the ranks could not start: {error}{remedy(str(error))}"
-            ) from error
+            cause = f"the ranks could not start: {error}{remedy(str(error))}"
+            raise RankError(None, None, cause) from error
 
-    def _start(self, pool: Pool, start_method: str) -> None:
-        context, lent, folder = mp.get_context(start_method), self._lent, self.folder
-        if start_method == "forkserver":
-            context.set_forkserver_preload(["pplab.preload"])
+    def _start(self, pool: Pool) -> None:
+        server, lent, folder = mp.get_context("forkserver"), self._lent, self.folder
+        server.set_forkserver_preload(["pplab.preload"])
         _sweep(folder.parent)
         folder.mkdir(mode=0o700)
-        line = _guard(lent, folder, util.get_temp_dir() if start_method == "forkserver" else "")
+        line = _guard(lent, folder, util.get_temp_dir())
         patience = timedelta(seconds=pool.timeout_s)
         stores = [local_store(patience)]
         lent.callback(stores.clear)  # closes its port, whoever still holds this object
@@ -102,25 +94,23 @@ class Ranks:
         if pool.beside is not None:
             lent.callback(pool.beside.close)
             environment |= pool.beside.start(folder)
-        self.board = Board(folder / "board", pool.num_ranks)
+        board = partial(open_board, folder / "board", pool.num_ranks)
+        self.statuses = board()
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
         lent.callback(_kill, self.processes)
         made, theirs, patience = [], [], patience + timedelta(seconds=_PEERS_S)
         for rank, device in enumerate(pool.devices):
-            near, far = context.Pipe()
+            near, far = server.Pipe()
             self.mails.append(Mail(lent.enter_context(near), at_once=True))
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
-            place = RankContext(
-                rank, pool.num_ranks, torch.device(device), pool.transport, patience
-            )
-            joining = partial(join, place, pool.threads, stores[0].port, str(folder), environment)
-            about = {
-                "target": rank_main,
-                "args": (rank, joining, far, self.board, log),
-                "daemon": True,
-            }
-            made.append(context.Process(name=f"pplab rank {rank}", **about))
+            place = torch.device(device), pool.transport, patience
+            context = RankContext(rank, pool.num_ranks, *place)
+            arguments = pool.threads, stores[0].port, str(folder), environment
+            joining = partial(join, context, *arguments)
+            process = server.Process(target=rank_main, args=(rank, joining, far, board, log))
+            process.name, process.daemon = f"pplab rank {rank}", True
+            made.append(process)
         self._launch(made, theirs, line, pool.timeout_s)
 
     def _launch(
@@ -142,8 +132,7 @@ class Ranks:
                     process.start()
                     self.processes.append(process)
                     line.sendall(guard.PID.pack(process.pid))  # fails once the pool has given up
-                if server := forkserver._forkserver._forkserver_pid:
-                    line.sendall(guard.PID.pack(-server))
+                line.sendall(guard.PID.pack(-forkserver._forkserver._forkserver_pid))
             except Exception as error:
                 failed.append(error)
                 _kill(self.processes)
@@ -155,30 +144,26 @@ class Ranks:
         while thread.is_alive():
             thread.join(0.1)
             server, took = forkserver._forkserver._forkserver_pid, time.monotonic() - began
-            if took > max(timeout_s, _IMPORT_S) or (
-                took > STOPPED_S and server and state(server) == "T"
-            ):
+            stopped = took > STOPPED_S and server and state(server) == "T"
+            if stopped or took > max(timeout_s, _IMPORT_S):
                 with suppress(OSError, TypeError):
                     os.kill(server, signal.SIGKILL)
-                    os.waitid(
-                        os.P_PID, server, os.WEXITED | os.WNOWAIT
-                    )  # then the next pool sees that it needs one
+                    # Once it has ended the next pool sees that it needs one.
+                    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
                 raise OSError(
                     f"the fork server did nothing for {took:.0f} s and was killed: try again"
                 )
+        if failed and type(failed[0]) is EOFError:
+            raise OSError("the fork server has ended: try again")
         for error in failed:
-            raise (
-                OSError("the fork server has ended: try again")
-                if type(error) is EOFError
-                else error
-            )
+            raise error
 
     def end(self, grace_s: float) -> None:
         """End the processes, after some time for those that are asked to, and close everything."""
         try:
             if grace_s and os.getpid() == self.owner:
                 for mail in self.mails:
-                    mail.post()
+                    mail.send()
                 until = time.monotonic() + grace_s
                 for process in self.processes:
                     with suppress(ValueError):  # an end that was interrupted has closed it
@@ -188,12 +173,19 @@ class Ranks:
             self._finalizer.detach()  # not before: an interrupt may leave something for it
 
 
+def _forget_stdin() -> None:
+    """Let ranks not import a program that Python reads from stdin (`python - < program.py`): its
+    `__main__` says that it is the file "<stdin>", and they would look for one of that name.
+    """
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) == "<stdin>":
+        del main.__file__
+
+
 def _give_back(lent: ExitStack, owner: int, folder: Path) -> None:
     if os.getpid() == owner:  # a fork of the owner's has only borrowed it
         lent.close()
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # again, if it is called again: an interrupt undoes nothing
+        shutil.rmtree(folder, ignore_errors=True)  # again, if an interrupt has undone that
 
 
 def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
@@ -212,23 +204,17 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
     def keep() -> None:
         try:
             with far:
+                streams = {"stdin": far, "stdout": nothing, "stderr": nothing}
                 process = subprocess.Popen(
-                    command,
-                    stdin=far,
-                    stdout=nothing,
-                    stderr=nothing,
-                    cwd="/",
-                    start_new_session=True,
-                    pass_fds=[lock],
+                    command, **streams, cwd="/", start_new_session=True, pass_fds=[lock]
                 )
             made.set_result(process)
             process.wait()  # no zombie, whatever interrupts the end
         except Exception as error:
             made.set_exception(error)
 
-    threading.Thread(
-        target=keep, daemon=True
-    ).start()  # which no interrupt stops between the start and the wait
+    # In a thread no interrupt comes between the start and the wait.
+    threading.Thread(target=keep, daemon=True).start()
     made.result()
     lent.callback(_dismiss, line, made)
     return line
@@ -264,10 +250,8 @@ def _sweep(shared: Path) -> None:
             end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if (
-                    os.fstat(end).st_uid == os.geteuid()
-                    and state(int(folder.name.split("-")[1])) == "Z"
-                ):
+                ours, owner = os.fstat(end).st_uid == os.geteuid(), int(folder.name.split("-")[1])
+                if ours and state(owner) == "Z":
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(end)
@@ -278,16 +262,14 @@ def local_store(patience: timedelta) -> dist.TCPStore:
     to all).
     """
     listener = socket.create_server(("127.0.0.1", 0))
-    with socket.socket(
-        type=socket.SOCK_DGRAM
-    ) as probe:  # sends nothing, and knows whether there is a way
+    # A socket for datagrams sends nothing to connect, and knows whether there is a way.
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(listener.getsockname())
         except OSError as error:
             raise OSError(
                 f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)"
             ) from None
-    options = {"is_master": True, "wait_for_workers": False, "use_libuv": True}
-    return dist.TCPStore(
-        *listener.getsockname(), timeout=patience, master_listen_fd=listener.detach(), **options
-    )
+    host, port = listener.getsockname()
+    options = {"wait_for_workers": False, "use_libuv": True, "master_listen_fd": listener.detach()}
+    return dist.TCPStore(host, port, is_master=True, timeout=patience, **options)

@@ -1,245 +1,261 @@
-"""One rank: what it has of the world, its process, and the board and the messages that it shares
-with the pool.
+"""One rank of a run: its stages, the steps that it takes, by the executor or by another engine, and
+what it reports of them.
 """
 
-from __future__ import annotations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-import ctypes
-import io
-import mmap
-import os
-import pickle
-import signal
-import struct
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING
-
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
-from .failures import Failure
+from ..actions import COMPUTE, SEND_B, SEND_F, Action, I, Item, parts
+from ..deps import incoming
+from ..lowering import LoweredRow, lower
+from .comm import Comm, Home, SharedComm
+from .context import RankContext
+from .executor import Executor
+from .failures import different_batches
+from .listener import Clock, Listener, Listeners, StepTrace
+from .options import Job
+from .stage import Stage
+from .workload import Batch, loss_shares, names_in_whole
 
-if TYPE_CHECKING:
-    from .devices import Pipes
-
-_SIZE = struct.Struct("!Q")  # of a message, before it
-_PHASE_BYTES = 128  # of the text that says what a rank is doing
-_PIECE_BYTES = 2**18  # of a message, at most at once
+RunRow = Callable[[list[Batch]], Mapping[int, Tensor]]  # of the microbatches: losses that end here
 
 
-class Place(ctypes.Structure):
-    """What a rank is doing, and what it and the caller's process tell each other about its measured
-    steps.
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank measured."""
+
+    traces: list[StepTrace]
+    losses: list[float]  # of the measured steps: this rank's part of the batch's mean
+    first_loss: float
+    gradients: dict[str, np.ndarray]
+    unsplit: frozenset[str]  # layers whose weights' gradients a split backward can't put off
+    extras: tuple[object, ...]  # what the extras' listeners report
+    transport: str  # by which tensors crossed
+
+
+class Rank:
+    """One rank of a run, as listeners see it.
+
+    `modules` are its stages' modules and `stages` pplab's stages around them (none where another
+    engine runs), by number; `names` has the name in the whole model of every parameter. `overlap`
+    runs the halves of an overlap at once, `apart` are weights that no copy of their stage has, too.
+    A listener that sets `last`, on all ranks after the same step, ends the run with that step.
     """
 
-    _fields_ = (
-        *(
-            ("phase", ctypes.c_char * _PHASE_BYTES),
-            ("waits", ctypes.c_bool),
-            ("changes", ctypes.c_int64),
-        ),
-        *(("steps", ctypes.c_int64), ("loss", ctypes.c_double), ("stop", ctypes.c_bool)),
-    )
-
-    def put(self, phase: str, waits: bool = False) -> None:
-        """The rank says what it is doing."""
-        self.phase, self.waits = phase.encode()[: _PHASE_BYTES - 1], waits
-        self.changes += 1
-
-
-@dataclass
-class RankContext:
-    """Where a rank runs: its number, its device, its ways to the others."""
-
-    rank: int
-    num_ranks: int
-    device: torch.device
-    transport: str  # "shared", "gloo" or "nccl"
-    timeout: timedelta  # of what ranks do together
-    store: dist.Store | None = None
-    place: Place = field(default_factory=Place)  # which the caller's process sees, too
-    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
-    runs: int = 0
-    pipes: Pipes | None = None  # of the shared transport
-    ahead: Callable[[], tuple[int, int]] | None = (
-        None  # of rank 0's clock, where ranks may be on several hosts
-    )
-
-    def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The process group of some ranks for one purpose. Kept for later runs: it has threads,
-        sockets, GPU memory.
-
-        All ranks must call, also those that aren't in it, and in one order.
-        """
-        key = purpose, tuple(ranks)
-        if key not in self.groups:
-            options = {"backend": "gloo", "timeout": self.timeout}
-            if self.transport == "nccl":
-                from .gpu import nccl
-
-                options = nccl(self.timeout)
-            self.groups[key] = dist.new_group(list(ranks), **options)
-        return self.groups[key]
-
-    def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
-        """The process group of a channel. Only NCCL needs one each: its groups keep order."""
-        return self.group("channel", (source, target)) if self.transport == "nccl" else None
-
-    @property
-    def wire(self) -> torch.device:
-        """Where tensors must be to cross: the device, or the host's memory."""
-        return self.device if self.transport == "nccl" else torch.device("cpu")
-
-    def watch(self, phase: str, waits: bool = False) -> None:
-        """Told what the rank does, and whether it waits for others."""
-        self.place.put(phase, waits)
-
-
-class Board:
-    """Where every rank is, in a file that the ranks and the pool share."""
-
-    def __init__(self, path: Path, num_ranks: int):
-        self.path, kind = path, Place * num_ranks
-        with open(path, "a+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, ctypes.sizeof(kind)
-            )  # no room is an error now, and no crash later
-            self.places = kind.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(kind)))
-
-    def __reduce__(self) -> tuple:
-        return Board, (self.path, len(self.places))
-
-    def place(self, rank: int) -> tuple[str, bool]:
-        """What a rank is doing, and whether it waits for another one."""
-        place = self.places[rank]
-        return place.phase.decode(errors="replace"), place.waits
-
-    def counts(self) -> list[int]:
-        """How often each rank has said what it is doing."""
-        return [place.changes for place in self.places]
-
-
-class Mail:
-    """An end of the pipe between the pool and a rank. The rank's waits; the pool's, `at_once`,
-    sends and takes what goes without waiting, so that a rank that stands still can't hold it up.
-    """
-
-    def __init__(self, pipe: Connection, at_once: bool = False):
-        os.set_blocking(pipe.fileno(), not at_once)
-        self.pipe, self.unsent, self.moved = pipe, [], 0  # moved: bytes in both directions
-        self._come, self._due, self._in_size = io.BytesIO(), _SIZE.size, True
-
-    def post(self, message: bytes = b"") -> None:
-        """Send, or begin to. An empty message, if none is given, says that there will be no
-        other.
-        """
-        self.unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
-        self.push()
-
-    def push(self) -> None:
-        """Send what goes of what is unsent; nothing when the other side is gone, which `receive`
-        finds.
-        """
-        try:
-            while self.unsent:
-                sent = os.write(self.pipe.fileno(), self.unsent[0])
-                self.moved += sent
-                self.unsent[0] = self.unsent[0][sent:]
-                if not self.unsent[0]:
-                    del self.unsent[0]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.unsent.clear()
-
-    def receive(self) -> bytes | None:
-        """A message, or None while a part of it hasn't come. EOFError or OSError when the other
-        side is gone.
-        """
-        with suppress(BlockingIOError):
-            while True:
-                while self._due:
-                    piece = os.read(self.pipe.fileno(), min(self._due, _PIECE_BYTES))
-                    if not piece:
-                        raise EOFError
-                    self._come.write(piece)
-                    self.moved, self._due = self.moved + len(piece), self._due - len(piece)
-                whole, self._come, self._in_size = (
-                    self._come.getvalue(),
-                    io.BytesIO(),
-                    not self._in_size,
-                )
-                self._due = _SIZE.size if self._in_size else _SIZE.unpack(whole)[0]
-                if self._in_size:
-                    return whole
-        return None
-
-
-def rank_main(
-    rank: int, join: Callable[[Place], RankContext], jobs: Connection, board: Board, log: Connection
-) -> None:
-    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank
-    prints.
-    """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # an interrupt is the pool's to handle: it ends its ranks
-    for stream in (1, 2):
-        os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
-    place, mail, watch = board.places[rank], Mail(jobs), board.places[rank].put
-    watch("starting")
-    try:
-        context = join(place)
-    except Exception as error:
-        mail.post(pack(Failure.of(error, rank, board)))
-        return
-    mail.post(pack("ready"))
-    while True:
-        watch("idle")
-        payload = None
-        with suppress(EOFError, OSError):
-            payload = mail.receive()
-        if not payload:
-            return
-        try:
-            watch("at work")
-            function, arguments = unpack(payload)
-            answer = function(context, *arguments)
-        except Exception as error:
-            answer = Failure.of(error, rank, board)
-        watch("answering")
-        mail.post(pack(answer))
+    def __init__(self, context: RankContext, job: Job):
+        self.context, self.job = context, job
+        context.watch("building its stages")
+        schedule, workload = job.schedule, job.workload
+        self.modules = {
+            stage: workload.build_stage(stage, schedule.num_stages).to(context.device)
+            for stage in schedule.stages_of(context.rank)
+        }
+        self.names = names_in_whole(workload, self.modules, schedule.num_stages)
+        named = [(name, p) for p, name in self.names.items() if p.requires_grad]
+        make = job.options.optimizer
+        self.optimizer = make(named) if make and named else None
+        self.clock = Clock(context.ahead)
         if context.device.type == "cuda":
-            from .gpu import release
+            from .gpu import CudaClock
 
-            del answer
-            release()
+            self.clock = CudaClock(context)
+        self.comm: Comm | None = None
+        self.stages: dict[int, Stage] = {}
+        self.overlap = workload.overlap
+        self.apart: set[nn.Parameter] = set()
+        self.last = False
+        self.shares: list[
+            float
+        ] = []  # what each microbatch's loss counts for in the step's batch's
+        self.transport = context.transport
+        context.watch("setting up")
+        buffers = [b for module in self.modules.values() for b in module.buffers()]
+        self._buffers = [(b, b.clone()) for b in buffers]
+
+    @contextmanager
+    def doing(self, label: str, phase: str) -> Iterator[None]:
+        """Around what the rank does together with others beside its row; it is recorded under
+        `label`.
+        """
+        self.context.watch(phase, True)
+        with self.clock.span(label):
+            yield
+
+    def listen(self, *first: Listener) -> Listeners:
+        """Everybody who listens to this rank. Who comes first is told first of what begins, and
+        last of what ended.
+        """
+        self._extras = [extra.listen(self) or Listener() for extra in self.job.extras]
+        tied = self.job.workload.tied(self.job.schedule.num_stages)
+        if tied or self.job.schedule.copies > 1:
+            from .reduction import Reducer  # of weights that are kept in several places
+
+            first = (Reducer(self, tied), *first)
+        self.around = Listeners([*first, self.clock, *self._extras])
+        return self.around
+
+    def train(self, run_row: RunRow) -> RankReport:
+        """Take all steps; `run_row(microbatches)` runs the row once and returns the losses of those
+        that end here.
+
+        The first pass isn't timed: it agrees on shapes and collects gradients. Only measured steps
+        change weights.
+        """
+        options = self.job.options
+        first_loss = self.step(run_row, 0)
+        gradients = {}
+        if options.check_gradients:
+            from .reference import collect_gradients
+
+            gradients = collect_gradients((name, p) for p, name in self.names.items())
+        for _ in range(options.warmup):
+            self.step(run_row, 0)
+        for buffer, kept in self._buffers:  # running averages: those passes don't count
+            buffer.copy_(kept)
+        traces = self.clock.traces
+        traces.clear()
+        losses: list[float] = []
+        with self.around("steps"):
+            while len(losses) < options.steps and not self.last:
+                with self.around("turn", losses):
+                    losses.append(self.step(run_row, len(losses), update=True))
+                    self.context.status.steps = len(losses)
+        self.context.watch("reporting")
+        splitting = [stage.deferred.unsplit for stage in self.stages.values() if stage.split]
+        extras = tuple(listener.report() for listener in self._extras)
+        # Listeners know the rank: without them its tensors and slots go now, not at a collection.
+        self.around.clear()
+        self._extras.clear()
+        unsplit = frozenset().union(*splitting)
+        return RankReport(traces, losses, first_loss, gradients, unsplit, extras, self.transport)
+
+    def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
+        """Take one step; returns this rank's part of the batch's loss."""
+        context = self.context
+        for module in self.modules.values():
+            module.zero_grad(set_to_none=True)
+        context.watch(f"loading batch {number}")
+        batch = self.job.workload.batch(number)
+        microbatches, digest = self.load(batch), batch.digest()
+        context.watch("at the barrier", True)
+        self.clock.tie()
+        self._meet(digest, number)
+        with self.around("step"):
+            with self.around("row", microbatches):
+                losses = run_row(microbatches)
+            if update:
+                with self.around("update"):
+                    if self.optimizer is not None:
+                        context.watch("in the optimizer")
+                        with self.clock.span("optimizer"), self.around("optimizer"):
+                            self.optimizer.step()
+        # What counts for nothing may be no number.
+        return sum(loss.item() * self.shares[m] for m, loss in losses.items() if self.shares[m])
+
+    def load(self, batch: Batch) -> list[Batch]:
+        """The step's microbatches on the device, and in `shares` what their losses count for."""
+        count = self.job.schedule.num_microbatches
+        microbatches = batch.microbatches(count)
+        if (made := len(microbatches)) != count:
+            name = type(batch).__name__
+            raise ValueError(f"{name}.microbatches({count}) made {made} microbatches")
+        # On the host: looking at a GPU's labels waits.
+        self.shares[:] = loss_shares(self.job.workload, microbatches)
+        return [each.to(self.context.device) for each in microbatches]
+
+    def _meet(self, digest: int, number: int) -> None:
+        """Wait for the other ranks, as at a barrier; ValueError when one of them has another
+        batch.
+        """
+        most = torch.tensor([digest, -digest])
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if most.sum():
+            digests: list = [None] * self.context.num_ranks
+            dist.all_gather_object(digests, digest)
+            alike = digest == self.job.workload.batch(number).digest()
+            raise different_batches(digests, number, alike, self.context.ahead is not None)
 
 
-def pack(value: object) -> bytes:
-    """Pickle by value: nothing is shared that would have to be cleaned up. ValueError for what
-    can't be pickled.
+class Whereabouts(Listener):
+    """Tells `watch` where in its lowered row a rank is, for whoever must say where it failed or
+    waits.
     """
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        how = "a lambda, or what a function defines, must be a module's function or a functools.partial of one"
-        raise ValueError(f"this can't be sent to another process: {error}: {how}") from error
-    return buffer.getvalue()
+
+    events = frozenset(("item", "receive", "send"))
+
+    def __init__(self, row: Sequence[Item], num_stages: int, watch: Callable[..., None]):
+        self._watch = watch
+        self._at = {item: f"at {item}" for item in row}
+        self._waits: dict[Action | None, str] = {}  # by what is awaited
+        for item in row:
+            awaited = [incoming(a, num_stages) for a in parts(item) if a.kind in COMPUTE]
+            words = " and ".join(str(receive) for receive in awaited if receive)
+            self._waits |= dict.fromkeys(awaited, f"waits at {item} for {words}")
+
+    def begin(self, event: str, what: object) -> None:
+        """It has come to an item, or waits for a message."""
+        if event == "receive":
+            self._watch(self._waits[what], True)
+        else:
+            self._watch(self._at[what])
 
 
-def unpack(payload: bytes) -> object:
-    """The value that `pack` packed. Raises TypeError for something that only the pool's process can
-    import.
-    """
-    try:
-        return torch.load(io.BytesIO(payload), "cpu", weights_only=False)
-    except (AttributeError, ModuleNotFoundError, pickle.UnpicklingError) as error:
-        how = "functions and classes that go to ranks must live in a module; what a notebook cell defines can't be sent"
-        raise TypeError(f"a rank can't import what it was sent ({error}): {how}") from error
+def train(context: RankContext, job: Job) -> RankReport:
+    """Run the job's steps on this rank by the executor."""
+    rank, schedule, number = Rank(context, job), job.schedule, context.rank
+    num_stages, home = schedule.num_stages, schedule.home()
+    split = {a.stage for item in schedule.rows[number] for a in parts(item) if a.kind is I}
+    loss, dtype = job.workload.loss, job.options.autocast
+    for s, module in rank.modules.items():
+        rank.stages[s] = Stage(module, s, num_stages, loss, rank.shares, s in split, dtype)
+
+    rows = lower(schedule, ahead=1)
+    comm = rank.comm = connect(context, rows, home)
+    passes = []  # who sends in the first ones: memory is reserved in them, which NCCL can't bear
+    if context.transport == "nccl":
+        by_host = type(comm)(replace(context, transport="gloo"), home, comm.key)
+        by_host.specs = comm.specs
+        passes = [by_host, by_host]
+
+    around = rank.listen(Whereabouts(rows[number], num_stages, context.watch))
+    for stage in rank.stages.values():
+        stage.around = around
+    executor = Executor(
+        number, rows[number], rank.stages, num_stages, home, comm, around, rank.overlap
+    )
+
+    def run_row(microbatches: list[Batch]) -> dict[int, Tensor]:
+        executor.comm = passes.pop() if passes else comm
+        executor.comm.expect(microbatches)
+        executor.run(microbatches)
+        executor.comm.flush()
+        losses = {}
+        for stage in rank.stages.values():
+            losses |= stage.losses
+            stage.losses.clear()
+        return losses
+
+    return rank.train(run_row)
+
+
+def connect(context: RankContext, rows: Sequence[LoweredRow], home: Home) -> Comm:
+    """This rank's ends of the channels that the rows need, each of which has carried something."""
+    make = SharedComm
+    if context.pipes is None:
+        from .process_groups import GroupComm as make
+    context.runs += 1
+    comm = make(context, home, f"run{context.runs}")
+    channels = set()
+    for rank, row in enumerate(rows):
+        sends = [item for item in row if parts(item)[0].kind in (SEND_F, SEND_B)]
+        channels |= {(rank, comm.peer(send)) for send in sends}
+    context.watch("opening the channels", True)
+    comm.warm_up(sorted(channels))  # one order for all ranks
+    context.watch("setting up")
+    return comm

@@ -20,7 +20,7 @@ from .listener import Listener
 from .workload import Places
 
 if TYPE_CHECKING:
-    from .training import Rank
+    from .rank import Rank
 
 
 @dataclass
@@ -48,42 +48,32 @@ class Reducer(Listener):
     def __init__(self, rank: Rank, tied: Mapping[str, Places]):
         self.rank, self.schedule, self.wire = rank, rank.job.schedule, rank.context.wire
         own = {
-            s: {n: p for n, p in m.named_parameters() if p not in rank.apart}
-            for s, m in rank.modules.items()
+            (stage, name): p
+            for stage, module in rank.modules.items()
+            for name, p in module.named_parameters()
+            if p not in rank.apart
         }
-        shared = {place for places in tied.values() for place in places}
-        held = {name: tuple(stage for stage, _ in places) for name, places in tied.items()}
-        held |= {f"stage {stage}": (stage,) for stage in range(self.schedule.num_stages)}
+        held, parameters = {}, {}
+        for name, places in tied.items():
+            held[name] = tuple(stage for stage, _ in places)
+            parameters[name] = [[own.pop(tuple(at)) for at in places if tuple(at) in own]]
+        for stage in range(self.schedule.num_stages):
+            held[name := f"stage {stage}"] = (stage,)
+            parameters[name] = [[p] for at, p in own.items() if at[0] == stage and p.requires_grad]
         self.buckets: list[_Bucket] = []
+        holding = [set(self.schedule.stages_of(r)) for r in range(self.schedule.num_ranks)]
         for name in sorted(held):
-            stages_of = self.schedule.stages_of
-            ranks = [
-                r
-                for r in range(self.schedule.num_ranks)
-                if not set(held[name]).isdisjoint(stages_of(r))
-            ]
-            group = (
-                rank.context.group("copies", ranks) if len(ranks) > 1 else None
-            )  # all ranks ask, in one order
-            if rank.context.rank not in ranks:
-                continue
-            if name in tied:
-                found = [[own[stage][local] for stage, local in tied[name] if stage in own]]
-            else:
-                (stage,) = held[name]
-                found = [
-                    [p]
-                    for local, p in own[stage].items()
-                    if p.requires_grad and (stage, local) not in shared
-                ]
-            if found and (len(ranks) > 1 or len(found[0]) > 1):
+            ranks = [r for r, stages in enumerate(holding) if not stages.isdisjoint(held[name])]
+            several, found = len(ranks) > 1, parameters[name]
+            # All ranks ask for a group, in one order.
+            group = rank.context.group("copies", ranks) if several else None
+            if rank.context.rank in ranks and found and (several or len(found[0]) > 1):
                 self.buckets.append(_Bucket(found, group))
-        for bucket in self.buckets:  # NCCL connects at first use, which would be in the first step
-            if bucket.group is not None and self.wire.type == "cuda":
-                dist.all_reduce(torch.zeros(1, device=self.wire), group=bucket.group)
-        self.label = (
-            f"gradients of {'all' if tied or len(self.schedule.replicas) > 1 else 'both'} copies"
-        )
+                if several and self.wire.type == "cuda":
+                    # NCCL connects at first use, which would be in the first step.
+                    dist.all_reduce(torch.zeros(1, device=self.wire), group=group)
+        which = "all" if tied or len(self.schedule.replicas) > 1 else "both"
+        self.label = f"gradients of {which} copies"
 
     def end(self, event: str, what: object) -> None:
         """Give every place of every parameter the sum of its gradients."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,9 +15,9 @@ from .stage import autocast
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from .context import RankContext
     from .options import Job
-    from .rank import RankContext
-    from .training import RankReport
+    from .rank import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -48,9 +47,8 @@ def train_whole(
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     """Every parameter's gradient by name, in single precision or better, on the host."""
     found = {name: p.grad.detach().cpu() for name, p in named if p.grad is not None}
-    return {
-        name: (g if g.dtype == torch.float64 else g.float()).numpy() for name, g in found.items()
-    }
+    exact = torch.float64
+    return {name: (g if g.dtype == exact else g.float()).numpy() for name, g in found.items()}
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class GradientReport:
     model.
     """
 
-    difference: float  # the largest |run - one process| over all elements of all parameters; inf where one is no number
+    difference: float  # the largest |run - one process| of all elements; inf where one is no number
     scale: float  # the largest |one process|
     tolerance: float  # on difference / scale, for the dtype
     worst: str  # the parameter that differs most
@@ -78,14 +76,12 @@ class GradientReport:
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        count = (
-            f"{plural(len(self.parameters), 'parameter')}, largest difference {self.difference:.1e}"
-        )
+        found = plural(len(self.parameters), "parameter")
+        found += f", largest difference {self.difference:.1e}"
         if self.equal:
-            return f"equal to one process ({count})"
-        return "\n  cause: ".join(
-            [f"NOT equal to one process ({count}, in {self.worst})", *self.causes]
-        )
+            return f"equal to one process ({found})"
+        differs = f"NOT equal to one process ({found}, in {self.worst})"
+        return "\n  cause: ".join([differs, *self.causes])
 
 
 def count_terms(context: RankContext, workload: Workload) -> int:
@@ -96,21 +92,18 @@ def count_terms(context: RankContext, workload: Workload) -> int:
     )
 
 
-def check_gradients(run: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
-    """Compare what all ranks collected with one process: `run(function, *arguments)` calls on rank
-    0, at least.
+def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
+    """Compare what all ranks collected with one process: `on_rank_0(function,
+    *arguments)` calls there, at least.
     """
     dtype = job.options.autocast
-    whole = run(job.reference or train_whole, job.workload, dtype)
-    report = report_gradients(reports, whole, dtype, run(count_terms, job.workload))
+    whole = on_rank_0(job.reference or train_whole, job.workload, dtype)
+    report = report_gradients(reports, whole, dtype, on_rank_0(count_terms, job.workload))
     if report.equal:
         return report
-    lab = sys.modules.get("pplab.lab")  # which looks for them, once it is imported
-    causes = (
-        lab.find_causes(run, job, report, reports, whole)
-        if lab
-        else ("not looked for: import pplab.lab does",)
-    )
+    causes = ("not looked for: pool.train(schedule, workload, lab.Causes()) does",)
+    if job.explain:
+        causes = job.explain(on_rank_0, job, report, reports, whole)
     return replace(report, causes=causes)
 
 
@@ -124,19 +117,21 @@ def report_gradients(
     the model's.
     """
     loss, one = whole
-    found = dict.fromkeys(sorted(name for report in reports for name in report.gradients), 0.0)
-    for name, gradient in (item for report in reports for item in report.gradients.items()):
+    ours = [item for report in reports for item in report.gradients.items()]
+    found = dict.fromkeys(sorted(name for name, _ in ours), 0.0)
+    for name, gradient in ours:
         found[name] = max(found[name], _apart(gradient, one[name]) if name in one else 0.0)
     if found.keys() != one.keys():
         missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
-        which = f"without a gradient {missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
-        raise ValueError(f"the stages don't have the parameters of the whole model: {which}")
+        raise ValueError(
+            "the stages don't have the parameters of the whole model: without a gradient "
+            f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+        )
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)
-    tolerance = max(
-        TOLERANCE[dtype or torch.float32], terms**0.5 * 2**-23
-    )  # of that, two orders of sums take 0.4
+    by_order = terms**0.5 * 2**-23  # two orders of a sum are 0.4 of it apart
+    tolerance = max(TOLERANCE[dtype or torch.float32], by_order)
     return GradientReport(found[worst], scale, tolerance, worst, found, apart)
 
 

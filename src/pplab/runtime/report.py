@@ -29,9 +29,7 @@ class Machine:
     device: str
     transport: str
     versions: dict[str, str]
-    clock_error_ms: float = (
-        0.0  # how far a rank's times can be off the clock of all, at worst: 0 on one host's CPU
-    )
+    clock_error_ms: float = 0.0  # at worst, off the clock of all; 0 on one host's CPU
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,10 +62,9 @@ class Run:
         """Of every measured step, from the first rank's start to the last rank's end, optimizer and
         all.
         """
-        return tuple(
-            (max(t.end for t in traces) - min(t.start for t in traces)) / 1e6
-            for traces in self.traces
-        )
+        firsts = (min(trace.start for trace in traces) for traces in self.traces)
+        lasts = (max(trace.end for trace in traces) for traces in self.traces)
+        return tuple((last - first) / 1e6 for first, last in zip(firsts, lasts, strict=True))
 
     @property
     def timeline(self) -> Timeline:
@@ -86,7 +83,8 @@ class Run:
         """
         if "held" not in self.extras:
             raise ValueError(
-                "this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) does"
+                "this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) "
+                "does"
             )
         return self.extras["held"]
 
@@ -100,11 +98,10 @@ class Run:
     @cached_property
     def recompute_ms(self) -> tuple[float, ...]:
         """Per stage, the median time of running a forward again; () where no stage does."""
-        took: dict[int, list[float]] = defaultdict(list)
-        for stage, start, end in (
-            each for traces in self.traces for trace in traces for each in trace.again
-        ):
-            took[stage].append((end - start) / 1e6)
+        took = defaultdict(list)
+        for trace in (trace for traces in self.traces for trace in traces):
+            for stage, start, end in trace.again:
+                took[stage].append((end - start) / 1e6)
         stages = range(self.schedule.num_stages if took else 0)
         return tuple(statistics.median(took[stage]) if stage in took else 0 for stage in stages)
 
@@ -117,45 +114,51 @@ class Run:
         the sum of its halves. What never runs alone counts as its overlaps do. Running a forward
         again is `recompute`, part of none.
         """
-        times, at_most = defaultdict(list), defaultdict(list)
+        alone, paired, pairs = defaultdict(list), defaultdict(list), defaultdict(list)
         for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):
-            names = sorted(f"{half.stage}{half.kind}" for half in parts(item))
-            times[tuple(names) if isinstance(item, Overlap) else (item.stage, item.kind)].append(
-                end - start
-            )
+            if isinstance(item, Overlap):
+                names = sorted(f"{half.stage}{half.kind}" for half in item)
+                pairs[tuple(names)].append(end - start)
             for half in parts(item):
-                at_most[half.stage, half.kind].append(end - start)
-        median = {key: statistics.median(found) for key, found in (at_most | times).items()}
-        stages = range(self.schedule.num_stages)
-        again = self.recompute_ms or (0,) * len(stages)
-        for s, kind in median.keys() & {*product(stages, (B, I))}:
-            median[s, kind] = max(0, median[s, kind] - again[s])
-        inputs = [median.get((s, I), median.get((s, B))) for s in stages]
-        weights = [median.get((s, W), 0) for s in stages]
-        backwards = (
-            [median.get((s, B), inputs[s] + weights[s]) for s in stages] if any(weights) else None
+                found = alone if half is item else paired
+                found[half.kind, half.stage].append(end - start)
+        lasted = {key: statistics.median(times) for key, times in (paired | alone).items()}
+        stages, again = range(self.schedule.num_stages), self.recompute_ms
+        for kind, s in product((B, I), stages if again else ()):
+            if (kind, s) in lasted:
+                lasted[kind, s] = max(0, lasted[kind, s] - again[s])
+        inputs = [lasted.get((I, s), lasted.get((B, s))) for s in stages]
+        weights = [lasted.get((W, s), 0) for s in stages]
+        backwards = None
+        if any(weights):
+            backwards = [lasted.get((B, s), inputs[s] + weights[s]) for s in stages]
+        return Costs(
+            [lasted[F, s] for s in stages],
+            inputs,
+            weights,
+            backward=backwards,
+            recompute=again or 0,
+            overlap={pair: statistics.median(times) for pair, times in pairs.items()} or "sum",
+            unit="ms",
         )
-        pairs = {key: lasted for key, lasted in median.items() if isinstance(key[0], str)}
-        more = {"recompute": again if any(again) else 0, "overlap": pairs or "sum", "unit": "ms"}
-        return Costs([median[s, F] for s in stages], inputs, weights, backward=backwards, **more)
 
     def __str__(self) -> str:
-        schedule, crosses = self.schedule, self.machine.transport.replace("shared", "shared memory")
-        ranks, microbatches = (
-            plural(schedule.num_ranks, "rank"),
-            plural(schedule.num_microbatches, "microbatch"),
-        )
-        by = " by torch" * (self.job.engine_name == "torch")
-        dtype = self.job.options.autocast
+        schedule, job, machine = self.schedule, self.job, self.machine
+        by = "" if job.engine_name == "pplab" else f" by {job.engine_name}"
+        ranks = plural(schedule.num_ranks, "rank")
+        microbatches = plural(schedule.num_microbatches, "microbatch")
+        crosses = machine.transport.replace("shared", "shared memory")
+        dtype = job.options.autocast
         mixed = f", mixed precision in {dtype}".replace("torch.", "") if dtype else ""
         lines = [
-            f"{schedule.name}{by}, {self.job.how}: {ranks} on {self.machine.device} ({crosses}), {microbatches}{mixed}",
-            self.job.workload.name,
+            f"{schedule.name}{by}, {job.how}: {ranks} on {machine.device} ({crosses}), "
+            f"{microbatches}{mixed}",
+            job.workload.name,
             f"loss             {' '.join(f'{loss:.4f}' for loss in self.losses)}",
             f"step time        {self.step_time_ms:.1f} ms (median of {len(self.step_times_ms)})",
             f"bubble fraction  {self.timeline.bubble_fraction:.3f}",
         ]
-        for extra in self.job.extras:
+        for extra in job.extras:
             if extra.name in self.extras:
                 lines += extra.lines(self.extras[extra.name])
         if self.gradients:
@@ -170,12 +173,15 @@ class Run:
 def _timeline(schedule: Schedule, traces: Sequence[StepTrace], how: str) -> Timeline:
     """One step of all ranks, in milliseconds from the first rank's start."""
     zero = min(trace.start for trace in traces)
-    starts, ends = (
-        [(span[at] - zero) / 1e6 for trace in traces for span in trace.actions] for at in (1, 2)
+
+    def ms(moment: int) -> float:
+        return (moment - zero) / 1e6
+
+    items = [item for trace in traces for item in trace.actions]
+    others = tuple(
+        Span(rank, what, ms(start), ms(end))
+        for rank, trace in enumerate(traces)
+        for what, start, end in trace.others
     )
-    others = ((rank, *other) for rank, trace in enumerate(traces) for other in trace.others)
-    spans = tuple(
-        Span(rank, what, (start - zero) / 1e6, (end - zero) / 1e6)
-        for rank, what, start, end in others
-    )
-    return Timeline(schedule, starts, ends, "ms", how, spans)
+    starts, ends = [ms(start) for _, start, _ in items], [ms(end) for *_, end in items]
+    return Timeline(schedule, starts, ends, "ms", how, others)

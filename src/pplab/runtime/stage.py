@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .deferred import Deferred, accumulate
-from .workload import Batch, as_tuple
+from .listener import Listeners
+from .workload import Batch, Tensors, as_tuple
 
 
 @dataclass
@@ -29,14 +30,13 @@ class _Held:
     the graph is.
     """
 
-    leaves: tuple[Tensor, ...]
+    leaves: Tensors
+    counted: object  # what `hold` gave for the leaves
     roots: tuple[GradientEdge, ...]
-    differentiable: tuple[
-        bool, ...
-    ]  # of the floating-point outputs, which ones a gradient flows into
-    counted: object = None  # what `hold` gave for the leaves
+    differentiable: tuple[bool, ...]  # of the floating-point outputs: a gradient flows into it
 
 
+@dataclass(eq=False, repr=False)
 class Stage:
     """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts
     its gradient from the microbatch's of `shares`: what its loss counts for in the batch's.
@@ -46,36 +46,24 @@ class Stage:
     tensor is kept.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        num_stages: int,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        shares: Sequence[float],
-        split: bool = False,
-        autocast: torch.dtype | None = None,
-    ):
-        self.module, self.index, self.loss, self.shares, self.autocast = (
-            module,
-            index,
-            loss,
-            shares,
-            autocast,
-        )
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
+    module: nn.Module
+    index: int
+    num_stages: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    shares: Sequence[float]
+    split: bool = False
+    autocast: torch.dtype | None = None
+    hold: Callable[[Tensor], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.is_first, self.is_last = self.index == 0, self.index == self.num_stages - 1
         self.held: dict[int, _Held] = {}
-        self.split, self.deferred = split, Deferred(module) if split or autocast else None
+        self.deferred = Deferred(self.module) if self.split or self.autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
-        self.hold: Callable[[Tensor], object] | None = None
-        self.around: Callable[[str, object], AbstractContextManager] = lambda event, what: (
-            nullcontext()
-        )
+        self.around = Listeners(())
 
-    def forward(
-        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def forward(self, microbatch: int, received: Tensors, batch: Batch) -> Tensors:
         """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
 
         `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T,
@@ -84,28 +72,23 @@ class Stage:
         """
         received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
         leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-        outputs = self.run(leaves, batch)
+        outputs = self.compute(leaves, batch)
+        counted = self.hold and [self.hold(x) for x in leaves]
+        self.held[microbatch] = _Held(leaves, counted, *roots_of(outputs))
+        cut = [x.detach() for x in outputs]
         if self.is_last:
-            self.losses[microbatch] = outputs[0].detach()
-        counted = self.hold and [
-            self.hold(x) for x in leaves
-        ]  # received, and held as long as this is
-        self.held[microbatch] = _Held(leaves, *roots_of(outputs), counted)
-        return (
-            ()
-            if self.is_last
-            else self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
-        )
+            (self.losses[microbatch],) = cut
+            return ()
+        return self.recast(cut, torch.float32, torch.bfloat16)
 
-    def run(self, leaves: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+    def compute(self, leaves: Tensors, batch: Batch) -> Tensors:
         """The module's outputs, or its loss."""
         with autocast(batch.target.device, self.autocast):
-            outputs = as_tuple(
-                self.module(*(batch.inputs if self.is_first else leaves), **batch.context)
-            )
+            given = batch.inputs if self.is_first else leaves
+            outputs = as_tuple(self.module(*given, **batch.context))
             return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
 
-    def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Accumulate the gradients of the weights; returns those of what was received.
 
         One gradient for every floating-point tensor that crosses, of its shape. `gradients` are
@@ -117,22 +100,17 @@ class Stage:
                 gradients = (torch.full_like(self.losses[microbatch], share),)
             flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
             torch.autograd.backward(held.roots, flowing)
-        found = [
-            torch.zeros_like(x) if x.grad is None else x.grad
-            for x in held.leaves
-            if x.requires_grad
-        ]
+        leaves = [x for x in held.leaves if x.requires_grad]
+        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
         return self.recast(found, torch.float32, torch.bfloat16)
 
-    def recast(
-        self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype
-    ) -> tuple[Tensor, ...]:
+    def recast(self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype) -> Tensors:
         """What crosses the boundary, in another dtype where that is one of these."""
-        return tuple(
-            x.to(new) if x.dtype is old and self.autocast is torch.bfloat16 else x for x in tensors
-        )
+        if self.autocast is not torch.bfloat16:
+            return tuple(tensors)
+        return tuple(x.to(new) if x.dtype is old else x for x in tensors)
 
-    def backward_input(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def backward_input(self, microbatch: int, gradients: Tensors) -> Tensors:
         """`backward` without the gradients of Linears' weights, which `backward_weight` adds
         later.
         """
@@ -149,7 +127,7 @@ class Stage:
         return ()
 
 
-def roots_of(outputs: tuple[Tensor, ...]) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
+def roots_of(outputs: Tensors) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
     """Where gradients enter the graph, and which of the floating-point outputs they are for."""
     roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
     return roots, tuple(x.requires_grad for x in outputs if x.is_floating_point())

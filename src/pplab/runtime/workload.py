@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import positive_int, shown
 
+Tensors = tuple[Tensor, ...]  # what crosses between stages; each (samples of a microbatch, ...)
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
 
 
@@ -26,7 +27,7 @@ class Batch:
     `target` to the loss.
     """
 
-    inputs: tuple[Tensor, ...]
+    inputs: Tensors
     target: Tensor
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -45,13 +46,9 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with every tensor changed."""
+        inputs = tuple(change(x) for x in self.inputs)
         context = {name: change(x) for name, x in self.context.items()}
-        return replace(
-            self,
-            inputs=tuple(map(change, self.inputs)),
-            target=change(self.target),
-            context=context,
-        )
+        return replace(self, inputs=inputs, target=change(self.target), context=context)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -65,9 +62,8 @@ class Batch:
         found = 0
         for x in self.tensors:
             some = x.detach().reshape(-1)[:: x.numel() // 4096 | 1].cpu().contiguous()
-            found = crc32(
-                some.view(torch.uint8).numpy(), crc32(f"{x.dtype} {x.shape}".encode(), found)
-            )
+            found = crc32(f"{x.dtype} {x.shape}".encode(), found)
+            found = crc32(some.view(torch.uint8).numpy(), found)
         return found
 
 
@@ -82,23 +78,20 @@ class Workload(ABC):
 
     name: str
     batch_size: int
-    notes: tuple[
-        str, ...
-    ] = ()  # what a reader of the results should know: where the data and the weights came from
+    # What a reader of the results should know: where the data and the weights came from.
+    notes: tuple[str, ...] = ()
     num_layers: int | None = None  # None where the model isn't made of layers that can be counted
     reduction: str = "mean"  # what the loss does with its samples, or "sum"
-    overlap: Callable | None = (
-        None  # given an overlap's halves, functions without arguments: returns both results
-    )
+    # Given an overlap's halves, functions without arguments, it returns both results.
+    overlap: Callable | None = None
 
     def check(self, num_stages: int) -> None:
         """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer
         layers.
         """
-        if self.num_layers is not None and num_stages > self.num_layers:
-            raise ValueError(
-                f"{self.num_layers} layers make at most {self.num_layers} stages, not {num_stages}"
-            )
+        most = self.num_layers
+        if most is not None and num_stages > most:
+            raise ValueError(f"{most} layers make at most {most} stages, not {num_stages}")
 
     @abstractmethod
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
@@ -137,11 +130,9 @@ def check_workload(given: object) -> None:
     """
     kind = type(given).__name__
     if not isinstance(given, Workload):
-        how = (
-            "pplab.lab.models.Modules makes one of it"
-            if isinstance(given, nn.Module)
-            else "inherit that class"
-        )
+        how = "inherit that class"
+        if isinstance(given, nn.Module):
+            how = "pplab.lab.models.Modules makes one of it"
         raise ValueError(
             f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}"
         )
@@ -162,19 +153,16 @@ def names_in_whole(
     """The name in the whole model of every parameter of these stages. ValueError for a tied weight
     that isn't there.
     """
-    own = {
-        (stage, name): p
-        for stage, module in modules.items()
-        for name, p in module.named_parameters()
-    }
-    also = {
-        tuple(place): name for name, places in workload.tied(num_stages).items() for place in places
-    }
+    own = {(s, name): p for s, module in modules.items() for name, p in module.named_parameters()}
+    also = {}
+    for name, places in workload.tied(num_stages).items():
+        also |= {tuple(place): name for place in places}
     for stage, name in also.keys() - own.keys():
         if stage in modules or stage not in range(num_stages):
             known = shown([each for at, each in own if at == stage])
             raise ValueError(
-                f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters {known}"
+                f"tied({num_stages}) names {name!r} of stage {stage}, which has the parameters "
+                f"{known}"
             )
     return {p: also.get(place, place[1]) for place, p in own.items()}
 
@@ -193,29 +181,21 @@ def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float
     return [weight / sum(weights) for weight in weights]
 
 
-def as_tuple(output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+def as_tuple(output: Tensor | Sequence[Tensor]) -> Tensors:
     """A stage's output as a tuple of tensors; TypeError for anything else."""
-    items = (
-        (output,)
-        if isinstance(output, Tensor)
-        else tuple(output)
-        if isinstance(output, (tuple, list))
-        else ()
-    )
-    if not items or not all(isinstance(x, Tensor) for x in items):
-        raise TypeError(
-            f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}"
-        )
-    return items
+    items = (output,) if isinstance(output, Tensor) else output
+    if isinstance(items, tuple | list) and items and all(isinstance(x, Tensor) for x in items):
+        return tuple(items)
+    got = type(output).__name__
+    raise TypeError(f"a stage must return a tensor or a tuple of tensors, got {got}")
 
 
 def check_divides(batch_size: int, num_microbatches: int) -> None:
     """Raise ValueError unless the batch can be cut into equal microbatches."""
-    if type(batch_size) is not int or batch_size < 1:
-        batch_size = positive_int("batch_size", batch_size)
+    batch_size = positive_int("batch_size", batch_size)
     if num_microbatches < 1 or batch_size % num_microbatches:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
-        remedy = f"use {', '.join(map(str, fits))} microbatches, or another batch size"
         raise ValueError(
-            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: {remedy}"
+            f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
+            f"use {', '.join(map(str, fits))} microbatches, or another batch size"
         )

@@ -11,8 +11,7 @@ import modules
 import pplab as pp
 from pplab import lab
 from pplab.lab import lower_by_torch, refusals, take_steps
-from pplab.runtime import Pool, RankError
-from pplab.runtime.options import Job, make_job
+from pplab.runtime import Job, Pool, RankError, make_job
 
 
 @pytest.fixture(scope="module")

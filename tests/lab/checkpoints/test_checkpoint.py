@@ -21,8 +21,7 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import Checkpoint, CheckpointError, Resume, Save, models
 from pplab.lab.checkpoints import checkpoint
-from pplab.runtime import Pool, RankError
-from pplab.runtime.options import make_job
+from pplab.runtime import Pool, RankError, make_job
 
 pytestmark = pytest.mark.slow
 

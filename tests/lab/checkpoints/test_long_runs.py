@@ -18,8 +18,7 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import Checkpoint, CheckpointError, Evaluate, LearningRate, Resume, Save, models
 from pplab.lab.checkpoints.saving import steps_in
-from pplab.runtime import Pool
-from pplab.runtime.options import make_job
+from pplab.runtime import Pool, make_job
 
 pytestmark = pytest.mark.slow
 
@@ -235,12 +234,12 @@ def interrupt(pool: Pool, *signals: int) -> threading.Thread:
 
     def send() -> None:
         for number, known in zip(signals, ("steps", "stop"), strict=False):
-            while not any(getattr(place, known) for place in pool.places()):
+            while not any(getattr(status, known) for status in pool.statuses()):
                 time.sleep(0.001)
             os.kill(os.getpid(), number)
 
-    for place in pool.places():
-        place.steps = 0  # of the last run
+    for status in pool.statuses():
+        status.steps = 0  # of the last run
 
     thread = threading.Thread(target=send)
     thread.start()

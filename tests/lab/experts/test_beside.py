@@ -22,10 +22,7 @@ from pplab.actions import Action, B, F, I, W, parts
 from pplab.lab import models
 from pplab.lab.experts.beside import Pairs
 from pplab.lab.experts.turns import Turns
-from pplab.runtime import Executor, Pool, RankError
-from pplab.runtime.listener import Listener, Listeners
-from pplab.runtime.rank import RankContext
-from pplab.runtime.stage import Stage
+from pplab.runtime import Executor, Listener, Listeners, Pool, RankContext, RankError, Stage
 
 pytestmark = pytest.mark.slow
 

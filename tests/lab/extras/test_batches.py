@@ -18,8 +18,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.runtime import Batch, Extra, Listener, Pool, RankError
-from pplab.runtime.workload import loss_shares
+from pplab.runtime import Batch, Extra, Listener, Pool, RankError, loss_shares
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras import budget
-from pplab.runtime import Pool, RankError
-from pplab.runtime.options import Options, make_job
+from pplab.runtime import Options, Pool, RankError, make_job
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 MB = 10**6

@@ -14,8 +14,7 @@ import modules
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.runtime import Pool, RankError
-from pplab.runtime.options import make_job
+from pplab.runtime import Pool, RankError, make_job
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,7 @@ from conftest import built, in_turn, names_of_schedules, random_schedule
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.recompute import Recomputing
-from pplab.runtime import Batch, Pool
-from pplab.runtime.stage import Stage
+from pplab.runtime import Batch, Pool, Stage
 
 pytestmark = pytest.mark.slow
 

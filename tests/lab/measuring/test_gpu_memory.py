@@ -16,8 +16,7 @@ from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.meter import SavedBytes
 from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, on_card, parameters
-from pplab.runtime import Pool, RankError
-from pplab.runtime.stage import autocast
+from pplab.runtime import Pool, RankError, autocast
 
 
 @cache
@@ -25,7 +24,7 @@ def schedules(ranks: tuple[int, ...], num_microbatches: int = 8) -> tuple[pp.Sch
     """All of the registry on so many ranks."""
     found = []
     for num_ranks in ranks:
-        for builder in pp.builders.ALL:
+        for builder in pp.builders.known():
             try:
                 found.append(builder(num_ranks, num_microbatches))
             except ValueError:

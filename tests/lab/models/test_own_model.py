@@ -18,8 +18,7 @@ import modules
 import pplab as pp
 from pplab.lab import Checkpoint, Meter, Resume, Save, measure_layers, partition
 from pplab.lab.models import Modules, gpt
-from pplab.runtime import Batch, Pool, RankError
-from pplab.runtime.options import make_job
+from pplab.runtime import Batch, Pool, RankError, make_job
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +36,8 @@ def pool(tmp_path_factory):
     page = Path(__file__).parents[3] / "book" / "api.md"
     (code,) = re.findall(r"```python\n(.*?class \w+\(Workload\).*?)```", page.read_text(), re.DOTALL)
     (folder / "own_model.py").write_text(code)
+    (extra,) = re.findall(r"```python\n((?:(?!```).)*class \w+\(Extra\).*?)```", page.read_text(), re.DOTALL)
+    (folder / "own_extra.py").write_text(extra)
     with pytest.MonkeyPatch.context() as patch, Pool(2, device="cpu", timeout_s=60) as pool:
         patch.syspath_prepend(folder)
         yield pool
@@ -68,6 +69,12 @@ def test_the_pages_example_runs(pool):
     run = own.learn(pool)
     assert run.gradients.equal and run.losses[-1] < run.first_loss + 1
     assert set(run.gradients.parameters) == {name for name, _ in own.Copying().build_whole().named_parameters()}
+
+
+def test_the_pages_extra_runs(pool):
+    extra = importlib.import_module("own_extra")
+    run = pool.train(TWO, modules.workload(nn.Linear(6, 6), nn.Linear(6, 6)), extra.Messages(), steps=2, warmup=0)
+    assert run.extras["messages"] == [3 * 4, 3 * 4] and "messages         [12, 12]" in str(run)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ from transformers import (
 
 from pplab.lab import data, models
 from pplab.lab.models._weights import Weights
-from pplab.runtime.stage import Stage
-from pplab.runtime.workload import names_in_whole
+from pplab.runtime import Stage, names_in_whole
 
 pytestmark = pytest.mark.slow
 

@@ -79,7 +79,7 @@ def test_what_a_plan_sends():
     assert sharded.memory_bytes == 8 * 12 * 1024**2 * 7 + 34 * 512 * 1024 * 8
 
 
-@pytest.mark.parametrize("name", [builder.name for builder in builders.ALL])
+@pytest.mark.parametrize("name", [builder.name for builder in builders.known()])
 def test_no_schedule_changes_the_work(name):
     """8 microbatches of 16 layers of 12 C^2 parameters, over four ranks of two GPUs each."""
     model = replace(MODEL, num_layers=16)

@@ -18,9 +18,8 @@ from conftest import built, names_of_schedules, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
-from pplab.runtime import Pool, RankError
+from pplab.runtime import Pool, RankError, RankReport
 from pplab.runtime.reference import report_gradients
-from pplab.runtime.training import RankReport
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
 
@@ -73,7 +72,7 @@ def test_of_copies_the_one_that_differs_most_counts():
 
     def report(*gradient: float) -> RankReport:
         of_a = {"a": np.array(gradient, np.float32)}
-        return RankReport([], [], 0.5, of_a, frozenset(), ())
+        return RankReport([], [], 0.5, of_a, frozenset(), (), "gloo")
 
     for reports in ([report(1, 3), report(1, 1)], [report(1, 1), report(1, 3)]):
         found = report_gradients(reports, (1.0, {"a": one}))

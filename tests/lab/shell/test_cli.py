@@ -18,16 +18,18 @@ from pplab import lab
 from pplab.__main__ import main
 from pplab.lab import replicate
 from pplab.lab.shell import cli, commands
-from pplab.runtime import Extra, Options
-from pplab.runtime.options import Job, option
+from pplab.runtime import Extra, Job, Options
+from pplab.runtime.options import option
 
 
 def test_schedules_lists_all(capsys):
     assert main(["schedules"]) == 0
     said = capsys.readouterr().out
-    assert all(builder.name in said and builder.rules in said and builder.source in said for builder in pp.builders.ALL)
+    assert all(
+        builder.name in said and builder.rules in said and builder.source in said for builder in pp.builders.known()
+    )
     assert main(["schedules", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [b.name for b in pp.builders.ALL]
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [b.name for b in pp.builders.known()]
 
 
 def test_simulate_prints_and_writes_everything(tmp_path, capsys):

@@ -18,14 +18,14 @@ from pplab import lab
 from pplab.actions import COMPUTE, RECV_B, RECV_F, Overlap
 from pplab.errors import ScheduleError
 from pplab.lab.streams import gpu_calls
+from pplab.runtime import Reducer
 from pplab.runtime.gpu import ENVIRONMENT
-from pplab.runtime.reduction import Reducer
 
 
 @cache
 def built(num_ranks: int) -> tuple[pp.Schedule, ...]:
     found = []
-    for builder in pp.builders.ALL:
+    for builder in pp.builders.known():
         for num_microbatches in sorted({1, 4, 2 * num_ranks}):
             try:
                 found.append(pp.build(builder.name, num_ranks=num_ranks, num_microbatches=num_microbatches))
@@ -158,7 +158,7 @@ def test_what_hangs_where_all_hosts_wait():
     assert sum(len(built(num_ranks)) for num_ranks in (2, 3, 4)) == 135
     hang = {(ahead, room): cases(ahead, room=room) for ahead in (0, 1) for room in (0, 8)}
     assert {key: len(found) for key, found in hang.items()} == {(0, 0): 75, (1, 0): 64, (0, 8): 0, (1, 8): 51}
-    names = {builder.name for builder in pp.builders.ALL}
+    names = {builder.name for builder in pp.builders.known()}
     assert names - {each.name for each in hang[0, 0]} == {"naive", "GPipe", "TeraPipe"}
     assert names - {each.name for each in hang[1, 0]} == {"naive", "GPipe", "TeraPipe", "eager-1F1B"}
 

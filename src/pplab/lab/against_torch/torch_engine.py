@@ -13,11 +13,7 @@ import torch.distributed as dist
 
 from ...actions import Action, B, F, I, Kind, W, parts
 from ...errors import unknown
-from ...runtime import Batch, Extra
-from ...runtime.options import Job
-from ...runtime.rank import RankContext
-from ...runtime.stage import autocast
-from ...runtime.training import Rank, RankReport
+from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, autocast
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
 from ..forms import to_csv, unknown_to_torch
@@ -96,6 +92,8 @@ def _check_order_of_losses(schedule: Schedule) -> None:
 def train_torch(context: RankContext, job: Job) -> RankReport:
     """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
     rank, schedule, device = _Rank(context, job), job.schedule, context.device
+    if rank.transport == "shared":
+        rank.transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     rank.listen()
     pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
     times: dict[Action, tuple[object, object]] = {}

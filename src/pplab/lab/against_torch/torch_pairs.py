@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...actions import Action, B, F
-from ...runtime.training import Rank
+from ...runtime import Rank
 
 
 def run_pairs(runner: object, rank: Rank, times: dict) -> None:

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ...lowering import LoweredRow
-from ...runtime import Batch, Workload
-from ...runtime.rank import RankContext
+from ...runtime import Batch, RankContext, Workload
 from ...schedule import Schedule
 from ..streams import parse_lowered
 from .torch_engine import CLASSES, check_pairs

@@ -11,13 +11,20 @@ import numpy as np
 import torch
 
 from ...errors import positive_int
-from ...runtime import Extra, Pool, Workload
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.rank import RankContext
-from ...runtime.reference import Gradients, collect_gradients, train_whole
-from ...runtime.stage import autocast
-from ...runtime.workload import check_divides, loss_shares
+from ...runtime import (
+    Extra,
+    Gradients,
+    Job,
+    Pool,
+    RankContext,
+    Workload,
+    autocast,
+    check_divides,
+    collect_gradients,
+    cuda,
+    loss_shares,
+    train_whole,
+)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from ...runtime.comm import naming
-from ...runtime.rank import Place, RankContext
+from ...runtime import RankContext, Status, naming
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def gently(places: Callable[[], Sequence[Place]]) -> Iterator[list[signal.Signals]]:
-    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `places` to stop after their step; it stands in
+def gently(statuses: Callable[[], Sequence[Status]]) -> Iterator[list[signal.Signals]]:
+    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `statuses` to stop after their step; it stands in
     the list that is given. The second one does what it would do otherwise, and so does the first one while no step is
     done, since nothing would be lost. Only the main thread is told of signals: in another one nothing changes.
     """
@@ -32,15 +31,15 @@ def gently(places: Callable[[], Sequence[Place]]) -> Iterator[list[signal.Signal
 
     def ask(number: int, _: object) -> None:
         restore()
-        if any(place.steps for place in places()):
+        if any(status.steps for status in statuses()):
             came.append(signal.Signals(number))
-            for place in places():
-                place.stop = True
+            for status in statuses():
+                status.stop = True
         else:
             signal.raise_signal(number)
 
-    for place in places():  # a pool's are those of its last run
-        place.steps, place.stop = 0, False
+    for status in statuses():  # a pool's are those of its last run
+        status.steps, status.stop = 0, False
     try:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -54,7 +53,7 @@ def gently(places: Callable[[], Sequence[Place]]) -> Iterator[list[signal.Signal
 def agree_to_stop(context: RankContext) -> bool:
     """Whether any rank was asked to stop; all must call, and all are told the same."""
     context.watch("asking the others whether to stop", True)
-    asked = torch.tensor(int(context.place.stop))
+    asked = torch.tensor(int(context.status.stop))
     with naming("asking the others whether to stop"):
         dist.all_reduce(asked, dist.ReduceOp.MAX)
     return bool(asked)

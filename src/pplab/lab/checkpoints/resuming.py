@@ -10,10 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ...runtime import Batch, Extra, Listener, Run, Workload
-from ...runtime.options import Job
-from ...runtime.training import Rank
-from ...runtime.workload import Places
+from ...runtime import Batch, Extra, Job, Listener, Places, Rank, Run, Workload
 from .checkpoint import Checkpoint, rates
 from .saving import Save, newest
 

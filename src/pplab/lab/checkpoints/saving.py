@@ -13,11 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ...errors import positive_int
-from ...runtime import Extra, Listener
-from ...runtime.comm import naming
-from ...runtime.options import Job
-from ...runtime.rank import Place
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, Status, naming
 from ..extras import own_stages
 from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, collect, write
 from .interrupts import agree_to_stop, gently
@@ -100,12 +96,12 @@ class Save(Extra):
                 )
 
     @contextmanager
-    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> Iterator[None]:
+    def during(self, job: Job, statuses: Callable[[], Sequence[Status]]) -> Iterator[None]:
         """Let an interrupt wait until the checkpoint is written."""
-        with gently(places) as came:
+        with gently(statuses) as came:
             yield
             if came:
-                step = job.first_step + max(place.steps for place in places())
+                step = job.first_step + max(status.steps for status in statuses())
                 raise KeyboardInterrupt(
                     f"{came[0].name} after step {step}: saved in {self.place(step)}; lab.Resume goes on from there"
                 )

@@ -15,12 +15,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from ...actions import Overlap
-from ...runtime import Extra, Listener
-from ...runtime.deferred import accumulate
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.stage import Stage
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, Stage, accumulate, cuda
 from ..extras import Meter
 from .pieces import Pieces
 from .turns import DONE, ON_THE_WIRE, Half, Late, Turns, together

@@ -9,10 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...runtime import Extra, Listener
-from ...runtime.comm import naming
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, naming
 from ...schedule import Schedule
 from ..checkpoints import Resume, Save
 from ..extras import Clip

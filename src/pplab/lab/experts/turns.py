@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...actions import Action, I, W
-from ...runtime.stage import Stage
+from ...runtime import Stage
 from ..extras import random_state, set_random_state
 from .pieces import ATTENTION, EXPERTS, ORDER, Pieces
 from .wire import COMBINE, DISPATCH

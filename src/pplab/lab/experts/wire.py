@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...actions import F
-from ...runtime.comm import naming
-from ...runtime.training import Rank
+from ...runtime import Rank, naming
 from .pieces import COMBINE, DISPATCH
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
         "budget": "Budget",
+        "causes": "Causes",
         "clip": "Clip own_stages",
         "evaluation": "Evaluate",
         "learning_rate": "LearningRate",

@@ -1,6 +1,7 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
 from .budget import Budget as Budget
+from .causes import Causes as Causes
 from .clip import Clip as Clip
 from .clip import own_stages as own_stages
 from .evaluation import Evaluate as Evaluate

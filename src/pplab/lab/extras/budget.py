@@ -13,11 +13,7 @@ import torch
 from torch import nn
 
 from ...actions import Action
-from ...runtime import Extra, Listener
-from ...runtime.gpu import cuda
-from ...runtime.options import Job, Options
-from ...runtime.rank import RankContext
-from ...runtime.training import Rank, RankReport
+from ...runtime import Extra, Job, Listener, Options, Rank, RankContext, RankReport, cuda
 from .meter import Counting, Held, Meter, readable_bytes
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -1,6 +1,6 @@
 """Why a run's gradients aren't those of one process. Opened when they aren't; every cause it names was measured.
 
-A factor of the number of microbatches comes first, and explains all that differs. Otherwise one process has the whole
+One factor of all gradients comes first, and explains all that differs. Otherwise one process has the whole
 model and the whole batch, and looks for what a pipeline can't do alike: random numbers, which are drawn in another
 order; modules that look at all samples that they are given; mean losses that don't count alike; digits that rounding
 takes; weights and batches that every process makes for itself, and not the same.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,56 +19,75 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...runtime import Batch, GradientReport, Workload
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.rank import RankContext
-from ...runtime.reference import TOLERANCE
-from ...runtime.stage import autocast
-from ...runtime.workload import as_tuple, loss_shares, names_in_whole
+from ...runtime import (
+    TOLERANCE,
+    Batch,
+    Extra,
+    GradientReport,
+    Job,
+    RankContext,
+    Workload,
+    as_tuple,
+    autocast,
+    cuda,
+    loss_shares,
+    names_in_whole,
+)
 
 if TYPE_CHECKING:
-    from ...runtime.reference import Gradients
-    from ...runtime.training import RankReport
+    from ...runtime import Gradients, RankReport
 
 _FAR = 10 * TOLERANCE[torch.float32]  # relative: more than another order of sums explains
-NOTHING = "none found: one process shows none of those that pplab.lab.causes looks for"
+NOTHING = "none found: one process shows none of those that lab.Causes looks for"
 _LOW = (torch.bfloat16, torch.float16)
 
 
+@dataclass(frozen=True)
+class Causes(Extra):
+    """Compares gradients with those of one process, and where they differ says why: each cause was measured."""
+
+    name = "causes"
+
+    def check(self, job: Job) -> Job:
+        """With the comparison."""
+        return replace(job, options=replace(job.options, check_gradients=True), explain=find_causes)
+
+
 def find_causes(
-    run: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
+    on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
 ) -> tuple[str, ...]:
-    """What makes gradients differ, by what the ranks report and one process found: `run` calls on rank 0, at least."""
+    """What makes gradients differ, by what the ranks report and one process found. `on_rank_0` calls a function there,
+    at least."""
     if factor := _factor(job, report, reports, whole):
         return (factor,)
-    return run(_look_for_causes, job, report)
+    return on_rank_0(_look_for_causes, job, report)
 
 
 @np.errstate(all="ignore")
 def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]) -> str:
-    """What is said where all gradients are too large or too small by the number of microbatches, otherwise ""."""
+    """What is said where all gradients are one factor too large or too small, otherwise ""."""
     M, (loss, one), noise = job.schedule.num_microbatches, whole, 3 * report.tolerance
     pairs = [(gradient, one[name]) for each in reports for name, gradient in each.gradients.items()]
+    factor = float(sum((ours * truth).sum() for ours, truth in pairs) / sum((truth**2).sum() for _, truth in pairs))
+    far = max(float(np.abs(ours / factor - truth).max()) for ours, truth in pairs)
+    if not (far <= noise * report.scale and factor > 0):
+        return ""
+    times, size = (factor, "large") if factor > 1 else (1 / factor, "small")
+    by_microbatches = abs(times - M) <= noise * M
+    said = f"all gradients are {times:.4g} times too {size}"
+    if by_microbatches:
+        said = f"all gradients are {M} times too {size}, and {M} is the number of microbatches"
     ours = sum(each.first_loss for each in reports)
-    for factor, size in ((M, "large"), (1 / M, "small")):
-        far = max(float(np.abs(gradient / factor - truth).max()) for gradient, truth in pairs)
-        if not far <= noise * report.scale or M == 1:
-            continue
-        both = f"too {size}, and {M} is the number of microbatches"
-        if abs(ours - loss) <= noise * abs(loss):
-            return f"the loss is right, and all gradients are {M} times {both}: look for what scales them"
-        losses = f"the loss, {ours:.6g} for {loss:.6g}, and all gradients are {M} times {both}"
-        if abs(ours / factor - loss) > noise * abs(loss):
-            return (
-                f"all gradients are {M} times {both}; the loss is {ours:.6g} for {loss:.6g}: look for what scales them"
-            )
-        if job.workload.reduction == "mean" and factor < 1:
-            return f'{losses}: they are those of a sum, and the run takes a mean; give reduction="sum"'
-        if job.workload.reduction == "sum" and factor > 1:
-            return f'{losses}: they are those of a mean, and the run takes a sum; give reduction="mean"'
-        return f"{losses}: look for what scales the loss"
-    return ""
+    if abs(ours - loss) <= noise * abs(loss):
+        return f"the loss is right, and {said}: look for what scales them"
+    losses = f"the loss, {ours:.6g} for {loss:.6g}, and {said}"
+    if abs(ours / factor - loss) > noise * abs(loss):
+        return f"{said}; the loss is {ours:.6g} for {loss:.6g}: look for what scales them"
+    if by_microbatches and job.workload.reduction == "mean" and factor < 1:
+        return f'{losses}: they are those of a sum, and the run takes a mean; give reduction="sum"'
+    if by_microbatches and job.workload.reduction == "sum" and factor > 1:
+        return f'{losses}: they are those of a mean, and the run takes a sum; give reduction="mean"'
+    return f"{losses}: look for what scales the loss"
 
 
 def _look_for_causes(context: RankContext, job: Job, report: GradientReport) -> tuple[str, ...]:

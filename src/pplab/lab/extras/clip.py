@@ -10,11 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...runtime import Extra, Listener
-from ...runtime.comm import naming
-from ...runtime.options import Job
-from ...runtime.training import Rank
-from ...runtime.workload import Workload
+from ...runtime import Extra, Job, Listener, Rank, Workload, naming
 from ...schedule import Schedule
 
 

@@ -12,12 +12,21 @@ from torch import Tensor
 from ...actions import F, parts
 from ...errors import positive_int
 from ...lowering import lower
-from ...runtime import Batch, Executor, Extra, Listener, Stage
-from ...runtime.comm import naming
-from ...runtime.listener import Listeners
-from ...runtime.options import Job
-from ...runtime.training import Rank, Whereabouts, connect
-from ...runtime.workload import check_divides, loss_shares
+from ...runtime import (
+    Batch,
+    Executor,
+    Extra,
+    Job,
+    Listener,
+    Listeners,
+    Rank,
+    Stage,
+    Whereabouts,
+    check_divides,
+    connect,
+    loss_shares,
+    naming,
+)
 from ...schedule import Schedule
 
 _NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"
@@ -133,7 +142,7 @@ class _Forwards:
 
     def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
         """What the next stage needs; the last one keeps the loss."""
-        outputs = self.stage.run(received, batch)
+        outputs = self.stage.compute(received, batch)
         if not self.stage.is_last:
             return outputs
         self.losses.append((microbatch, outputs[0]))

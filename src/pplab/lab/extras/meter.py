@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from ...actions import F, I, Kind, W
 from ...footprint import Memory
-from ...runtime import Extra, Listener
-from ...runtime.comm import Spec
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, Spec, cuda
 from ...schedule import Schedule
 
 

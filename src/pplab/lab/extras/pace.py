@@ -11,11 +11,7 @@ import torch
 
 from ...actions import Action, Kind
 from ...costs import Costs
-from ...runtime import Extra, Listener
-from ...runtime.comm import producer
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, cuda, producer
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 

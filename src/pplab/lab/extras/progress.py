@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...optional import bring
-from ...runtime import Extra, Listener
-from ...runtime.options import Job
-from ...runtime.rank import Place
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank, Status
 from ..shell import is_torchrun
 from .clip import own_stages
 
@@ -43,23 +40,23 @@ class Progress(Extra):
         return cls() if when == "always" or (when == "terminal" and sys.stderr.isatty()) else None
 
     @contextmanager
-    def during(self, job: Job, places: Callable[[], Sequence[Place]]) -> Iterator[None]:
+    def during(self, job: Job, statuses: Callable[[], Sequence[Status]]) -> Iterator[None]:
         """Draw the bar in a thread of the caller's process."""
         schedule = job.schedule
         if is_torchrun() and schedule.num_stages - 1 not in own_stages(int(os.environ["RANK"]), schedule):
             yield
             return
-        for place in places():  # a pool's are those of its last run
-            place.steps = 0
+        for status in statuses():  # a pool's are those of its last run
+            status.steps = 0
         began = f" from step {job.first_step}" * bool(job.first_step)
         over = threading.Event()
         with _bar()(total=job.options.steps, desc=f"step{began}", mininterval=0) as bar:
 
             def draw() -> None:
-                told = places()
-                bar.update(min((place.steps for place in told), default=0) - bar.n)
+                told = statuses()
+                bar.update(min((status.steps for status in told), default=0) - bar.n)
                 if bar.n and (len(told) == schedule.num_ranks or schedule.copies == 1):  # else others have a part of it
-                    bar.set_postfix_str(f"loss {sum(place.loss for place in told):.4f}")
+                    bar.set_postfix_str(f"loss {sum(status.loss for status in told):.4f}")
                 elif not bar.n:
                     bar.set_postfix_str(told[0].phase.decode(errors="replace") if told else "starting ranks")
 
@@ -77,7 +74,7 @@ class Progress(Extra):
                 draw()
 
     def listen(self, rank: Rank) -> Listener:
-        """Write what this rank knows into its place."""
+        """Write what this rank knows into its status."""
         return _Telling(rank)
 
     def finish(self, job: Job, reports: Sequence[object]) -> None:
@@ -88,11 +85,11 @@ class _Telling(Listener):
     events = frozenset(("turn",))
 
     def __init__(self, rank: Rank):
-        self.place = rank.context.place
+        self.status = rank.context.status
 
     def end(self, event: str, what: Sequence[float]) -> None:
         """A measured step is done."""
-        self.place.loss = what[-1]
+        self.status.loss = what[-1]
 
 
 def _bar() -> type:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...runtime.gpu import cuda
+from ...runtime import cuda
 
 
 def random_state(device: torch.device) -> list[Tensor]:

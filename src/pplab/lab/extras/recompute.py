@@ -9,10 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...runtime import Batch, Extra, Stage
-from ...runtime.options import Job
-from ...runtime.stage import roots_of
-from ...runtime.training import Rank
+from ...runtime import Batch, Extra, Job, Rank, Stage, roots_of
 from .random_numbers import random_state, set_random_state
 
 
@@ -95,7 +92,7 @@ class Recomputing(Stage):
             buffers = [(b, b.clone()) for b in self.module.buffers()]
             set_random_state(device, random)
             try:
-                held.roots, held.differentiable = roots_of(self.run(held.leaves, batch))
+                held.roots, held.differentiable = roots_of(self.compute(held.leaves, batch))
             finally:
                 set_random_state(device, now)
             with torch.no_grad():

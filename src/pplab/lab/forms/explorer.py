@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 
 from ...actions import B
-from ...builders import ALL
+from ...builders import known
 from ...costs import Costs
 from ...errors import expect, shown
 from ...schedule import Schedule
@@ -59,7 +59,7 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
         costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
     things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
-    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in ALL])
+    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in known()])
     page, style, *scripts = ((STATIC / name).read_text("utf-8") for name in ("page.html", "explorer.css", *SCRIPTS))
     filled = {
         "style": style,

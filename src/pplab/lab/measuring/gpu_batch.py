@@ -135,7 +135,7 @@ def _has_room(schedule: Schedule, size: Reached, card_bytes: float, num_gpus: in
 
 def card_bytes(context: RankContext) -> int:
     """The memory of a rank's GPU."""
-    from ...runtime.gpu import cuda
+    from ...runtime import cuda
 
     return cuda.get_device_properties(context.device).total_memory
 

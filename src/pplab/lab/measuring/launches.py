@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...actions import Action, Overlap
-from ...runtime import Extra, Listener
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank
 
 BOUND = 0.7  # of a GPU's time in its items
 

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from ...actions import Kind
 from ...costs import Costs
 from ...errors import positive_int
-from ...runtime import Pool, Workload
-from ...runtime.options import make_job
+from ...runtime import Pool, Workload, make_job
 from ...schedule import Schedule
 from ...simulator import simulate
 from .attribution import calibrate, calibrating

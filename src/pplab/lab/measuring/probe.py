@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from ...costs import Link
-from ...runtime.rank import RankContext
+from ...runtime import RankContext
 
 if TYPE_CHECKING:
     from ...runtime import Pool
-from ...runtime.gpu import cuda
+from ...runtime import cuda
 
 
 def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)) -> list[float]:

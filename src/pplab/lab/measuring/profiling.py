@@ -10,9 +10,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...actions import Action, F, Kind, Overlap, parts
-from ...runtime import Extra, Listener
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...runtime import Extra, Job, Listener, Rank
 from ..extras import settle
 from .profiles import ProfileReport, RankProfile, summarise
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import shown
 from ...optional import bring
-from ...runtime.workload import Batch
+from ...runtime import Batch
 from . import data
 from ._families import Family
 

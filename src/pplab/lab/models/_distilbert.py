@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import positive_int
 from ...optional import bring
-from ...runtime.workload import Batch
+from ...runtime import Batch
 from . import data
 from ._configs import config_in
 from ._cutting import LayeredModel

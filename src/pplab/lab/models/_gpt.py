@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int
-from ...runtime.workload import Batch
+from ...runtime import Batch
 from . import data
 from ._cutting import LayeredModel, check_depth
 

@@ -11,8 +11,7 @@ from itertools import accumulate
 from torch import Tensor, nn
 
 from ...errors import shown
-from ...runtime import Batch, Workload
-from ...runtime.workload import Places, as_tuple
+from ...runtime import Batch, Places, Workload, as_tuple
 from ._by_step import Batches
 from ._cutting import check_layers, layer_ranges, weights_of
 

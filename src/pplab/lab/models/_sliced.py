@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import expect, positive_int, shown
-from ...runtime.workload import Batch
+from ...runtime import Batch
 from ._cutting import LayeredModel, layer_ranges
 from ._gpt import GPT, LanguageModel
 

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int
-from ...runtime.workload import Batch
+from ...runtime import Batch
 from . import data as reviews
 from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
 from ._configs import checked_config, config_in

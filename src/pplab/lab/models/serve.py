@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import positive_int
-from ...runtime.comm import naming
-from ...runtime.rank import RankContext
+from ...runtime import RankContext, naming
 from ..extras import paced
 
 if TYPE_CHECKING:

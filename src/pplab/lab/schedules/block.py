@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...actions import INPUT_GRADIENT, Action, B, F, I, Kind, W
 from ...costs import Costs
 from ...deps import needs
-from ...errors import expect, number, positive_int, shown
+from ...errors import accept, expect, number, positive_int, shown
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
@@ -65,7 +65,7 @@ class Block:
         interval, placement = number("interval", self.interval), tuple(self.placement)
         given = {_parsed(key): number(f"the start of {key}", start) for key, start in self.starts.items()}
         starts = {f"{stage}{kind}": start for (stage, kind), start in sorted(given.items(), key=lambda each: each[1])}
-        vars(self).update(starts=starts, placement=placement, interval=interval)
+        accept(self, starts=starts, placement=placement, interval=interval)
         if sorted(set(placement)) != list(range(max(placement, default=-1) + 1)):
             raise ValueError(f"placement must give every stage a rank, and leave no rank out, got {shown(placement)}")
         self.costs.check(len(placement), self.num_ranks)

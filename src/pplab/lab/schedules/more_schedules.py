@@ -1,7 +1,4 @@
-"""Schedules of the field that vary those of the small package: eager 1F1B, interleaved zero bubble, looped BFS.
-
-`pplab.build` knows them once `pplab.lab` is imported.
-"""
+"""Schedules of the field that vary those of the small package: eager 1F1B, interleaved zero bubble, looped BFS."""
 
 from __future__ import annotations
 

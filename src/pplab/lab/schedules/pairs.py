@@ -1,6 +1,6 @@
 """1F1B in pairs, with one stage per rank or interleaved, and how long pairs take of which all-to-all is a part.
 
-`pplab.build` knows the schedule once `pplab.lab` is imported.
+`pplab.build` knows the schedule.
 """
 
 from __future__ import annotations

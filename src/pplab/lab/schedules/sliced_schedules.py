@@ -3,8 +3,7 @@
 What a schedule numbers as microbatches are slices: of k slices each, slice j of microbatch m has number m k + j.
 Between stages they need what microbatches need. Within a stage a slice's forward comes after that of the slice before
 it, whose keys and values it reads, and a slice's backward after that of the slice behind it, which has gradients for
-its keys and values: orders of a row, since a stage's slices are on one rank. `pplab.build` knows these schedules once
-`pplab.lab` is imported.
+its keys and values: orders of a row, since a stage's slices are on one rank.
 """
 
 from __future__ import annotations

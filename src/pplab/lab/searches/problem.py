@@ -13,9 +13,9 @@ from math import inf
 from typing import NamedTuple
 
 from ...actions import Action, B, F, I, Kind, W, parts
-from ...builders.registry import ALL, Builder
+from ...builders import Builder, known
 from ...costs import Costs, check_length, of_stage, per_stage
-from ...errors import expect, positive_int, shown
+from ...errors import accept, expect, positive_int, shown
 from ...footprint import Memory
 from ...schedule import Schedule
 from ...simulator import simulate, validate
@@ -90,11 +90,11 @@ class Problem:
             )
         if self.placement == "bidirectional" and M < 2:
             raise ValueError("a bidirectional placement needs a microbatch from either end, got 1: take 2 or more")
-        vars(self).update(num_ranks=P, num_microbatches=M, stages_per_rank=each)
+        accept(self, num_ranks=P, num_microbatches=M, stages_per_rank=each)
         self.costs.check(self.num_stages, P)
         self.memory.check(self.num_stages)
         if self.limit is not None:
-            vars(self)["limit"] = per_stage("limit", self.limit, inf)
+            accept(self, limit=per_stage("limit", self.limit, inf))
             check_length("limit", self.limit, P, "rank")
         self._check_durations()
         self._check_links()
@@ -195,7 +195,7 @@ class Problem:
         given = {"costs": self.costs, "memory": self.memory, "stages_per_rank": self.stages_per_rank}
         if self.placement == "one stage per rank" and max(rooms) < inf and min(sizes):
             given["limit"] = max(1, min(int(room / size) for room, size in zip(rooms, sizes, strict=True)))
-        of_placement = [builder for builder in ALL if builder.placement == self.placement]
+        of_placement = [builder for builder in known() if builder.placement == self.placement]
         yield from built(of_placement, self.num_ranks, self.num_microbatches, given)
 
     def known(self, more: Sequence[Schedule] = ()) -> list[Timeline]:

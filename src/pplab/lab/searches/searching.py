@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from ...builders.registry import ALL, build, register
+from ...builders import build, known, register
 from ...builders.registry import Rows as Built
 from ...costs import Costs, of_stage
 from ...errors import expect, number, positive_int, shown
@@ -198,7 +198,7 @@ class _Search:
         """The registry's schedules that have this placement, within the limits."""
         problem, M = self.problem, self.problem.num_microbatches
         yield problem.one_at_a_time()
-        others = [builder for builder in ALL if builder.name not in _SEARCHED]
+        others = [builder for builder in known() if builder.name not in _SEARCHED]
         given = {"costs": problem.costs, "stages_per_rank": problem.stages_per_rank}
         yield from filter(problem.allows, built(others, problem.num_ranks, M, given))
 

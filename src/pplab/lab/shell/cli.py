@@ -123,12 +123,12 @@ def _closed(name: str, error: BrokenPipeError) -> int:
 
 def _schedules(given: argparse.Namespace) -> None:
     names = ("name", "placement", "rules", "options", "source")
-    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.ALL}
+    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.known()}
     if given.json:
-        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.ALL)
+        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.known())
         say(json.dumps(list(listed), indent=1))
         return
-    for b in builders.ALL:
+    for b in builders.known():
         say(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
         say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
 

@@ -119,9 +119,9 @@ def _extras(given: argparse.Namespace) -> tuple[list[Extra], Mps | None]:
     """What the flags of EXTRAS ask for: of the run, and of its pool. ValueError for what doesn't go together."""
     from ...runtime import Extra
     from ..against_torch import TorchEngine
-    from ..extras import Meter
+    from ..extras import Causes, Meter
 
-    extras, beside = [Meter()], None
+    extras, beside = [Meter(), *([Causes()] if given.check_gradients else [])], None
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
         if value is None or value is False:
@@ -145,8 +145,7 @@ def _train_in_pool(
     beside: Mps | None,
     **options: object,
 ) -> Run:
-    from ...runtime import Pool
-    from ...runtime.options import make_job
+    from ...runtime import Pool, make_job
 
     num_ranks = schedule.num_ranks
     make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
@@ -191,8 +190,7 @@ def _predict_flags() -> Iterator[Flag]:
 
 
 def _bench(given: argparse.Namespace) -> None:
-    from ...runtime import Pool
-    from ...runtime.options import make_job
+    from ...runtime import Pool, make_job
     from ..against_torch import HEADINGS, TorchEngine, versus
 
     schedule, workload, rounds = schedule_of(given), workload_of(given), positive_int("rounds", given.rounds)

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ...runtime.gpu import TIES
+from ...runtime import gpu
 
 _TAG = 2**31 - 1  # of the messages that ask for the time
 
@@ -22,13 +22,13 @@ def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
     message = torch.zeros(1, dtype=torch.int64)
     if rank == 0:
         for other in range(1, num_ranks):
-            for _ in range(TIES):
+            for _ in range(gpu.TIES):
                 dist.recv(message, other, tag=_TAG)
                 message[0] = time.perf_counter_ns()
                 dist.send(message, other, tag=_TAG)
         return 0, 0
     readings = []
-    for _ in range(TIES):
+    for _ in range(gpu.TIES):
         before = time.perf_counter_ns()
         dist.send(message, 0, tag=_TAG)
         dist.recv(message, 0, tag=_TAG)

@@ -34,12 +34,18 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from ...runtime import Extra, Run, Workload, gpu
-from ...runtime.devices import choose_transport, notes
-from ...runtime.options import make_job
-from ...runtime.pool import make_run
-from ...runtime.rank import RankContext
-from ...runtime.reference import check_gradients
+from ...runtime import (
+    Extra,
+    RankContext,
+    Run,
+    Workload,
+    check_gradients,
+    choose_transport,
+    gpu,
+    make_job,
+    make_run,
+    notes,
+)
 from ...schedule import Schedule
 from .hosts import ahead_of_rank_0
 
@@ -90,15 +96,15 @@ def train_here(
         with ExitStack() as during:
             for extra in job.extras:
                 extra.check_devices(job, [str(place)], transport)
-                during.enter_context(extra.during(job, lambda: [context.place]))
+                during.enter_context(extra.during(job, lambda: [context.status]))
             reports = None if rank else [None] * num_ranks
             dist.gather_object(job.engine(context, job), reports)
             run = None
             if rank == 0:
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                cores = len(os.sched_getaffinity(0))
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
                 gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
-                run = make_run(job, reports, gradients, devices, transport, notes(devices, cores, device))
+                run = make_run(job, reports, gradients, devices, notes(devices, cores, device))
                 if ahead is not None:
                     tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
                     off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...actions import Action, F, Overlap, W
 from ...lowering import lower
-from ...runtime.executor import Executor
+from ...runtime import Executor
 from ...schedule import Schedule
 
 

@@ -21,11 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import PerStage, check_length, of_stage, per_stage
-from ...errors import positive_int
-from ...runtime import Batch, Extra, Listener, Stage
-from ...runtime.gpu import cuda
-from ...runtime.options import Job
-from ...runtime.training import Rank
+from ...errors import accept, positive_int
+from ...runtime import Batch, Extra, Job, Listener, Rank, Stage, cuda
 from ..extras import Recompute, readable_bytes
 from .offload import Offload, leaving_of
 
@@ -106,7 +103,7 @@ class ToHost(Extra):
     name = "to_host"
 
     def __post_init__(self) -> None:
-        vars(self)["share"] = per_stage("share", self.share, 1)
+        accept(self, share=per_stage("share", self.share, 1))
         positive_int("ahead", self.ahead)
 
     def check(self, job: Job) -> Job:
