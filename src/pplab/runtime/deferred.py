@@ -65,7 +65,12 @@ class SplitLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: nn.Linear,
+        deferred: Deferred,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.deferred = layer, deferred

@@ -152,7 +152,9 @@ def oom_kills() -> int:
     says.
     """
     try:
-        return int(re.findall(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[0])
+        return int(
+            re.findall(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[0]
+        )
     except (OSError, IndexError):
         return 0
 

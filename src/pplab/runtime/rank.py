@@ -5,9 +5,9 @@ what it reports of them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn

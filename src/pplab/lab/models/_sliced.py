@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -145,7 +145,7 @@ class SlicedGPT(GPT):
 class Slice(Batch):
     """A slice of a microbatch; its `place` is read by the host."""
 
-    def to(self, device: torch.device) -> Slice:
+    def to(self, device: torch.device) -> Batch:
         """The slice on `device`, but for its place: a GPU that were asked for it would have to be waited for."""
         return replace(super().to(device), context=self.context)
 
@@ -156,7 +156,7 @@ class SlicedBatch(Batch):
 
     lengths: tuple[int, ...] = field(kw_only=True)
 
-    def microbatches(self, num_microbatches: int) -> list[Batch]:
+    def microbatches(self, num_microbatches: int) -> list[Any]:
         """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all of a microbatch's."""
         count, rest = divmod(num_microbatches, len(self.lengths))
         if rest:
