@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import get_type_hints
 from zipfile import ZipFile
 
 import names
@@ -163,17 +164,19 @@ def test_the_stubs_say_what_packages_give():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", names.packages(), ids=lambda path: path.parent.name)
 def test_the_names_are_those_of_the_running_package(path):
-    package, found = importlib.import_module(".".join(path.parent.relative_to(names.HOUSE.parent).parts)), names.homes(path)
+    package, found = (
+        importlib.import_module(".".join(path.parent.relative_to(names.HOUSE.parent).parts)),
+        names.homes(path),
+    )
     assert set(package.__all__) <= found.keys()  # pplab.runtime has more, for lab
     assert [name for name in found if not hasattr(package, name)] == []
 
 
+@pytest.mark.slow
 def test_what_a_run_can_be_asked_for_are_its_options():
-    pytest.importorskip("torch")
     from pplab.runtime.options import Asked, Options
 
-    fields = {name: kind for name, kind in Options.__annotations__.items()}
-    assert Asked.__annotations__ == fields
+    assert get_type_hints(Asked) == get_type_hints(Options)
 
 
 @pytest.mark.slow
