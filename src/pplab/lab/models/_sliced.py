@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -156,7 +156,7 @@ class SlicedBatch(Batch):
 
     lengths: tuple[int, ...] = field(kw_only=True)
 
-    def microbatches(self, num_microbatches: int) -> list[Any]:
+    def microbatches(self, num_microbatches: int) -> list:
         """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all of a microbatch's."""
         count, rest = divmod(num_microbatches, len(self.lengths))
         if rest:
