@@ -160,7 +160,7 @@ class Columns:
     num_microbatches: int
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]]) -> Columns:
+    def of(cls, rows: Sequence[Sequence]) -> Columns:
         """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number
         of at least 0, or that is so large that most are missing, before anything of that size is
         made.

@@ -5,8 +5,6 @@ clock.
 needs of these files.
 """
 
-from typing import TYPE_CHECKING
-
 from ..optional import bring as _bring
 from ..optional import lazily as _lazily
 
@@ -41,9 +39,6 @@ from .workload import (
     names_in_whole,
 )
 
-if TYPE_CHECKING:
-    from .gpu import cuda
-    from .reduction import Reducer
 # These open where a rank computes on a GPU, and where weights have copies.
 _, __getattr__, _ = _lazily(__name__, {"gpu": "cuda", "reduction": "Reducer"})
 

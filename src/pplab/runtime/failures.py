@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -98,7 +98,7 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
     return RankError(rank, action, cause, _printed(ranks, rank).strip())
 
 
-def remedy(error: str, action: object = None) -> str:
+def remedy(error: str, action: Any = None) -> str:
     """What to do about an error of the system's, or of Python's at an action, that a user can do
     something about.
     """
@@ -152,8 +152,10 @@ def oom_kills() -> int:
     says.
     """
     try:
-        return int(re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[1])
-    except (OSError, TypeError):
+        return int(
+            re.findall(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[0]
+        )
+    except (OSError, IndexError):
         return 0
 
 
@@ -232,7 +234,7 @@ def _excuse(status: Status) -> tuple[bool, ...]:
     return status.waits, status.doing != "idle", not whereabouts(status.doing)[0]
 
 
-def whereabouts(phase: str, now: bool = False) -> tuple[object, str]:
+def whereabouts(phase: str, now: bool = False) -> tuple[Any, str]:
     """The action in a phase such as "at 1F2" or "waits at 0B0 for 0RECV_B0", None if there is none,
     and the words.
     """

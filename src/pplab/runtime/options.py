@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import nn
@@ -24,9 +24,19 @@ MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optim
 _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
 
 
-def option(default: object, says: str) -> object:
+def option(default: object, says: str) -> Any:
     """A field of `Options` that says what it is for."""
     return field(default=default, metadata={"says": says})
+
+
+class Asked(TypedDict, total=False):
+    """The fields of `Options`, as keywords that editors and type checkers know."""
+
+    steps: int
+    warmup: int
+    check_gradients: bool
+    optimizer: MakeOptimizer | None
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Options:
             )
 
     @classmethod
-    def of(cls, **options: object) -> Options:
+    def of(cls, **options: Any) -> Options:
         """Options from keywords; ValueError with the nearest names for one that there isn't."""
         known = [each.name for each in fields(cls)]
         for name in options.keys() - known:

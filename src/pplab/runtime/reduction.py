@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ class _Bucket:
 
     parameters: list[list[nn.Parameter]]
     group: dist.ProcessGroup | None  # None where this rank alone has them
-    flat: torch.Tensor | None = None
+    flat: torch.Tensor | Any = None
     work: dist.Work | None = None
 
 
@@ -56,7 +56,7 @@ class Reducer(Listener):
         held, parameters = {}, {}
         for name, places in tied.items():
             held[name] = tuple(stage for stage, _ in places)
-            parameters[name] = [[own.pop(tuple(at)) for at in places if tuple(at) in own]]
+            parameters[name] = [[own.pop((*at,)) for at in places if (*at,) in own]]
         for stage in range(self.schedule.num_stages):
             held[name := f"stage {stage}"] = (stage,)
             parameters[name] = [[p] for at, p in own.items() if at[0] == stage and p.requires_grad]
