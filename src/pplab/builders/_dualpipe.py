@@ -90,15 +90,13 @@ def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int) -> lis
         row += [near(F), far(F)]
     waiting: deque[Action] = deque()  # weight gradients put off
 
-    def backward(stage: Local, split: bool) -> Action:
-        if not split:
-            return stage(B)
+    def split(stage: Local) -> Action:
         action = stage(I)
         waiting.append(stage(W))
         return action
 
     for _ in range(rest):  # 3
-        row += [backward(far, split=True), waiting.popleft(), far(F)]
+        row += [split(far), waiting.popleft(), far(F)]
     for i in range(M - 2 * reach + depth + 1):  # 4, the steady state
         if rest == 0 and i == 0:  # these two could be a pair; the published row has them apart
             row += [near(F), far(B)]
@@ -108,7 +106,8 @@ def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int) -> lis
     for _ in range(rest):  # 5
         row += [far(B), Overlap(far(F), near(B))]
     for i in range(2 * depth + 2):  # 6, both in turn, split from the middle on
-        row.append(backward((far, near)[i % 2], split=i > depth))
+        stage = (far, near)[i % 2]
+        row.append(split(stage) if i > depth else stage(B))
     for _ in range(rest):  # 7
-        row += [waiting.popleft(), backward(near, split=True)]
+        row += [waiting.popleft(), split(near)]
     return row + list(waiting)  # 8
