@@ -7,15 +7,12 @@ cause and the remedy.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from math import inf
+from collections.abc import Iterator
 from typing import NoReturn
 
 from .actions import COMPUTE, Action, B, F, I, Overlap, W, parts
-from .costs import check_length, of_stage, per_stage
 from .deps import needs
-from .errors import ScheduleError, expect, positive_int
-from .footprint import Memory
+from .errors import ScheduleError
 from .schedule import Schedule
 from .simulator import stuck_at
 
@@ -158,36 +155,3 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     at = graph.action(stuck[blamed])
     remedy = f"on rank {blamed}, run {graph.action(maker)} before {at}"
     return ScheduleError("deadlock: " + "; ".join(said), remedy, blamed, at)
-
-
-def check_limits(
-    schedule: Schedule,
-    max_in_flight: int | None,
-    memory: Memory | None,
-    limit: float | Sequence[float] | None,
-) -> None:
-    """Raise ScheduleError where a schedule that can run takes a rank above one of the limits of
-    `pplab.validate`.
-    """
-    forwards = Memory(unit="forwards' activations")
-    if max_in_flight is not None:
-        _check_memory(schedule, forwards, positive_int("max_in_flight", max_in_flight))
-    if limit is not None:
-        _check_memory(schedule, forwards if memory is None else memory, limit)
-
-
-def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[float]) -> None:
-    expect(Memory, memory=memory)
-    limits, unit = per_stage("limit", limit, inf), memory.unit and " " + memory.unit
-    check_length("limit", limits, schedule.num_ranks, "rank")
-    memory.check(schedule.num_stages)
-    for rank, row in enumerate(schedule.rows):
-        most, levels = of_stage(limits, rank), list(memory.levels(row))
-        before = memory.constant(schedule.stages_of(rank))
-        for item, (during, after) in zip(row, levels, strict=True):
-            if during > most:
-                cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {item}, "
-                cause += f"which needs {during - before:g} more, and the limit is {most:g}"
-                remedy = f"run a backward before {item}, or raise the limit to {max(levels)[0]:g}"
-                raise ScheduleError(cause, remedy, rank, item)
-            before = after

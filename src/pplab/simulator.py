@@ -13,7 +13,6 @@ from itertools import chain
 from .actions import COMPUTE
 from .costs import Costs
 from .errors import expect
-from .footprint import Memory
 from .schedule import Schedule
 from .timeline import Timeline
 
@@ -90,31 +89,17 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     return Timeline(schedule, starts[:count], ends[:count], unit=costs.unit)
 
 
-def validate(
-    schedule: Schedule,
-    *,
-    max_in_flight: int | None = None,
-    memory: Memory | None = None,
-    limit: float | Sequence[float] | None = None,
-) -> None:
+def validate(schedule: Schedule) -> None:
     """Raise ScheduleError unless every rank can run its row to the end: every action is there once,
-    in an order that never waits in a circle, within a memory limit. Linear in the number of
-    actions.
+    in an order that never waits in a circle. Linear in the number of actions.
 
     The error is of the first fault, with the rank, the action, the cause and what to change.
-    `max_in_flight`: the most forwards whose activations one rank may hold at once (see
-    `Schedule.peak_in_flight`). `limit`: the most that one rank may hold, or one value per rank, in
-    the unit of `memory`.
     """
     check_form(schedule)
     if not schedule.graph.whole or stuck_at(schedule):
         from .faults import explain
 
         explain(schedule)
-    if max_in_flight is not None or limit is not None:
-        from .faults import check_limits
-
-        check_limits(schedule, max_in_flight, memory, limit)
 
 
 def check_form(schedule: Schedule) -> None:

@@ -72,11 +72,10 @@ def calls() -> Iterator[tuple[str, str, Callable[[], object]]]:
         "simulate(...)": pp.simulate,
         "simulate(schedule, ...)": lambda v: figures(pp.simulate(SMALL, v)),
         "validate(...)": pp.validate,
-        "validate(max_in_flight=...)": lambda v: pp.validate(SMALL, max_in_flight=v),
-        "validate(limit=...)": lambda v: pp.validate(SMALL, limit=v),
-        "validate(memory=...)": lambda v: pp.validate(SMALL, memory=v, limit=9),
+        "check_memory(limit)": lambda v: lab.check_memory(SMALL, v),
+        "check_memory(memory=...)": lambda v: lab.check_memory(SMALL, 9, v),
         **{
-            f"Memory({name}=...)": lambda v, name=name: pp.validate(SMALL, memory=Memory(**{name: v}), limit=9)
+            f"Memory({name}=...)": lambda v, name=name: lab.check_memory(SMALL, 9, Memory(**{name: v}))
             for name in ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient", "unit")
         },
         "peak_held(...)": SMALL.peak_held,

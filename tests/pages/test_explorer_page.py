@@ -513,7 +513,7 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     with tab.expect_download() as download:
         tab.click(".pplab-csv")
     mine = lab.read_csv(Path(download.value.path()).read_text())
-    pp.validate(mine, max_in_flight=3)
+    lab.check_memory(mine, 3)
     assert pp.simulate(mine, pp.Costs(backward=2)).makespan == reference.makespan
     tab.click("[data-do='next level']")
     assert root.get_attribute("data-shows") == "latency" and "level=latency" in tab.url

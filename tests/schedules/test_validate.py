@@ -7,12 +7,12 @@ import pytest
 
 import pplab as pp
 from conftest import built, halves, is_ready, random_schedule, registry
-from pplab import simulator
+from pplab import lab, simulator
 
 
-def refuse(*rows: str, **options) -> pp.ScheduleError:
+def refuse(*rows: str) -> pp.ScheduleError:
     with pytest.raises(pp.ScheduleError) as caught:
-        pp.validate(pp.Schedule([row.split() for row in rows]), **options)
+        pp.validate(pp.Schedule([row.split() for row in rows]))
     assert isinstance(caught.value, ValueError)
     return caught.value
 
@@ -136,12 +136,11 @@ def test_an_awaited_overlap_is_named_by_the_half_that_is_awaited():
 
 def test_a_memory_cap_is_kept():
     s = pp.build("GPipe", num_ranks=2, num_microbatches=4)
-    pp.validate(s, max_in_flight=4)
-    error = refuse(*(" ".join(map(str, row)) for row in s.rows), max_in_flight=3)
-    assert "memory limit: rank 0 holds 3 forwards' activations when it reaches 0F3, which needs 1 more" in str(error)
-    assert "run a backward before 0F3" in error.remedy
-    with pytest.raises(ValueError, match="max_in_flight must be an integer of at least 1"):
-        pp.validate(s, max_in_flight=0)
+    lab.check_memory(s, 4)
+    said = "memory limit: rank 0 holds 3 forwards' activations when it reaches 0F3, which needs 1 more"
+    with pytest.raises(pp.ScheduleError, match=said) as caught:
+        lab.check_memory(s, 3)
+    assert "run a backward before 0F3" in caught.value.remedy
 
 
 def test_an_illegal_schedule_is_not_simulated():
@@ -253,14 +252,14 @@ def test_a_memory_limit_is_judged_right(rng):
         s = random_schedule(rng, overlap_share=0.3)
         memory = pp.Memory([rng.randint(1, 9) for _ in range(s.num_stages)], 1, recomputed=2, parameters=3)
         peaks = s.peak_held(memory)
-        pp.validate(s, memory=memory, limit=peaks)
+        lab.check_memory(s, peaks, memory)
         rank = rng.randrange(s.num_ranks)
         with pytest.raises(pp.ScheduleError, match=f"memory limit: rank {rank} holds") as caught:
-            pp.validate(s, memory=memory, limit=[peak - (r == rank) for r, peak in enumerate(peaks)])
+            lab.check_memory(s, [peak - (r == rank) for r, peak in enumerate(peaks)], memory)
         assert f"raise the limit to {peaks[rank]:g}" in caught.value.remedy and caught.value.action
     with pytest.raises(ValueError, match="limit has 9 values for"):
-        pp.validate(s, limit=[1] * 9)
-    pp.validate(s, limit=float("inf"))
+        lab.check_memory(s, [1] * 9)
+    lab.check_memory(s, float("inf"))
     for nonsense in (float("nan"), -1, True, "9"):
         with pytest.raises(ValueError, match="limit must be a number from 0 to inf"):
-            pp.validate(s, limit=nonsense)
+            lab.check_memory(s, nonsense)

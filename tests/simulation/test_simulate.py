@@ -83,7 +83,7 @@ def test_the_zero_bubble_papers_table(M):
     t = run("ZB-2P", 8, M, costs, costs=costs, memory=TRANSFORMER)
     assert round(t.span_bubble_fraction, 4) == ZB_2P[M]
     limit = 16 * TRANSFORMER.activation
-    pp.validate(t.schedule, memory=TRANSFORMER, limit=limit)
+    lab.check_memory(t.schedule, limit, TRANSFORMER)
     assert max(t.schedule.peak_held(TRANSFORMER)) > limit - TRANSFORMER.activation
 
 
@@ -104,10 +104,10 @@ def test_the_search_keeps_its_limit_and_never_loses_to_the_fixed_orders(P, M, ti
     costs = pp.Costs(F, I, W, latency=c)
     for name, limit, fixed in (("ZB-1P", P, "ZB-H1"), ("ZB-2P", 2 * P, "ZB-H2")):
         t = run(name, P, M, costs, costs=costs)
-        pp.validate(t.schedule, max_in_flight=limit)
+        lab.check_memory(t.schedule, limit)
         assert t.span_bubble_fraction <= run(fixed, P, M, costs).span_bubble_fraction + 1e-12
     for limit in (1, P + 1):
-        pp.validate(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, max_in_flight=limit)
+        lab.check_memory(run("ZB-1P", P, M, costs, costs=costs, limit=limit).schedule, limit)
 
 
 def test_the_loop_alone():
@@ -491,7 +491,7 @@ def test_v_half_and_v_min_take_no_longer_than_their_authors_orders(P, M):
     for name, theirs in zip(V_HELD, AUTHORS[P, M], strict=True):
         t = run(name, P, M)
         assert t.makespan == theirs if M >= 2 * P - 1 else t.makespan <= theirs, name
-        pp.validate(t.schedule, max_in_flight=V_HELD[name](P))
+        lab.check_memory(t.schedule, V_HELD[name](P))
 
 
 @pytest.mark.parametrize(("P", "M", "F", "I", "W"), AUTHORS_UNEQUAL)
@@ -546,7 +546,7 @@ def test_v_half_and_v_min_are_never_slower_than_their_blocks_repeated_and_hold_n
         plain = pp.simulate(repeated(name, P, M), costs)
         t = run(name, P, M, costs, costs=costs)
         assert t.makespan <= plain.makespan, (name, P, M, costs)
-        pp.validate(t.schedule, max_in_flight=max(plain.peak_in_flight))
+        lab.check_memory(t.schedule, max(plain.peak_in_flight))
         faster += t.makespan < plain.makespan
     assert faster > 40
 
@@ -734,7 +734,7 @@ def test_an_overlap_holds_what_both_halves_need():
     memory = pp.Memory(activation=10, weight_input=4)
     assert list(memory.levels(s.rows[0])) == [(10, 10), (10, 4), (14, 10), (20, 14), (14, 10), (10, 0)]
     with pytest.raises(pp.ScheduleError, match=r"holds 4 when it reaches \(0W0;0F1\)OVERLAP_W_F, which needs 10 more"):
-        pp.validate(s, memory=memory, limit=13)
+        lab.check_memory(s, 13, memory)
     assert lab.held_over_time(pp.simulate(s), memory)[0] == ([0, 2, 4, 6, 7, 9], [10, 14, 20, 14, 10, 0])
 
 

@@ -28,8 +28,8 @@ _ROOMS = {
         "sliced_row v_block v_half v_half_block v_min v_min_block with_all_to_all zb_v_block"
     ),
     "searches": (
-        "BestSoFar Floor Found Frontier Optimum Point Policy Problem floor frontier_chart frontiers optimum "
-        "search zb_1p zb_2p"
+        "BestSoFar Floor Found Frontier Optimum Point Policy Problem check_memory floor frontier_chart frontiers "
+        "optimum search zb_1p zb_2p"
     ),
     "shell": "train_here",
     "streams": (

@@ -114,6 +114,7 @@ from .searches import Optimum as Optimum
 from .searches import Point as Point
 from .searches import Policy as Policy
 from .searches import Problem as Problem
+from .searches import check_memory as check_memory
 from .searches import floor as floor
 from .searches import frontier_chart as frontier_chart
 from .searches import frontiers as frontiers

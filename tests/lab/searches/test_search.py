@@ -66,7 +66,7 @@ def test_the_search_keeps_its_limit_and_is_never_worse_than_what_is_known():
         limit = least + rng.choice([0, 1, 3, 20])
         goal = rng.choice(["makespan", "span"])
         found = lab.search(P, M, **given, limit=limit, goal=goal, tries=30)
-        pp.validate(found.schedule, memory=memory, limit=limit)
+        lab.check_memory(found.schedule, limit, memory)
         assert found.timeline.makespan == pp.simulate(found.schedule, costs).makespan
         for name, timeline in known(P, M, given["placement"], costs, memory, limit):
             if goal == "makespan":
@@ -137,7 +137,7 @@ def test_an_interrupted_search_gives_the_best_so_far_if_asked_to():
     given = {"placement": "V", "limit": 4, "on_progress": interrupt}
     found = lab.search(3, 6, **given, return_on_interrupt=True)
     assert "interrupted after 7 of" in found.note and found.note in str(found)
-    pp.validate(found.schedule, max_in_flight=4)
+    lab.check_memory(found.schedule, 4)
     with pytest.raises(KeyboardInterrupt):
         lab.search(3, 6, **given)
 
@@ -164,4 +164,4 @@ def test_a_placement_of_ones_own(placement, limit):
     """A W of four stages on each of two ranks; and ranks with different numbers of stages."""
     found = lab.search(2, 4, placement=placement, limit=limit, tries=100)
     assert found.schedule.placement == placement and found.timeline.makespan < 10 * len(placement)
-    pp.validate(found.schedule, max_in_flight=limit)
+    lab.check_memory(found.schedule, limit)

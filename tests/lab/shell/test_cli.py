@@ -291,8 +291,8 @@ def test_bench_compares_with_torch(capsys):
 def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     path = tmp_path / "gpipe.csv"
     path.write_text(lab.to_csv(pp.build("GPipe", num_ranks=2, num_microbatches=4)))
-    assert main(["validate", str(path), "--max-in-flight", "4"]) == 0
-    assert main(["validate", str(path), "--max-in-flight", "2"]) == 1
+    assert main(["validate", str(path), "--limit", "4"]) == 0
+    assert main(["validate", str(path), "--limit", "2"]) == 1
     assert "memory limit: rank 0" in capsys.readouterr().err
     assert main(["validate", str(path), "--activation", "3", "--limit", "12"]) == 0
     assert main(["validate", str(path), "--activation", "3", "--limit", "11"]) == 1

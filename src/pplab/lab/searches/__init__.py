@@ -12,6 +12,7 @@ __all__, __getattr__, __dir__ = lazily(
         "exact": "BestSoFar CLOSE Optimum optimum",
         "frontier": "COMMAND Frontier Point frontier_chart frontiers",
         "growth": "Policy",
+        "limits": "check_memory",
         "problem": "Problem",
         "searching": "Found search zb_1p zb_2p",
     },

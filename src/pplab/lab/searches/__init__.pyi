@@ -12,6 +12,7 @@ from .frontier import Point as Point
 from .frontier import frontier_chart as frontier_chart
 from .frontier import frontiers as frontiers
 from .growth import Policy as Policy
+from .limits import check_memory as check_memory
 from .problem import Problem as Problem
 from .searching import Found as Found
 from .searching import search as search

@@ -23,9 +23,10 @@ from ...costs import Costs, Link
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
 from ...schedule import Schedule
-from ...simulator import simulate, validate
+from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import num_messages, printable, read_csv, timeline_to_dict, to_csv, to_perfetto
+from ..searches import check_memory
 
 Flag = Mapping[str, Any]
 
@@ -181,8 +182,8 @@ def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = N
 
 def _validate(given: argparse.Namespace) -> None:
     schedule = _read(given.file, "stdin" if given.file == "-" else Path(given.file).name)
-    memory = Memory(given.activation, given.weight_input)
-    validate(schedule, max_in_flight=given.max_in_flight, memory=memory, limit=given.limit)
+    limit = inf if given.limit is None else given.limit
+    check_memory(schedule, limit, Memory(given.activation, given.weight_input))
     say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
 
 
@@ -329,8 +330,7 @@ _LINK: Flag = dict(
 )
 _MEMORY: tuple[Flag, ...] = (
     dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
-    dict(name="--max-in-flight", type=int, metavar="N", help="forwards that a rank may hold at once"),
-    dict(name="--limit", type=float, metavar="X", help="the most that a rank may hold, in activations"),
+    dict(name="--limit", type=float, metavar="X", help="the most that a rank may hold, in forwards' activations"),
     dict(name="--activation", type=_times, default=1, metavar="X", help="of a forward, per stage"),
     dict(name="--weight-input", type=_times, metavar="X", help="what stays of it after I (default: all)"),
 )
