@@ -4,8 +4,6 @@ can't show.
 
 import fcntl
 import os
-import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,38 +19,31 @@ _PIPE_BYTES = 2**20
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
-def choose_transport(
-    num_ranks: int, device: str, transport: str, one_host: bool = True
-) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or
-    NCCL.
+def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross between ranks of one host: memory that they share,
+    gloo, or NCCL.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
-    if one_host and sys.platform != "linux":
-        raise ValueError(
-            f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
-        )
-    by_host = "shared" if one_host else "gloo"
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
         raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
-        how = 'use "auto", by which ranks share what there is'
         raise ValueError(
-            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}'
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: use '
+            '"auto", by which ranks share what there is'
         )
     if transport == "auto":
-        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
+        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else "shared"
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
     if transport == "nccl" and blocking not in ("", "0"):
-        what = "makes every host wait for its GPU at every call"
-        why = f"{what}, and over NCCL hosts that wait hang most schedules"
-        how = f'unset it, or use transport="{by_host}"'
-        raise ValueError(f"CUDA_LAUNCH_BLOCKING={blocking} {why}: {how}")
+        raise ValueError(
+            f"CUDA_LAUNCH_BLOCKING={blocking} makes every host wait for its GPU at every call, and "
+            'over NCCL hosts that wait hang most schedules: unset it, or use transport="shared"'
+        )
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
@@ -142,12 +133,7 @@ def join(
     """
     os.environ.update(environment)
     torch.set_num_threads(threads)
-    # A pool's ranks are all on this host.
-    named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    known = [name for _, name in socket.if_nameindex()]
-    if not set(named.split(",")) <= set(known):
-        there = ", ".join(known)
-        raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {there}: unset it")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a pool's ranks are all on this host
     if context.device.type == "cuda":
         from .gpu import ENVIRONMENT, take
 

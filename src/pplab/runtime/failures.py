@@ -123,9 +123,7 @@ def remedy(error: str, action: object = None) -> str:
     return ""
 
 
-def different_batches(
-    digests: Sequence[int], step: int, alike: bool, several_hosts: bool
-) -> ValueError:
+def different_batches(digests: Sequence[int], step: int, alike: bool) -> ValueError:
     """Ranks have batches with these digests; `alike`: a rank that makes its own again has the
     same.
     """
@@ -134,17 +132,12 @@ def different_batches(
         ranks = [str(rank) for rank, digest in enumerate(digests) if digest == each]
         sides.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}")
     why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
-    remedy = (
-        "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks "
-        "alike"
+    return ValueError(
+        f"{' and '.join(sides)} have different batches for step {step}: {why}; `batch(step)` must "
+        "depend on the step alone: seed what draws with the step, on all ranks alike (ranks on "
+        "several hosts, whose CPUs may round floats differently: compute inputs once, and load "
+        "them)"
     )
-    if several_hosts:
-        remedy += (
-            "; all bits count, and other CPUs may round floats differently: compute inputs once, "
-            "and load them"
-        )
-    sides = " and ".join(sides)
-    return ValueError(f"{sides} have different batches for step {step}: {why}; {remedy}")
 
 
 def oom_kills() -> int:

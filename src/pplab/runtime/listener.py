@@ -133,9 +133,7 @@ def _around(listeners: list[Listener], event: str, what: Any) -> Iterator[None]:
 
 @dataclass
 class StepTrace:
-    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are
-    several.
-    """
+    """One step of one rank, in nanoseconds of its host's clock."""
 
     actions: list[tuple[Item, int, int]]
     others: list[tuple[Action | str, int, int]]
@@ -151,25 +149,20 @@ class Clock(Listener):
     took time.
 
     Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock,
-    which all processes of the host share. `ahead()` says by how many it is ahead of rank 0's
-    host's, and how far off that can be.
+    which all processes of the host share.
     """
 
     events = frozenset(("step", "item", "receive", "again"))
     mark = staticmethod(time.perf_counter_ns)
     error_ns = 0  # how far off the host's clock this step's marks can be
 
-    def __init__(self, ahead: Callable[[], tuple[int, int]] | None = None):
-        self.ahead = ahead
+    def __init__(self) -> None:
         self.traces: list[StepTrace] = []
-        self._offset = (0, 0)
 
     def tie(self) -> None:
-        """Tie the clocks: before the barrier at which a step starts, because it takes ranks
-        different times.
+        """Tie marks to the host's clock: before the barrier at which a step starts, because it
+        takes ranks different times.
         """
-        if self.ahead is not None:
-            self._offset = self.ahead()
 
     def catch_up(self) -> None:
         """Wait until all marks can be read."""
@@ -205,14 +198,9 @@ class Clock(Listener):
 
     def _finish(self, start: object, end: object) -> None:
         self.catch_up()
-        ahead, error = self._offset
-
-        def at(mark: object) -> int:
-            return self.read(mark) - ahead
-
         items, waits, again = (
-            [(what, at(first), at(last)) for what, first, last in self._found[event]]
+            [(what, self.read(first), self.read(last)) for what, first, last in self._found[event]]
             for event in ("item", "receive", "again")
         )
-        error += self.error_ns
-        self.traces.append(StepTrace(items, waits, at(start), at(end), again, error))
+        start, end = self.read(start), self.read(end)
+        self.traces.append(StepTrace(items, waits, start, end, again, self.error_ns))

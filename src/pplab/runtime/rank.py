@@ -60,7 +60,7 @@ class Rank:
         named = [(name, p) for p, name in self.names.items() if p.requires_grad]
         make = job.options.optimizer
         self.optimizer = make(named) if make and named else None
-        self.clock = Clock(context.ahead)
+        self.clock = Clock()
         if context.device.type == "cuda":
             from .gpu import CudaClock
 
@@ -179,7 +179,7 @@ class Rank:
             digests: list = [None] * self.context.num_ranks
             dist.all_gather_object(digests, digest)
             alike = digest == self.job.workload.batch(number).digest()
-            raise different_batches(digests, number, alike, self.context.ahead is not None)
+            raise different_batches(digests, number, alike)
 
 
 class Whereabouts(Listener):
