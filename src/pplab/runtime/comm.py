@@ -141,9 +141,8 @@ class SharedComm(Comm):
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
-        if not self.pipes.ends.keys() >= set(channels):
-            with naming("opening the channels"):
-                self.pipes.open(channels)
+        with naming("opening the channels"):
+            self.pipes.open(channels)
 
     def post(self, receive: Action) -> None:
         """Nothing to do: the sender brings the memory."""

@@ -4,7 +4,7 @@ can't show.
 
 import fcntl
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,12 +58,9 @@ def usable_gpus(device: str) -> tuple[int, str]:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if device == "cpu" or hidden or not _DRIVER.exists():
         return 0, ""
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-    return (
-        0,
-        f"torch {torch.__version__}, built for {built}, can't use the GPU that is there with "
-        f"driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it "
-        "needs",
+    return 0, (
+        f"torch {torch.__version__} can't use the GPU that is there with driver "
+        f"{_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs"
     )
 
 
@@ -92,7 +89,6 @@ class Pipes:
 
     rank: int
     folder: Path
-    barrier: Callable[[], None]
     ends: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -100,6 +96,8 @@ class Pipes:
         pairs.
         """
         new = [pair for pair in pairs if pair not in self.ends]
+        if not new:
+            return
         self.ends |= dict.fromkeys(new, -1)  # those of others, too: every rank finds the same new
         to_me = [pair for pair in new if pair[1] == self.rank]
         for pair in to_me:
@@ -107,12 +105,12 @@ class Pipes:
             # Without waiting, for there is no writer yet.
             self.ends[pair] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             os.set_blocking(self.ends[pair], True)
-        self.barrier()
+        dist.barrier()
         for pair in new:
             if pair[0] == self.rank:
                 self.ends[pair] = os.open(self._path(*pair), os.O_WRONLY)
                 fcntl.fcntl(self.ends[pair], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self.barrier()
+        dist.barrier()
         for pair in to_me:
             os.unlink(self._path(*pair))
 
@@ -145,5 +143,5 @@ def join(
     ranks = {"rank": context.rank, "world_size": context.num_ranks, "timeout": context.timeout}
     dist.init_process_group("gloo", store=dist.PrefixStore("pplab", context.store), **ranks)
     if context.transport == "shared":
-        context.pipes = Pipes(context.rank, Path(folder), dist.barrier)
+        context.pipes = Pipes(context.rank, Path(folder))
     return context

@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..actions import Action, Item
@@ -139,8 +139,6 @@ class StepTrace:
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
-    # Stage, start and end of a forward that ran a second time.
-    again: list[tuple[int, int, int]] = field(default_factory=list)
     error_ns: int = 0  # how far off that clock these times can be
 
 
@@ -152,7 +150,7 @@ class Clock(Listener):
     which all processes of the host share.
     """
 
-    events = frozenset(("step", "item", "receive", "again"))
+    events = frozenset(("step", "item", "receive"))
     mark = staticmethod(time.perf_counter_ns)
     error_ns = 0  # how far off the host's clock this step's marks can be
 
@@ -174,7 +172,7 @@ class Clock(Listener):
     def begin(self, event: str, what: Any) -> None:
         """Mark the start."""
         if event == "step":
-            self._found: dict[str, list] = {"item": [], "receive": [], "again": []}
+            self._found: dict[str, list] = {"item": [], "receive": []}
             self._open: list[object] = []
         self._open.append(self.mark())
 
@@ -198,9 +196,9 @@ class Clock(Listener):
 
     def _finish(self, start: object, end: object) -> None:
         self.catch_up()
-        items, waits, again = (
-            [(what, self.read(first), self.read(last)) for what, first, last in self._found[event]]
-            for event in ("item", "receive", "again")
+        items, others = (
+            [(what, self.read(first), self.read(last)) for what, first, last in found]
+            for found in self._found.values()
         )
         start, end = self.read(start), self.read(end)
-        self.traces.append(StepTrace(items, waits, start, end, again, self.error_ns))
+        self.traces.append(StepTrace(items, others, start, end, self.error_ns))

@@ -5,7 +5,7 @@ before ranks start is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,11 +24,6 @@ MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optim
 _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
 
 
-def option(default: object, says: str) -> object:
-    """A field of `Options` that says what it is for."""
-    return field(default=default, metadata={"says": says})
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a
@@ -39,14 +34,12 @@ class Options:
     measured row.
     """
 
-    steps: int = option(3, "measured steps")
-    warmup: int = option(1, "steps before them, which change no weight")
-    check_gradients: bool = option(False, "compare the first step's gradients with one process's")
-    optimizer: MakeOptimizer | None = option(
-        None, f"makes an optimizer of (name, weight) pairs ({_SGD}); none: weights stay"
-    )
-    autocast: torch.dtype | None = option(
-        None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it"
+    steps: int = 3  # measured ones
+    warmup: int = 1  # before them; they change no weight
+    check_gradients: bool = False  # compare the first step's gradients with one process's
+    optimizer: MakeOptimizer | None = None  # None: weights stay as they are
+    autocast: torch.dtype | None = (
+        None  # of mixed precision; by torch.bfloat16, float32 crosses in it
     )
 
     def __post_init__(self) -> None:

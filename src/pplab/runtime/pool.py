@@ -222,14 +222,12 @@ def make_run(
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
     for extra in job.extras:
         notes = extra.notes(devices, notes)
-    notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
+    notes = [*job.workload.notes, *notes]
     if unsplit := ", ".join(sorted(set().union(*(report.unsplit for report in reports)))):
         notes.append(
             f"gradients of weights in {unsplit} are computed with the input's, not put off"
         )
-    if again := sorted({stage for trace in traces for stage, _, _ in trace.again}):
-        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, again))}")
-    clock_error_ms = max(trace.error_ns for trace in traces) / 1e6
+    clock_error_ms = max(trace.error_ns for each in steps for trace in each) / 1e6
     if clock_error_ms > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     first_loss, *losses = map(sum, zip(*((r.first_loss, *r.losses) for r in reports), strict=True))

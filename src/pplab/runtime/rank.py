@@ -251,10 +251,12 @@ def connect(context: RankContext, rows: Sequence[LoweredRow], home: Home) -> Com
         from .process_groups import GroupComm as make
     context.runs += 1
     comm = make(context, home, f"run{context.runs}")
-    channels = set()
-    for rank, row in enumerate(rows):
-        sends = [item for item in row if parts(item)[0].kind in (SEND_F, SEND_B)]
-        channels |= {(rank, comm.peer(send)) for send in sends}
+    channels = {
+        (rank, comm.peer(item))
+        for rank, row in enumerate(rows)
+        for item in row
+        if isinstance(item, Action) and item.kind in (SEND_F, SEND_B)
+    }
     context.watch("opening the channels", True)
     comm.warm_up(sorted(channels))  # one order for all ranks
     context.watch("setting up")

@@ -243,7 +243,7 @@ def test_what_cannot_be_done_is_said(make, message):
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        (modules.workload(nn.Linear(6, 6), modules.Masked()), "1F0: .*'mask': stage 1 gets .*put 'mask' there"),
+        (modules.workload(nn.Linear(6, 6), modules.Masked()), "1F0: .*'mask': a stage gets .*Batch.context by name"),
         (
             modules.Misplaced([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), mse_loss),
             r"tied\(2\) names 'head.weight' of stage 1, which has the parameters \['1.weight', '1.bias'\]",

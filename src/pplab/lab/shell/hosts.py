@@ -64,7 +64,7 @@ class _Tying(Listener):
     def end(self, event: str, what: object) -> None:
         traces = self.rank.clock.traces
         trace = traces[-1]
-        lists = {name: [self._moved(*each) for each in getattr(trace, name)] for name in ("actions", "others", "again")}
+        lists = {name: [self._moved(*each) for each in getattr(trace, name)] for name in ("actions", "others")}
         _, start, end = self._moved(None, trace.start, trace.end)
         traces[-1] = replace(trace, start=start, end=end, error_ns=trace.error_ns + self._error_ns, **lists)
 
