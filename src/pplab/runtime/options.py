@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,11 +13,8 @@ from torch import nn
 from ..errors import accept, positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
+from .listener import Extra
 from .workload import Workload, check_divides, check_workload
-
-if TYPE_CHECKING:
-    from .listener import Extra
-
 
 MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
@@ -38,9 +34,7 @@ class Options:
     warmup: int = 1  # before them; they change no weight
     check_gradients: bool = False  # compare the first step's gradients with one process's
     optimizer: MakeOptimizer | None = None  # None: weights stay as they are
-    autocast: torch.dtype | None = (
-        None  # of mixed precision; by torch.bfloat16, float32 crosses in it
-    )
+    autocast: torch.dtype | None = None  # of mixed precision; float32 crosses in torch.bfloat16
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0)):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,13 +22,11 @@ from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import Job, make_job
+from .processes import Ranks
+from .rank import RankReport
+from .reference import GradientReport, check_gradients
 from .report import Machine, Run
 from .workload import Workload
-
-if TYPE_CHECKING:
-    from .processes import Ranks
-    from .rank import RankReport
-    from .reference import GradientReport
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
@@ -99,8 +96,6 @@ class Pool:
                 during.enter_context(extra.during(job, self.statuses))
             reports, gradients = self.run(job.engine, job), None
             if job.options.check_gradients:
-                from .reference import check_gradients
-
                 gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
             return make_run(job, reports, gradients, self.devices, self.notes)
 
@@ -123,8 +118,6 @@ class Pool:
                 raise
 
     def _start(self) -> Ranks:
-        from .processes import Ranks
-
         self._ranks = Ranks()
         self._ranks.start(self)
         collect(self._ranks, self.timeout_s)  # each says that it is ready

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,8 @@ from torch import nn
 
 from .comm import naming
 from .listener import Listener
+from .rank import Rank
 from .workload import Places
-
-if TYPE_CHECKING:
-    from .rank import Rank
 
 
 @dataclass

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..schedule import plural
+from .context import RankContext
+from .options import Job
+from .rank import RankReport
 from .stage import autocast
 from .workload import Workload
-
-if TYPE_CHECKING:
-    from .context import RankContext
-    from .options import Job
-    from .rank import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -76,8 +73,8 @@ class GradientReport:
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        found = plural(len(self.parameters), "parameter")
-        found += f", largest difference {self.difference:.1e}"
+        count = plural(len(self.parameters), "parameter")
+        found = f"{count}, largest difference {self.difference:.1e}"
         if self.equal:
             return f"equal to one process ({found})"
         differs = f"NOT equal to one process ({found}, in {self.worst})"

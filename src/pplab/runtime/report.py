@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
@@ -17,9 +17,7 @@ from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .listener import StepTrace
 from .options import Job
-
-if TYPE_CHECKING:
-    from .reference import GradientReport
+from .reference import GradientReport
 
 
 @dataclass(frozen=True)

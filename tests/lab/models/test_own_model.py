@@ -176,7 +176,7 @@ def with_field(**fields: object) -> Modules:
     ("workload", "message"),
     [
         (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
-        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of it"),
+        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of a module"),
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
         (with_field(name=3), "Modules needs a name in words"),
         (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
