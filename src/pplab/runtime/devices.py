@@ -99,23 +99,21 @@ class Pipes:
         if not new:
             return
         self.ends |= dict.fromkeys(new, -1)  # those of others, too: every rank finds the same new
+        paths = {pair: self.folder / f"{pair[0]}-{pair[1]}" for pair in new}
         to_me = [pair for pair in new if pair[1] == self.rank]
         for pair in to_me:
-            os.mkfifo(path := self._path(*pair))
+            os.mkfifo(paths[pair])
             # Without waiting, for there is no writer yet.
-            self.ends[pair] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.ends[pair] = os.open(paths[pair], os.O_RDONLY | os.O_NONBLOCK)
             os.set_blocking(self.ends[pair], True)
         dist.barrier()
         for pair in new:
             if pair[0] == self.rank:
-                self.ends[pair] = os.open(self._path(*pair), os.O_WRONLY)
+                self.ends[pair] = os.open(paths[pair], os.O_WRONLY)
                 fcntl.fcntl(self.ends[pair], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         dist.barrier()
         for pair in to_me:
-            os.unlink(self._path(*pair))
-
-    def _path(self, source: int, target: int) -> Path:
-        return self.folder / f"{source}-{target}"
+            os.unlink(paths[pair])
 
 
 def join(
@@ -140,8 +138,13 @@ def join(
     context.status = status
     context.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout)
     context.watch("joining the others", True)
-    ranks = {"rank": context.rank, "world_size": context.num_ranks, "timeout": context.timeout}
-    dist.init_process_group("gloo", store=dist.PrefixStore("pplab", context.store), **ranks)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("pplab", context.store),
+        rank=context.rank,
+        world_size=context.num_ranks,
+        timeout=context.timeout,
+    )
     if context.transport == "shared":
         context.pipes = Pipes(context.rank, Path(folder))
     return context

@@ -37,8 +37,8 @@ class Options:
     autocast: torch.dtype | None = None  # of mixed precision; float32 crosses in torch.bfloat16
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0)):
-            accept(self, **{name: positive_int(name, getattr(self, name), least)})
+        accept(self, steps=positive_int("steps", self.steps))
+        accept(self, warmup=positive_int("warmup", self.warmup, 0))
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"

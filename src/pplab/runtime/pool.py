@@ -153,8 +153,8 @@ class Pool:
         self.close()
 
     def __repr__(self) -> str:
-        devices, state = ", ".join(dict.fromkeys(self.devices)), "up" if self._ranks else "down"
-        return f"<Pool of {self.num_ranks} ranks on {devices}, {self.transport}, {state}>"
+        state = "up" if self._ranks else "down"
+        return f"<Pool of {self.num_ranks} ranks on {self.devices}, {self.transport}, {state}>"
 
 
 def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
@@ -195,9 +195,9 @@ def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
     ended.
     """
     poll, ends = select.poll(), {ranks.processes[rank].sentinel: rank for rank in pending}
-    for end in ends:
+    for end, rank in ends.items():
+        mail = ranks.mails[rank]
         poll.register(end, select.POLLIN)
-    for mail in (ranks.mails[rank] for rank in pending):
         poll.register(mail.pipe, select.POLLIN | (select.POLLOUT if mail.unsent else 0))
     return {ends[at] for at, _ in poll.poll(POLL_S * 1000) if at in ends}
 

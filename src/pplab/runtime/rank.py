@@ -127,12 +127,12 @@ class Rank:
                     losses.append(self.step(run_row, len(losses), update=True))
                     self.context.status.steps = len(losses)
         self.context.watch("reporting")
-        splitting = [stage.deferred.unsplit for stage in self.stages.values() if stage.split]
+        splitting = [stage.deferred for stage in self.stages.values() if stage.split]
+        unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)
         extras = tuple(listener.report() for listener in self._extras)
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
-        unsplit = frozenset().union(*splitting)
         return RankReport(traces, losses, first_loss, gradients, unsplit, extras, self.transport)
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
