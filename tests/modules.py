@@ -6,23 +6,18 @@ import importlib.util
 import itertools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from pplab import lab
 from pplab.lab.models import Modules
-from pplab.lowering import LoweredRow
-from pplab.runtime import Batch, Executor, Extra, Job, Listener, Rank, RankContext, RankReport, Workload
+from pplab.runtime import Batch, Executor, Extra, Job, Listener, Rank, RankContext, Workload
 from pplab.runtime import context as rank_context
-from pplab.schedule import Schedule
 
 
 def batch(size: int = 8, width: int = 6) -> Batch:
@@ -155,32 +150,6 @@ class Reads(nn.Module):
         """(B, T) or (B, T, 6), with a mask (B, T), to (B, T, labels)."""
         seen = attention_mask[..., None].float()
         return self.linear((self.start(x) * seen).cumsum(1) / seen.cumsum(1).clamp(min=1)).tanh()
-
-
-@dataclass(frozen=True)
-class LoweredByUs(lab.TorchEngine):
-    """torch's interpreter on rows with our own sends and receives, as they stand."""
-
-    rows: tuple[LoweredRow, ...] = ()
-
-    def check(self, job: Job) -> Job:
-        return replace(super().check(job), engine=partial(_train_lowered, rows=self.rows))
-
-
-def _train_lowered(context: RankContext, job: Job, rows: tuple[LoweredRow, ...]) -> RankReport:
-    from pplab.lab.against_torch import torch_engine
-
-    torch_engine.load_rows = partial(_load_lowered, rows)  # of this rank's process
-    return torch_engine.train_torch(context, job)
-
-
-def _load_lowered(rows: tuple[LoweredRow, ...], runner: object, schedule: Schedule) -> None:
-    """With `REDUCE_GRAD` of every stage at the rows' ends, where torch divides gradients by the microbatches."""
-    ends = [[f"{stage}REDUCE_GRAD" for stage in schedule.stages_of(r)] for r in range(schedule.num_ranks)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.csv")
-        path.write_text(lab.to_csv([[*row, *end] for row, end in zip(rows, ends, strict=True)]))
-        runner._load_csv(str(path), format="compute_comms")
 
 
 class Padded(Batch):

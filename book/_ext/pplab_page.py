@@ -81,7 +81,8 @@ def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
     for group in buttons:
         for button in group.get("buttons", []):
             if button.get("text") == "Colab":
-                button["tooltip"] = f'Open in Colab; first run there: %pip install "pplab[plot,run] @ git+{address}"'
+                install = f"!git clone {address} course && pip install -e 'course[plot,run]'"
+                button["tooltip"] = f"Open in Colab; first run there, and restart: {install}"
 
 
 def name_logo(app, config) -> None:

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from .actions import Action, B, F, I, Kind, Overlap, W, parts
-from .errors import MOST, expect, number, shown
+from .errors import MOST, accept, expect, number, shown
 
 PerStage = float | Sequence[float]  # one number for all stages, or one for each
 PerMicrobatch = float | Sequence[PerStage]  # a stage may have one number for each microbatch, too
@@ -83,18 +83,15 @@ class Costs:
                 "forward, backward_input and backward_weight are all 0, and without work there is "
                 "nothing to compare idle time with: give one of them a duration above 0"
             )
-        pairs = {}
-        if isinstance(self.overlap, Mapping):
-            pairs = {pair: number("overlap", each) for pair, each in self.overlap.items()}
-            vars(self)["overlap"] = pairs
-        elif not isinstance(self.overlap, str):
-            pairs[F, B] = vars(self)["overlap"] = number("overlap", self.overlap)
-        elif self.overlap not in ("sum", "max"):
-            raise ValueError(
-                f'overlap must be "sum", "max" or a duration, got {shown(self.overlap)}'
-            )
-        vars(self)["_pairs"] = {_halves(pair): duration for pair, duration in pairs.items()}
-        vars(self).update(vars(Link(self.latency, self.bandwidth)))
+        overlap, pairs = self.overlap, {}
+        if isinstance(overlap, Mapping):
+            overlap = pairs = {pair: number("overlap", each) for pair, each in overlap.items()}
+        elif not isinstance(overlap, str):
+            overlap = pairs[F, B] = number("overlap", overlap)
+        elif overlap not in ("sum", "max"):
+            raise ValueError(f'overlap must be "sum", "max" or a duration, got {shown(overlap)}')
+        by_halves = {_halves(pair): duration for pair, duration in pairs.items()}
+        accept(self, overlap=overlap, _pairs=by_halves, **vars(Link(self.latency, self.bandwidth)))
         expect(Mapping, links=self.links)
         for item in self.links.items():
             match item:
@@ -189,7 +186,7 @@ class Costs:
             for stage, own in enumerate(value if isinstance(value, tuple) else ()):
                 check_length(f"{name} of stage {stage}", own, num_microbatches, "microbatch")
         for source, target in self.links:
-            if source == target or not (0 <= source < num_ranks and 0 <= target < num_ranks):
+            if source == target or not {source, target} <= set(range(num_ranks)):
                 raise ValueError(
                     f"links names ({source}, {target}), and the schedule has ranks 0 to "
                     f"{num_ranks - 1}: name two different ones"

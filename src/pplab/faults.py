@@ -26,9 +26,8 @@ def explain(schedule: Schedule) -> NoReturn:
     for rank, item, action in _everything(schedule):
         if action.kind not in COMPUTE:
             cause = f"rank {rank}: {item} is communication, and a schedule holds computation only"
-            raise ScheduleError(
-                cause, "leave it out: pplab.lower derives sends and receives", rank, item
-            )
+            remedy = "leave it out: pplab.lower derives sends and receives"
+            raise ScheduleError(cause, remedy, rank, item)
     _check_actions(schedule)
     _check_order(schedule)
     raise _deadlock(schedule)
@@ -46,25 +45,25 @@ def _everything(schedule: Schedule) -> Iterator[tuple[int, Action | Overlap, Act
 
 def check_placement(schedule: Schedule) -> None:
     """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
-    for stage, place in enumerate(schedule.placement):
-        if place == ():
-            last = schedule.num_stages - 1
-            cause = f"no rank runs stage {stage}, though the schedule has stages up to {last}"
-            remedy = f"add stage {stage}'s actions, or number the stages without a gap"
-            raise ScheduleError(cause, remedy)
-    for rank, row in enumerate(schedule.rows):
-        if not row:
-            raise ScheduleError(
-                f"rank {rank} has nothing to run", "remove its row, or place a stage on it", rank
-            )
+    holders = schedule.columns.holders
+    if [] in holders:
+        stage, last = holders.index([]), schedule.num_stages - 1
+        cause = f"no rank runs stage {stage}, though the schedule has stages up to {last}"
+        remedy = f"add stage {stage}'s actions, or number the stages without a gap"
+        raise ScheduleError(cause, remedy)
+    if () in schedule.rows:
+        rank = schedule.rows.index(())
+        remedy = "remove its row, or place a stage on it"
+        raise ScheduleError(f"rank {rank} has nothing to run", remedy, rank)
     if schedule.copies == 1 or all(_is_replica(schedule, ranks) for ranks in schedule.replicas):
         return
-    stage, ranks = next(
-        (s, place) for s, place in enumerate(schedule.placement) if type(place) is tuple
-    )
-    runs = [(rank, action) for rank, _, action in _everything(schedule) if action.stage == stage]
-    rank, *_, home = sorted(ranks, key=lambda r: sum(rank == r for rank, _ in runs))
-    action = next(action for r, action in runs if r == rank)
+    stage = next(stage for stage, ranks in enumerate(holders) if len(ranks) > 1)
+    runs = defaultdict(list)  # of every rank that holds it: what it runs of it
+    for rank, _, action in _everything(schedule):
+        if action.stage == stage:
+            runs[rank].append(action)
+    rank, *_, home = sorted(runs, key=lambda rank: len(runs[rank]))
+    action = runs[rank][0]
     cause = f"rank {rank} runs {action}, but stage {stage} lives on rank {home}"
     why = "a stage has one rank; only a bidirectional schedule keeps each stage on two ranks, "
     why += "r and P-1-r, and only replicas, which share no microbatch, hold it again"
@@ -73,8 +72,7 @@ def check_placement(schedule: Schedule) -> None:
 
 def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:
     """Whether these ranks hold every stage once, or every stage twice on mirrored ranks."""
-    places = (place if type(place) is tuple else (place,) for place in schedule.placement)
-    held = {tuple(r for r in place if r in ranks) for place in places}
+    held = {tuple(r for r in place if r in ranks) for place in schedule.columns.holders}
     mirrored = set(zip(ranks[: len(ranks) // 2], ranks[::-1], strict=False))
     return held <= mirrored or all(len(place) < 2 for place in held)
 
@@ -83,23 +81,19 @@ def _check_actions(schedule: Schedule) -> None:
     """Each stage has each microbatch's F once, and either its B or its I and W once, all on one
     rank.
     """
-    found: dict[tuple[int, int], dict] = defaultdict(
-        dict
-    )  # the kinds of a stage and microbatch, and their ranks
+    found: dict = defaultdict(dict)  # by stage and microbatch: the kinds, with their ranks
     for rank, _, action in _everything(schedule):
         kinds = found[action.stage, action.microbatch]
-        if (other := kinds.get(action.kind)) is not None:
-            twice = (
-                f"rank {rank} runs {action} twice"
-                if other == rank
-                else f"{action} is on ranks {other} and {rank}"
-            )
-            raise ScheduleError(twice, "remove one of the two", rank, action)
+        if action.kind in kinds:
+            cause, other = f"rank {rank} runs {action} twice", kinds[action.kind]
+            if other != rank:
+                cause = f"{action} is on ranks {other} and {rank}"
+            raise ScheduleError(cause, "remove one of the two", rank, action)
         kinds[action.kind] = rank
-    homes = {stage: place for stage, place in enumerate(schedule.placement) if type(place) is int}
-    for stage in range(schedule.num_stages):
+    for stage, ranks in enumerate(schedule.columns.holders):
+        home = ranks[0] if len(ranks) == 1 else None
         for m in range(schedule.num_microbatches):
-            _check_microbatch(stage, m, found.get((stage, m), {}), homes.get(stage))
+            _check_microbatch(stage, m, found[stage, m], home)
 
 
 def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None:
@@ -111,11 +105,12 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
         cause = f"stage {stage} works on microbatch {m} on several ranks: {names}"
         remedy = "put them on one rank: a backward needs what its forward kept there"
         raise ScheduleError(cause, remedy, rank, actions[0])
-    if B in kinds and (I in kinds or W in kinds):
+    is_split = I in kinds or W in kinds
+    if B in kinds and is_split:
         full, extra = Action(stage, B, m), Action(stage, I if I in kinds else W, m)
         cause = f"rank {rank} runs both {full} and {extra}, and B already is I and W"
         raise ScheduleError(cause, f"keep {full}, or {halves}", rank, extra)
-    for kind in (F, I, W) if I in kinds or W in kinds else (F, B):
+    for kind in (F, I, W) if is_split else (F, B):
         if kind not in kinds:
             missing, has = Action(stage, kind, m), ", ".join(map(str, actions)) or "nothing of it"
             runs, row = f"rank {rank} runs {has}", f"rank {rank}'s row"
@@ -131,19 +126,12 @@ def _check_order(schedule: Schedule) -> None:
         done: set[Action] = set()
         for item in row:
             for action in parts(item):
-                own = next(
-                    (
-                        need
-                        for need in needs(action, schedule.num_stages)
-                        if need.stage == action.stage
-                    ),
-                    None,
-                )
-                if own and done.isdisjoint(
-                    Action(own.stage, kind, own.microbatch) for kind in own.kinds
-                ):
-                    cause = f"rank {rank} runs {action} before {own}, which it needs"
-                    raise ScheduleError(cause, f"move {own} in front of {action}", rank, action)
+                for need in needs(action, schedule.num_stages):
+                    makers = {Action(need.stage, kind, need.microbatch) for kind in need.kinds}
+                    if need.stage == action.stage and done.isdisjoint(makers):
+                        cause = f"rank {rank} runs {action} before {need}, which it needs"
+                        remedy = f"move {need} in front of {action}"
+                        raise ScheduleError(cause, remedy, rank, action)
             done.update(parts(item))
 
 
@@ -154,32 +142,21 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     behind what it is stuck at. There is always one, since actions themselves don't wait in circles.
     """
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
-
-    def has_run(entry: int) -> bool:
-        """A rank runs its items in the order of their ids, up to the one at which it is stuck."""
-        return graph.id_of(entry) < stuck.get(ranks[entry], inf)
-
-    waits = {}  # of a stuck rank: the entry that waits there, and the one that makes its message
-    for rank, i in stuck.items():
-        missing = [each for each in graph.awaited(i) if not has_run(each[1])]
-        fault = f"simulator.run has a fault: rank {rank} stops at {graph.action(i)}"
-        assert missing, f"{fault}, and nothing is missing there"
-        waits[rank] = missing[0]
-
-    rank, seen = min(waits), []  # go from each rank to the one for which it waits
+    awaited = {rank: graph.makers[entry] for rank, entry in stuck.items()}
+    rank, seen = min(stuck), []  # go from each rank to the one for which it waits
     while rank not in seen:
         seen.append(rank)
-        rank = ranks[waits[rank][1]]
+        rank = ranks[awaited[rank]]
     circle = seen[seen.index(rank) :]
     said = [
-        f"rank {rank} waits at {graph.action(waits[rank][0])} for {graph.action(waits[rank][1])}"
+        f"rank {rank} waits at {graph.action(stuck[rank])} for {graph.action(awaited[rank])}"
         for rank in circle
     ]
-    makers = [waits[rank][1] for rank in circle]
-    awaited = next(maker for maker in makers if waits[ranks[maker]][0] != maker)
-    blamed = ranks[awaited]
-    at = graph.action(waits[blamed][0])
-    remedy = f"on rank {blamed}, run {graph.action(awaited)} before {at}"
+    makers = [awaited[rank] for rank in circle]
+    maker = next(maker for maker in makers if stuck[ranks[maker]] != maker)
+    blamed = ranks[maker]
+    at = graph.action(stuck[blamed])
+    remedy = f"on rank {blamed}, run {graph.action(maker)} before {at}"
     return ScheduleError("deadlock: " + "; ".join(said), remedy, blamed, at)
 
 
@@ -204,11 +181,10 @@ def _check_memory(schedule: Schedule, memory: Memory, limit: float | Sequence[fl
     limits, unit = per_stage("limit", limit, inf), memory.unit and " " + memory.unit
     check_length("limit", limits, schedule.num_ranks, "rank")
     memory.check(schedule.num_stages)
-    for rank in range(schedule.num_ranks):
-        most = of_stage(limits, rank)
+    for rank, row in enumerate(schedule.rows):
+        most, levels = of_stage(limits, rank), list(memory.levels(row))
         before = memory.constant(schedule.stages_of(rank))
-        levels = list(memory.levels(schedule.rows[rank]))
-        for item, (during, after) in zip(schedule.rows[rank], levels, strict=True):
+        for item, (during, after) in zip(row, levels, strict=True):
             if during > most:
                 cause = f"memory limit: rank {rank} holds {before:g}{unit} when it reaches {item}, "
                 cause += f"which needs {during - before:g} more, and the limit is {most:g}"

@@ -39,11 +39,9 @@ class Schedule:
 
     def __init__(self, rows: Iterable[Iterable[Action | Overlap | str]], name: str = "custom"):
         expect(str, name=name)
-        plain = isinstance(rows, list | tuple) and all(
-            isinstance(row, list | tuple) for row in rows
-        )
-        made = plain and {*map(type, chain.from_iterable(rows))} == {Action}  # by a builder
-        items: Any = tuple(map(tuple, rows)) if made else text.checked(rows)
+        plain = type(rows) is list and set(map(type, rows)) == {list}
+        made = plain and set(map(type, chain.from_iterable(rows))) == {Action}  # by a builder
+        items = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(items):
             raise ValueError("a schedule needs at least one action")
         vars(self).update(rows=items, name=name, columns=Columns.of(items))
@@ -84,7 +82,7 @@ class Schedule:
         """Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is
         bidirectional.
         """
-        return max(len(place) if isinstance(place, tuple) else 1 for place in self.placement)
+        return max(map(len, self.columns.holders))
 
     @cached_property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
@@ -96,14 +94,13 @@ class Schedule:
         """
         if self.copies == 1:
             return (tuple(range(self.num_ranks)),)
-        found: list[
-            tuple[list[int], set[int]]
-        ] = []  # ranks, and the microbatches that they work on
+        found: list[tuple[list[int], set[int]]] = []  # ranks, and their microbatches
         for rank in range(self.num_ranks):
             ranks, microbatches = [rank], set(self.columns.of_rank(rank, self.columns.microbatches))
-            for other in [other for other in found if not other[1].isdisjoint(microbatches)]:
-                found.remove(other)
-                ranks, microbatches = other[0] + ranks, other[1] | microbatches
+            for other in found[:]:
+                if not other[1].isdisjoint(microbatches):
+                    found.remove(other)
+                    ranks, microbatches = ranks + other[0], microbatches | other[1]
             found.append((ranks, microbatches))
         return tuple(sorted(tuple(sorted(ranks)) for ranks, _ in found))
 
@@ -114,9 +111,8 @@ class Schedule:
     def home(self) -> dict[tuple[int, int], int]:
         """The rank of every (stage, microbatch)."""
         columns = self.columns
-        return dict(
-            zip(zip(columns.stages, columns.microbatches, strict=True), columns.ranks, strict=True)
-        )
+        each = zip(columns.stages, columns.microbatches, columns.ranks, strict=True)
+        return {(stage, m): rank for stage, m, rank in each}
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
@@ -164,29 +160,28 @@ class Columns:
     num_microbatches: int
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Any]]) -> Columns:
+    def of(cls, rows: Sequence[Sequence]) -> Columns:
         """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number
         of at least 0, or that is so large that most are missing, before anything of that size is
         made.
         """
         items, overlaps = list(chain.from_iterable(rows)), []
-        stages = [*map(itemgetter(0), items)]
-        if Action in set(map(type, stages)):  # an overlap's first half stands where a stage should
+        if Overlap in set(map(type, items)):
             overlaps = [i for i, item in enumerate(items) if type(item) is Overlap]
-            items = [x.first if type(x) is Overlap else x for x in items] + [
-                items[i].second for i in overlaps
-            ]
-            stages = [*map(itemgetter(0), items)]
-        kinds, microbatches = [*map(itemgetter(1), items)], [*map(itemgetter(2), items)]
+            items += [items[i].second for i in overlaps]
+            for i in overlaps:
+                items[i] = items[i].first
+        stages, kinds, microbatches = ([*map(itemgetter(k), items)] for k in range(3))
         if strange := set(map(type, kinds)) - {Kind}:
             got = strange.pop().__name__
             raise ValueError(f"an action's kind must be a pplab.Kind, such as Kind.F, not a {got}")
-        counts = _count("stage", stages), _count("microbatch", microbatches)
-        if counts[0] * counts[1] > max(FEW, len(stages)):
-            sizes = f"{plural(counts[0], 'stage')} and {plural(counts[1], 'microbatch')}"
+        S, M = _count("stage", stages), _count("microbatch", microbatches)
+        if S * M > max(FEW, len(stages)):
+            sizes = f"{plural(S, 'stage')} and {plural(M, 'microbatch')}"
             sizes += f" need more than {plural(len(stages), 'action')}"
             raise ScheduleError(sizes, "number stages and microbatches from 0, without a gap")
-        return cls((0, *accumulate(map(len, rows))), stages, kinds, microbatches, overlaps, *counts)
+        bounds = 0, *accumulate(map(len, rows))
+        return cls(bounds, stages, kinds, microbatches, overlaps, S, M)
 
     @cached_property
     def ids(self) -> list[int]:
@@ -219,13 +214,11 @@ class Columns:
 
 def _count(name: str, column: list[int]) -> int:
     """One more than the largest of a column, all of whose values must be whole and at least 0."""
-    values = set(column) if {*map(type, column)} <= {int} else {-1}
-    if min(values, default=0) < 0:
-        wrong = next(x for x in column if type(x) is not int or x < 0)
-        raise ValueError(
-            f"an action's {name} must be a whole number of at least 0, got {shown(wrong)}"
-        )
-    return max(values, default=-1) + 1
+    values = set(column) if set(map(type, column)) <= {int} else {-1}
+    if min(values, default=0) >= 0:
+        return max(values, default=-1) + 1
+    wrong = next(x for x in column if type(x) is not int or x < 0)
+    raise ValueError(f"an action's {name} must be a whole number of at least 0, got {shown(wrong)}")
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,8 @@ def check_form(schedule: Schedule) -> None:
 
 
 def stuck_at(schedule: Schedule) -> dict[int, int]:
-    """Of every rank that can't finish its row: the id of the item at which it is stuck. For a
-    `whole` graph.
+    """Of every rank that can't finish its row: the entry at which it is stuck, since the one that
+    it needs hasn't run. For a `whole` graph.
     """
     rows, needs = schedule.graph.turns
     no_time = [0] * len(needs)
@@ -138,7 +138,10 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
     stuck = {}
     for rank, row in enumerate(rows):
         if starts[row[-1]] is None:
-            stuck[rank] = schedule.graph.id_of(next(i for i in row if starts[i] is None))
+            stuck[rank] = i = next(i for i in row if starts[i] is None)
+            fault = f"simulator.run has a fault: rank {rank} stops at {schedule.graph.action(i)}"
+            is_missing = needs[i] is not None and starts[needs[i]] is None
+            assert is_missing, f"{fault}, and nothing is missing there"
     return stuck
 
 
@@ -152,7 +155,7 @@ def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
         kind: [costs.of(kind, stage) for stage in range(columns.num_stages)] for kind in COMPUTE
     }
     durations = [table[kind][stage] for kind, stage in zip(kinds, stages, strict=True)]
-    for second, i in enumerate(columns.overlaps, columns.bounds[-1]):
+    for i, second in schedule.graph.second_half.items():
         durations[i] = of_overlap(stages[i], stages[second], kinds[i], kinds[second])
         durations[second] = 0
     return durations

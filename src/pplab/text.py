@@ -61,7 +61,7 @@ def checked(rows: Any) -> tuple[tuple[Item, ...], ...]:
     return tuple(_checked_row(rank, tuple(row)) for rank, row in enumerate(ranks))
 
 
-def _checked_row(rank: int, row: tuple[Any, ...]) -> tuple[Item, ...]:
+def _checked_row(rank: int, row: tuple) -> tuple[Item, ...]:
     if not (kinds := set(map(type, row))) <= {Action, Overlap}:
         row = tuple(parse(item) if isinstance(item, str) else item for item in row)
         if strange := [shown(item) for item in row if type(item) not in (Action, Overlap)]:

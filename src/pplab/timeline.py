@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, pairwise
-from operator import add, sub
+from operator import add, itemgetter, sub
 from typing import Any, NamedTuple
 
 from .actions import Action
@@ -146,14 +146,13 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
         now, phase = 0, "fill"
         for i in range(first, end):
             if timeline.starts[i] > now:
-                made = {
-                    m: ends[graph.id_of(m)] for _, m in graph.awaited(i) if columns.ranks[m] != rank
-                }
-                last = max(made, key=made.__getitem__, default=None)
-                awaited = (
-                    () if last is None else (graph.action(last), columns.ranks[last], made[last])
-                )
-                found.append(Idle(rank, now, timeline.starts[i], phase, *awaited))
+                awaited = [
+                    (graph.action(maker), columns.ranks[maker], ends[graph.id_of(maker)])
+                    for _, maker in graph.awaited(i)
+                    if columns.ranks[maker] != rank
+                ]
+                last = max(awaited, key=itemgetter(2), default=())
+                found.append(Idle(rank, now, timeline.starts[i], phase, *last))
             now, phase = ends[i], "inner"
         if now < timeline.makespan:
             found.append(Idle(rank, now, timeline.makespan, "drain"))
@@ -168,13 +167,13 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     firsts = set(graph.columns.bounds)
     i = max(range(len(ends)), key=ends.__getitem__)
     path = []
-    while i >= 0:
+    while i is not None:
         path.append(spans[i])
-        last = max(
-            (graph.id_of(maker) for _, maker in graph.awaited(i)), key=ends.__getitem__, default=-1
-        )
-        before = -1 if i in firsts else i - 1
-        i = last if last >= 0 and (before < 0 or path[-1].start > ends[before]) else before
+        before = None if i in firsts else i - 1
+        if before is None or spans[i].start > ends[before]:  # it waited for a message, if any
+            makers = [graph.id_of(maker) for _, maker in graph.awaited(i)]
+            before = max(makers, key=ends.__getitem__, default=before)
+        i = before
     return tuple(reversed(path))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pplab.actions import Action, B, F, I, Overlap, W
 from pplab.builders import build
@@ -48,7 +47,7 @@ BEST_KNOWN = {
 NEAR = 2.0  # dollars
 
 
-def paired(rows: Iterable[Sequence[Any]]) -> list[list[Action | Overlap]]:
+def paired(rows: Iterable[Sequence]) -> list[list[Action | Overlap]]:
     """The rows with every F that a B of another microbatch follows at once made one overlap with it."""
     made = []
     for row in rows:

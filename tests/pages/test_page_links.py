@@ -101,7 +101,7 @@ def test_with_an_address_buttons_lead_to_the_files(tmp_path):
     colab = f"https://colab.research.google.com/github/someone/some.course/blob/main/{file}"
     binder = f"https://mybinder.org/v2/gh/someone/some.course/main?urlpath=lab/tree/{file}"
     assert {repository, colab, binder, f"{repository}/edit/main/{file}"} <= set(outside(chapter))
-    assert f'%pip install "pplab[plot,run] @ git+{repository}"' in unescape(chapter)
+    assert f"!git clone {repository} course && pip install -e 'course[plot,run]'" in unescape(chapter)
     assert f"{repository}/edit/main/book/how_to_use.md" in outside(page)
     for html in (index, page, chapter):  # in the head
         assert repository in outside(html[: html.index("<article")])

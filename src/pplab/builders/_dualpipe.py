@@ -37,8 +37,7 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
         mirror = P - 1 - rank
         own, other = Local(rank), Local(mirror, first_microbatch=M // 2)
         near, far = (own, other) if rank < mirror else (other, own)
-        depth, turns = min(rank, mirror), abs(rank - mirror) == 1
-        rows.append(dualpipe_row(near, far, depth, P // 2, M // 2, turns))
+        rows.append(dualpipe_row(near, far, min(rank, mirror), P // 2, M // 2))
     return rows
 
 
@@ -57,10 +56,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
         raise ValueError(
             f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}"
         )
-    return [
-        dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M, turns=rank == P - 1)
-        for rank in range(P)
-    ]
+    return [dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M) for rank in range(P)]
 
 
 # DualPipeV on three ranks (DualPipe's first three of six; the others mirror them), six microbatches
@@ -82,32 +78,27 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
 #     5  the near stream has no forwards left, 6 nor has the far one; from the middle on I alone,
 #        others wait for it
 #     7  the far stream is done: a W that was put off fills the wait for each I; 8 the W's left
-def dualpipe_row(
-    near: Local, far: Local, depth: int, reach: int, M: int, turns: bool
-) -> list[Item]:
+def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int) -> list[Item]:
     """The eight steps of the published schedule, of a rank `depth` ranks from where its `near`
     stream enters.
 
-    `reach` ranks lie between there and where the streams meet, this one included; `turns`: it is
-    the last of them. `M` microbatches are in each stream.
+    `reach` ranks lie between there and where the streams meet. `M` microbatches are in each stream.
     """
-    rest = reach - depth - 1
+    rest = reach - depth - 1  # ranks from here to the last of them
     row: list[Item] = [near(F) for _ in range(2 * rest)]  # 1
     for _ in range(depth + 1):  # 2
         row += [near(F), far(F)]
     waiting: deque[Action] = deque()  # weight gradients put off
 
-    def backward(stage: Local, split: bool) -> Action:
-        if not split:
-            return stage(B)
+    def split(stage: Local) -> Action:
         action = stage(I)
         waiting.append(stage(W))
         return action
 
     for _ in range(rest):  # 3
-        row += [backward(far, split=True), waiting.popleft(), far(F)]
+        row += [split(far), waiting.popleft(), far(F)]
     for i in range(M - 2 * reach + depth + 1):  # 4, the steady state
-        if turns and i == 0:  # these two could be a pair; the published row has them apart
+        if rest == 0 and i == 0:  # these two could be a pair; the published row has them apart
             row += [near(F), far(B)]
         else:
             row.append(Overlap(near(F), far(B)))
@@ -115,7 +106,8 @@ def dualpipe_row(
     for _ in range(rest):  # 5
         row += [far(B), Overlap(far(F), near(B))]
     for i in range(2 * depth + 2):  # 6, both in turn, split from the middle on
-        row.append(backward((far, near)[i % 2], split=i > depth))
+        stage = (far, near)[i % 2]
+        row.append(split(stage) if i > depth else stage(B))
     for _ in range(rest):  # 7
-        row += [waiting.popleft(), backward(near, split=True)]
+        row += [waiting.popleft(), split(near)]
     return row + list(waiting)  # 8

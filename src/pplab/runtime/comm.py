@@ -24,7 +24,7 @@ import os
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,6 +56,10 @@ class Comm:
 
     `home[stage, microbatch]` is a rank; `key` names the run in the store.
     """
+
+    warm_up: Callable[[Sequence[tuple[int, int]]], None]  # open these channels
+    receive: Callable[[Action], Tensors]  # wait for a message
+    send: Callable[[Action, Tensors], None]  # returns when the tensors are free to change
 
     def __init__(self, context: RankContext, home: Home, key: str):
         self.rank, self.device, self.store = context.rank, context.device, context.store
@@ -98,6 +102,12 @@ class Comm:
         its microbatch's.
         """
         return producer(action), self.kinds[action.microbatch]
+
+    def post(self, receive: Action) -> None:
+        """Get ready for a message, where the sender doesn't bring the memory."""
+
+    def flush(self) -> None:
+        """Wait for what is under way, where it isn't there once it is announced."""
 
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
@@ -143,9 +153,6 @@ class SharedComm(Comm):
         with naming("opening the channels"):
             self.pipes.open(channels)
 
-    def post(self, receive: Action) -> None:
-        """Nothing to do: the sender brings the memory."""
-
     def receive(self, receive: Action) -> Tensors:
         """Wait for a message; returns its tensors."""
         source, content = self.peer(receive), content_of(receive)
@@ -185,9 +192,6 @@ class SharedComm(Comm):
         header = _HEADER.pack(*content_of(send), len(slot.memory), slot.number, left_ns)
         with naming(f"{send} to rank {target}"):
             os.write(self.pipes.ends[self.rank, target], header)
-
-    def flush(self) -> None:
-        """Nothing is under way once it is announced."""
 
     def _slot(self, source: int, target: int, number: int, nbytes: int) -> _Slot:
         """A slot, in memory that its source makes, and that has no name once its target has mapped

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -67,11 +67,11 @@ class RankContext:
     device: torch.device
     transport: str  # "shared", "gloo" or "nccl"
     timeout: timedelta  # of what ranks do together
-    store: dist.Store | None = None
+    store: dist.Store | Any = None
     status: Status = field(default_factory=Status)  # which the caller's process sees, too
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
-    pipes: Pipes | None = None  # of the shared transport
+    pipes: Pipes | Any = None  # of the shared transport
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose. Kept for later runs: it has threads,
@@ -103,7 +103,7 @@ class RankContext:
         self.status.put(phase, waits)
 
 
-def open_board(path: Path, num_ranks: int) -> Sequence[Status]:
+def open_board(path: Path, num_ranks: int) -> Any:
     """Every rank's status, in a file that the ranks and the pool share."""
     layout = Status * num_ranks
     size = ctypes.sizeof(layout)
@@ -146,7 +146,7 @@ class Mail:
         except OSError:
             self.unsent.clear()
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> bytearray | None:
         """A message, or None while a part of it hasn't come. EOFError or OSError when the other
         side is gone.
         """
@@ -227,7 +227,7 @@ def pack(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(payload: bytes) -> object:
+def unpack(payload: bytes | bytearray) -> Any:
     """The value that `pack` packed. Raises TypeError for something that only the pool's process can
     import.
     """

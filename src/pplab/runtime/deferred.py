@@ -13,6 +13,7 @@ microbatch holds is the same in both.
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class Deferred:
             elif any(p.requires_grad for p in layer.parameters(recurse=False)):
                 self.unsplit.add(type(layer).__name__)
 
-    def _forward(self, of: weakref.ref[nn.Linear], x: Tensor) -> Tensor:
+    def _forward(self, of: Callable[[], nn.Linear], x: Tensor) -> Tensor:
         layer = of()
         if torch.is_autocast_enabled(x.device.type):
             # What the product needs is kept, as by autograd.
@@ -64,14 +65,19 @@ class SplitLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: Deferred
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: nn.Linear,
+        deferred: Deferred,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.deferred = layer, deferred
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx, gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x = gradients @ weight.to(gradients.dtype) if ctx.needs_input_grad[0] else None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -136,8 +136,10 @@ def oom_kills() -> int:
     says.
     """
     try:
-        return int(re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[1])
-    except (OSError, TypeError):
+        return int(
+            re.findall(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)[0]
+        )
+    except (OSError, IndexError):
         return 0
 
 
@@ -216,7 +218,7 @@ def _excuse(status: Status) -> tuple[bool, ...]:
     return status.waits, status.doing != "idle", not whereabouts(status.doing)[0]
 
 
-def whereabouts(phase: str, now: bool = False) -> tuple[object, str]:
+def whereabouts(phase: str, now: bool = False) -> tuple[Any, str]:
     """The action in a phase such as "at 1F2" or "waits at 0B0 for 0RECV_B0", None if there is none,
     and the words.
     """

@@ -49,7 +49,7 @@ def main(owner: int, folder: str, temporary: str) -> None:
     for pid, handle in handles.items():
         with suppress(ProcessLookupError):
             if handle:
-                signal.pidfd_send_signal(*handle, signal.SIGKILL)
+                signal.pidfd_send_signal(handle[0], signal.SIGKILL)
             else:
                 os.kill(abs(pid), signal.SIGKILL)
     for handle in handles.values():

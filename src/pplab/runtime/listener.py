@@ -165,7 +165,7 @@ class Clock(Listener):
     def catch_up(self) -> None:
         """Wait until all marks can be read."""
 
-    def read(self, mark: object) -> int:
+    def read(self, mark: Any) -> int:
         """A mark in nanoseconds of the host's clock."""
         return mark
 

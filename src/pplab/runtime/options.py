@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -18,6 +19,16 @@ from .workload import Workload, check_divides, check_workload
 
 MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
+
+
+class Asked(TypedDict, total=False):
+    """The fields of `Options`, as keywords that editors and type checkers know."""
+
+    steps: int
+    warmup: int
+    check_gradients: bool
+    optimizer: MakeOptimizer | None
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Options:
             )
 
     @classmethod
-    def of(cls, **options: object) -> Options:
+    def of(cls, **options: Any) -> Options:
         """Options from keywords; ValueError with the nearest names for one that there isn't."""
         known = [each.name for each in fields(cls)]
         for name in options.keys() - known:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import isfinite
+from typing import Any, Unpack
 
 import torch
 
@@ -21,7 +22,7 @@ from .context import Status, pack, unpack
 from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
-from .options import Job, make_job
+from .options import Asked, Job, make_job
 from .processes import Ranks
 from .rank import RankReport
 from .reference import GradientReport, check_gradients
@@ -55,7 +56,7 @@ class Pool:
         transport: str = "auto",
         threads: int | None = None,
         timeout_s: float = 120.0,
-        beside: object | None = None,
+        beside: Any = None,
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
         if sys.platform != "linux":
@@ -76,7 +77,7 @@ class Pool:
         self._turn = threading.RLock()  # of the threads that use this pool
 
     def train(
-        self, schedule: Schedule, workload: Workload, *extras: Extra, **options: object
+        self, schedule: Schedule, workload: Workload, *extras: Extra, **options: Unpack[Asked]
     ) -> Run:
         """Run measured steps of `workload` under `schedule`, after some that change no weight.
 
@@ -143,8 +144,8 @@ class Pool:
     @property
     def pids(self) -> tuple[int, ...]:
         """The ranks' process numbers; none while the pool is down."""
-        up = self._ranks is not None and not self._ranks.closed
-        return tuple(process.pid for process in self._ranks.processes) if up else ()
+        ranks = self._ranks
+        return () if ranks is None or ranks.closed else tuple(each.pid for each in ranks.processes)
 
     def __enter__(self) -> Pool:
         return self
@@ -164,8 +165,9 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
     mails = ranks.mails
-    for mail in mails if job is not None else ():
-        mail.send(job)
+    if job is not None:
+        for mail in mails:
+            mail.send(job)
     while pending := [rank for rank in range(len(mails)) if rank not in answers]:
         ended = _wait(ranks, pending)
         for rank in pending:

@@ -44,8 +44,10 @@ _PEERS_S = (
     10.0  # so much more time than the pool, which knows who is late, has what ranks do together
 )
 
+_server = vars(forkserver)["_forkserver"]
+
 # A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
-os.register_at_fork(after_in_child=multiprocess._children.clear)
+os.register_at_fork(after_in_child=vars(multiprocess)["_children"].clear)
 
 
 class Ranks:
@@ -131,7 +133,7 @@ class Ranks:
                     process.start()
                     self.processes.append(process)
                     line.sendall(guard.PID.pack(process.pid))  # fails once the pool has given up
-                line.sendall(guard.PID.pack(-forkserver._forkserver._forkserver_pid))
+                line.sendall(guard.PID.pack(-_server._forkserver_pid))
             except Exception as error:
                 failed.append(error)
                 _kill(self.processes)
@@ -142,7 +144,7 @@ class Ranks:
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
-            server, took = forkserver._forkserver._forkserver_pid, time.monotonic() - began
+            server, took = _server._forkserver_pid, time.monotonic() - began
             stopped = took > STOPPED_S and server and state(server) == "T"
             if stopped or took > max(timeout_s, _IMPORT_S):
                 with suppress(OSError, TypeError):
@@ -197,7 +199,7 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
         fcntl.flock(lock, fcntl.LOCK_EX)
     line, far = socket.socketpair()
     lent.enter_context(line)
-    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), folder, temporary]
+    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder), temporary]
     made = Future()
 
     def keep() -> None:
@@ -205,7 +207,7 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
             with far:
                 process = subprocess.Popen(
                     command,
-                    stdin=far,
+                    stdin=far.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd="/",

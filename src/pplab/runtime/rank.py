@@ -5,6 +5,7 @@ what it reports of them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -198,7 +199,7 @@ class Whereabouts(Listener):
             words = " and ".join(str(receive) for receive in awaited if receive)
             self._waits |= dict.fromkeys(awaited, f"waits at {item} for {words}")
 
-    def begin(self, event: str, what: object) -> None:
+    def begin(self, event: str, what: Any) -> None:
         """It has come to an item, or waits for a message."""
         if event == "receive":
             self._watch(self._waits[what], True)
@@ -246,16 +247,17 @@ def train(context: RankContext, job: Job) -> RankReport:
 
 def connect(context: RankContext, rows: Sequence[LoweredRow], home: Home) -> Comm:
     """This rank's ends of the channels that the rows need, each of which has carried something."""
-    make = SharedComm
+    make: type[Comm] = SharedComm
     if context.pipes is None:
         from .process_groups import GroupComm as make
     context.runs += 1
     comm = make(context, home, f"run{context.runs}")
     channels = {
-        (rank, comm.peer(item))
+        (rank, comm.peer(action))
         for rank, row in enumerate(rows)
         for item in row
-        if isinstance(item, Action) and item.kind in (SEND_F, SEND_B)
+        for action in parts(item)
+        if action.kind in (SEND_F, SEND_B)
     }
     context.watch("opening the channels", True)
     comm.warm_up(sorted(channels))  # one order for all ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class _Bucket:
 
     parameters: list[list[nn.Parameter]]
     group: dist.ProcessGroup | None  # None where this rank alone has them
-    flat: torch.Tensor | None = None
+    flat: torch.Tensor | Any = None
     work: dist.Work | None = None
 
 
@@ -52,7 +53,7 @@ class Reducer(Listener):
         }
         kept = {}  # by name: the stages that keep it, and its parameters here
         for name, places in tied.items():
-            here = [own.pop(tuple(at)) for at in places if tuple(at) in own]
+            here = [own.pop((*at,)) for at in places if (*at,) in own]
             kept[name] = [stage for stage, _ in places], [here]
         for stage in range(schedule.num_stages):
             here = [[p] for (at, _), p in own.items() if at == stage and p.requires_grad]

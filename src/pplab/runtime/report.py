@@ -88,7 +88,7 @@ class Run:
         return self.extras["held"]
 
     @property
-    def predicted_peak_bytes(self) -> tuple[int, ...]:
+    def predicted_peak_bytes(self) -> tuple[float, ...]:
         """Per rank, what the schedule's order says is held at once, from the bytes of one
         microbatch in each stage.
         """
@@ -123,7 +123,7 @@ class Run:
         for kind, s in product((B, I), stages if again else ()):
             if (kind, s) in lasted:
                 lasted[kind, s] = max(0, lasted[kind, s] - again[s])
-        inputs = [lasted.get((I, s), lasted.get((B, s))) for s in stages]
+        inputs = [lasted.get((I, s), lasted.get((B, s), 0)) for s in stages]
         weights = [lasted.get((W, s), 0) for s in stages]
         backwards = None
         if any(weights):

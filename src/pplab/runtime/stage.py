@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class Stage:
     def __post_init__(self) -> None:
         self.is_first, self.is_last = self.index == 0, self.index == self.num_stages - 1
         self.held: dict[int, _Held] = {}
-        self.deferred = Deferred(self.module) if self.split or self.autocast else None
+        self.deferred: Any = Deferred(self.module) if self.split or self.autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
         self.losses: dict[int, Tensor] = {}
         self.around = Listeners(())

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import itemgetter
 from zlib import crc32
 
 import torch
@@ -38,7 +39,7 @@ class Batch:
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
-        return [self.each(lambda x, i=i: x[i : i + size]) for i in range(0, samples, size)]
+        return [self.each(itemgetter(slice(i, i + size))) for i in range(0, samples, size)]
 
     def to(self, device: torch.device) -> Batch:
         """The batch on `device`."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import lowered
 import modules
 import pplab as pp
 from pplab import lab
@@ -32,7 +33,7 @@ def test_torch_runs_the_rows_that_we_lower(pool, name):
     run = pool.train(
         pp.Schedule(s.rows, "lowered by us"),
         stages(s.num_stages),
-        modules.LoweredByUs(pp.lower(s, ahead=1)),
+        lowered.LoweredByUs(pp.lower(s, ahead=1)),
         steps=1,
         check_gradients=True,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -149,7 +150,7 @@ class _Rank(Rank):
         return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
 
 
-def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: dict) -> object:
+def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: dict) -> Any:
     """torch's runtime on stages that note when each action runs."""
     from torch.distributed import pipelining  # takes a second: only where it is used
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -197,7 +198,7 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
     return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
 
 
-def load_rows(runner: object, schedule: Schedule) -> None:
+def load_rows(runner: Any, schedule: Schedule) -> None:
     """Give torch's interpreter the schedule's rows, which it lowers itself."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "schedule.csv")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from ...actions import Action, B, F
 from ...runtime import Rank
 
 
-def run_pairs(runner: object, rank: Rank, times: dict) -> None:
+def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
     """Let torch's runtime run its overlaps by the rank's `overlap(forward, backward)`; `times` has when.
 
     What takes its place also has to do what torch does around each half: to wait for what comes from other ranks, to
@@ -19,14 +20,14 @@ def run_pairs(runner: object, rank: Rank, times: dict) -> None:
 
     stages = {stage.stage_index: stage for stage in runner._stages}
 
-    def forward(context: object, action: Action) -> None:
+    def forward(context: Any, action: Action) -> None:
         stage, m = stages[action.stage], action.microbatch
         output = stage.forward_one_chunk(m, context.arg_mbs[m], context.kwarg_mbs[m])
         runner._maybe_compute_loss(stage, output, context.target_mbs, m)
         if action.stage + 1 in stages:
             stages[action.stage + 1].set_local_fwd_input(output, m)
 
-    def backward(context: object, action: Action) -> None:
+    def backward(context: Any, action: Action) -> None:
         stage, m = stages[action.stage], action.microbatch
         runner.backward_counter[action.stage] += 1
         last = runner.backward_counter[action.stage] == runner._n_microbatches
@@ -34,7 +35,7 @@ def run_pairs(runner: object, rank: Rank, times: dict) -> None:
         if action.stage - 1 in stages:
             stages[action.stage - 1].set_local_bwd_input(stage.get_local_bwd_output(m), m)
 
-    def pair(item: object, context: object) -> None:
+    def pair(item: Any, context: object) -> None:
         calls = []
         parts = ((F, forward, runner.fwd_recv_ops), (B, backward, runner.bwd_recv_ops))
         for half, (kind, call, receives) in zip(item.sub_actions, parts, strict=True):

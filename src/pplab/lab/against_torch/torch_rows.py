@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,7 +80,7 @@ def make_schedule(
     return kind([stage] if several else stage, num_microbatches, loss_fn=workload.loss, **options)
 
 
-def step(context: RankContext, schedule: object, batch: Batch, losses: list[torch.Tensor]) -> torch.Tensor | None:
+def step(context: RankContext, schedule: Any, batch: Batch, losses: list[torch.Tensor]) -> torch.Tensor | None:
     """One step: the first rank gives the inputs, the last one the targets and a list for the losses."""
     inputs = batch.inputs if context.rank == 0 else ()
     last = {"target": batch.target, "losses": losses} if context.rank == context.num_ranks - 1 else {}

@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from ...runtime import Batch, Extra, Job, Listener, Places, Rank, Run, Workload
+from ...runtime import Batch, Extra, Job, Listener, Places, Run, Workload
 from .checkpoint import Checkpoint, rates
 from .saving import Save, newest
 
@@ -50,14 +51,14 @@ class Resume(Extra):
         resumed = Resumed(job.workload, checkpoint, passed)
         return replace(job, workload=resumed, first_step=checkpoint.step)
 
-    def listen(self, rank: Rank) -> Listener | None:
+    def listen(self, rank: Any) -> Listener | None:
         """Give this rank's optimizer its state. The stages have their weights already."""
         if rank.optimizer is None:
             return None
         rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
         return _Comparing(rank)
 
-    def finish(self, job: Job, reports: Sequence[str | None]) -> tuple[str, ...] | None:
+    def finish(self, job: Any, reports: Sequence[str | None]) -> tuple[str, ...] | None:
         """What isn't as it was, if something isn't."""
         return (*job.workload.passed, *sorted({report for report in reports if report})) or None
 
@@ -71,7 +72,7 @@ class _Comparing(Listener):
 
     events = frozenset(("steps",))
 
-    def __init__(self, rank: Rank):
+    def __init__(self, rank: Any):
         self.rank, self.said = rank, None
 
     def begin(self, event: str, what: object) -> None:

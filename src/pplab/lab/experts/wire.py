@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ class Wire:
             work.wait()  # lets the compute stream wait, behind what the other half has put there meanwhile
         return made.to(self.device)
 
-    def _start(self, x: Tensor, name: str, plan: Plan, backward: bool, half: object) -> tuple[Tensor, dist.Work | None]:
+    def _start(self, x: Tensor, name: str, plan: Plan, backward: bool, half: Any) -> tuple[Tensor, dist.Work | None]:
         if not self.groups:
             return x.view_as(x), None
         group = self.groups[backward if half is None else half.action.kind is not F]  # a forward that runs again, too

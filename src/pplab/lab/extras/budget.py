@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import nn
@@ -143,7 +144,7 @@ def words(name: str, held: int, takes: str, more: str, limit: float) -> str:
     )
 
 
-def _bytes(given: object) -> float:
+def _bytes(given: Any) -> Any:
     """Bytes, from a number or from text."""
     match = re.fullmatch(r"([\d.]+) *([kMG]?B)", given) if isinstance(given, str) else None
     try:

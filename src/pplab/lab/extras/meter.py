@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +106,7 @@ class Counting(Listener):
         """Who keeps something for backwards that autograd doesn't save: stages, and what carries between slices."""
         return [*self.stages, *(c for module in self.rank.modules.values() for c in getattr(module, "carried", ()))]
 
-    def begin(self, event: str, what: object) -> None:
+    def begin(self, event: str, what: Any) -> None:
         """A row starts with a new count, an action with what is held so far."""
         if event == "steps":
             if self._allocator:
@@ -124,7 +125,7 @@ class Counting(Listener):
         if self._saves(event, what):
             self.meter.__enter__()
 
-    def end(self, event: str, what: object) -> None:
+    def end(self, event: str, what: Any) -> None:
         """Note what it changed."""
         if event == "steps":
             return
@@ -157,7 +158,7 @@ class Counting(Listener):
                 sent[stage] = max(sent.get(stage, 0), size_of(spec))
         return self.found
 
-    def _saves(self, event: str, what: object) -> bool:
+    def _saves(self, event: str, what: Any) -> bool:
         """Whether autograd saves tensors for a backward meanwhile."""
         return event == "again" or (event == "action" and what.kind is F) or (event == "row" and not self.stages)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from ...costs import Costs, Link, PerMicrobatch
@@ -217,7 +217,7 @@ def calibrating(schedule: Schedule) -> Schedule:
     0F0 0F1 0I0 0W0 0B1
     """
 
-    def merged(row: Sequence[Any]) -> Iterator[Action | Overlap]:
+    def merged(row: Sequence) -> Iterator[Action | Overlap]:
         for item in row:
             kind = item.kind if type(item) is Action and item.microbatch % 2 else None
             if kind != W:

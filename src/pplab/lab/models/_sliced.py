@@ -145,7 +145,7 @@ class SlicedGPT(GPT):
 class Slice(Batch):
     """A slice of a microbatch; its `place` is read by the host."""
 
-    def to(self, device: torch.device) -> Slice:
+    def to(self, device: torch.device) -> Batch:
         """The slice on `device`, but for its place: a GPU that were asked for it would have to be waited for."""
         return replace(super().to(device), context=self.context)
 
@@ -156,7 +156,7 @@ class SlicedBatch(Batch):
 
     lengths: tuple[int, ...] = field(kw_only=True)
 
-    def microbatches(self, num_microbatches: int) -> list[Batch]:
+    def microbatches(self, num_microbatches: int) -> list:
         """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all of a microbatch's."""
         count, rest = divmod(num_microbatches, len(self.lengths))
         if rest:

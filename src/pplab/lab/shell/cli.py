@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from ... import __version__, builders
 from ...costs import Costs, Link
@@ -27,7 +27,7 @@ from ...simulator import simulate, validate
 from ...timeline import Timeline
 from ..forms import num_messages, printable, read_csv, timeline_to_dict, to_csv, to_perfetto
 
-Flag = Mapping[str, object]
+Flag = Mapping[str, Any]
 
 _SHARED = ("forward", "backward_input", "backward_weight", "recompute")  # of a share, or of each stage
 MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some minutes
@@ -251,7 +251,7 @@ def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable
         Path(given.json).write_text(text + "\n")
 
 
-def draw(given: argparse.Namespace, timeline: Timeline, trace: object = None) -> None:
+def draw(given: argparse.Namespace, timeline: Timeline, trace: Any = None) -> None:
     """Draw and trace what OUTPUT asks for. `trace`: whose `to_perfetto` writes the file, if not the timeline's."""
     if given.png:
         from ...plot import gantt
@@ -285,7 +285,7 @@ def _link(text: str) -> tuple[tuple[int, int], Link]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a link: {expected} ({error})") from None
 
 
-def _times(text: str) -> float | tuple[float, ...]:
+def _times(text: str) -> Any:
     def read(part: str) -> float | tuple[float, ...]:
         if ":" in part:
             return tuple(map(read, part.split(":")))

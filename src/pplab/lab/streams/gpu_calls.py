@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...actions import Action, F, Overlap, W
 from ...lowering import lower
@@ -50,6 +50,7 @@ class _Written:
 class _Host(Executor):
     """The runtime's executor, whose actions compute nothing. `sharing`: the ranks that share each stage's experts."""
 
+    comm: Any
     sharing: dict[int, tuple[int, ...]]
 
     def host(self, calls: list[Call], sharing: dict[int, tuple[int, ...]]) -> None:

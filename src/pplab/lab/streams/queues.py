@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
-from typing import Any
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
@@ -125,13 +124,13 @@ class _Flow:
                 self.items.durations[passed] = link.latency + takes
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
-    def _peer(self, item: Action | Overlap) -> int | Any:
+    def _peer(self, item: Action | Overlap) -> int | None:
         """The rank at a message's other end; None for what is computed."""
         if isinstance(item, Overlap) or item.kind in COMPUTE:
             return None
         return self.home[other_end(item).stage, item.microbatch]
 
-    def _other(self, end: End) -> End:
+    def _other(self, end: End) -> tuple:
         return self._peer(end[1]), other_end(end[1])
 
     def passed(self, end: End) -> int:
