@@ -111,7 +111,7 @@ def queueing(context: RankContext) -> tuple:
 
 def tying(context: RankContext) -> tuple:
     """How close the device's clock is tied to the host's."""
-    clock = door.CudaClock(SimpleNamespace(ahead=None, watch=lambda *_: None))
+    clock = door.CudaClock(SimpleNamespace(watch=lambda *_: None))
     errors = []
     for _ in range(20):
         clock.tie()

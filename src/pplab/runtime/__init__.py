@@ -2,69 +2,40 @@
 clock.
 
 `__all__` is for whoever runs something, or writes an extra; the other names here are what `lab`
-needs of these files.
+needs of these files. Each opens when a name of it is asked for.
 """
 
 from ..optional import bring as _bring
 from ..optional import lazily as _lazily
 
 _bring("torch")
-from .comm import Spec, naming, producer
-from .context import RankContext, Status
-from .deferred import accumulate
-from .devices import choose_transport, notes
-from .executor import Executor
-from .failures import RankError
-from .listener import Extra, Listener, Listeners
-from .options import Job, Options, make_job
-from .pool import Pool, make_run
-from .rank import Rank, RankReport, Whereabouts, connect
-from .reference import (
-    TOLERANCE,
-    GradientReport,
-    Gradients,
-    check_gradients,
-    collect_gradients,
-    train_whole,
-)
-from .report import Machine, Run
-from .stage import Stage, autocast, roots_of
-from .workload import (
-    Batch,
-    Places,
-    Workload,
-    as_tuple,
-    check_divides,
-    loss_shares,
-    names_in_whole,
+_, __getattr__, _ = _lazily(
+    __name__,
+    {
+        "comm": "Spec naming producer",
+        "context": "RankContext Status",
+        "deferred": "accumulate",
+        "devices": "choose_transport notes",
+        "executor": "Executor",
+        "failures": "RankError",
+        "gpu": "cuda",
+        "listener": "Extra Listener Listeners",
+        "options": "Job Options make_job",
+        "pool": "Pool make_run",
+        "rank": "Rank RankReport Whereabouts connect",
+        "reduction": "Reducer",
+        "reference": "TOLERANCE GradientReport Gradients "
+        "check_gradients collect_gradients train_whole",
+        "report": "Machine Run",
+        "stage": "Stage autocast roots_of",
+        "workload": "Batch Places Workload as_tuple check_divides loss_shares names_in_whole",
+    },
 )
 
-# These open where a rank computes on a GPU, and where weights have copies.
-_, __getattr__, _ = _lazily(__name__, {"gpu": "cuda", "reduction": "Reducer"})
-
-__all__ = [
-    "Batch",
-    "Executor",
-    "Extra",
-    "GradientReport",
-    "Job",
-    "Listener",
-    "Machine",
-    "Options",
-    "Pool",
-    "Rank",
-    "RankContext",
-    "RankError",
-    "RankReport",
-    "Reducer",
-    "Run",
-    "Stage",
-    "Status",
-    "Workload",
-    "autocast",
-    "cuda",
-    "naming",
-]
+__all__ = (
+    "Batch Executor Extra GradientReport Job Listener Machine Options Pool Rank RankContext "
+    "RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
+).split()
 
 
 def __dir__() -> list[str]:

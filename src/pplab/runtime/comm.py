@@ -34,11 +34,10 @@ from torch import Tensor
 
 from ..actions import RECV_B, RECV_F, SEND_F, Action
 from ..deps import other_end
-from .workload import Tensors
+from .workload import Batch, Tensors
 
 if TYPE_CHECKING:
     from .context import RankContext
-    from .workload import Batch
 
 Home = Mapping[tuple[int, int], int]  # (stage, microbatch) -> rank
 Spec = list[tuple[tuple[int, ...], torch.dtype]]
@@ -151,9 +150,8 @@ class SharedComm(Comm):
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Open every channel."""
-        if not self.pipes.ends.keys() >= set(channels):
-            with naming("opening the channels"):
-                self.pipes.open(channels)
+        with naming("opening the channels"):
+            self.pipes.open(channels)
 
     def receive(self, receive: Action) -> Tensors:
         """Wait for a message; returns its tensors."""
@@ -199,8 +197,8 @@ class SharedComm(Comm):
         """A slot, in memory that its source makes, and that has no name once its target has mapped
         it, too.
         """
-        path, new = f"{self.key}-{source}-{target}-{number}", source == self.rank
-        path = self.pipes.folder / path
+        path = self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
+        new = source == self.rank
         with open(path, "x+b" if new else "r+b") as file:
             if new:  # no room is an error now, and no crash later
                 os.posix_fallocate(file.fileno(), 0, nbytes)

@@ -72,9 +72,6 @@ class RankContext:
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = field(default_factory=dict)
     runs: int = 0
     pipes: Pipes | Any = None  # of the shared transport
-    # How far this clock is ahead of rank 0's, and how exactly that is known, in nanoseconds. None
-    # where all ranks are on one host.
-    ahead: Callable[[], tuple[int, int]] | None = None
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose. Kept for later runs: it has threads,

@@ -4,9 +4,7 @@ can't show.
 
 import fcntl
 import os
-import socket
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,38 +19,31 @@ _PIPE_BYTES = 2**20
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
-def choose_transport(
-    num_ranks: int, device: str, transport: str, one_host: bool = True
-) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross: memory that ranks of one host share, gloo, or
-    NCCL.
+def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:
+    """Every rank's device, and how tensors cross between ranks of one host: memory that they share,
+    gloo, or NCCL.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
-    if one_host and sys.platform != "linux":
-        raise ValueError(
-            f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
-        )
-    by_host = "shared" if one_host else "gloo"
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
         raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
-        how = 'use "auto", by which ranks share what there is'
         raise ValueError(
-            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: {how}'
+            f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: use '
+            '"auto", by which ranks share what there is'
         )
     if transport == "auto":
-        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else by_host
+        transport = "nccl" if gpus >= num_ranks and dist.is_nccl_available() else "shared"
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "")
     if transport == "nccl" and blocking not in ("", "0"):
-        what = "makes every host wait for its GPU at every call"
-        why = f"{what}, and over NCCL hosts that wait hang most schedules"
-        how = f'unset it, or use transport="{by_host}"'
-        raise ValueError(f"CUDA_LAUNCH_BLOCKING={blocking} {why}: {how}")
+        raise ValueError(
+            f"CUDA_LAUNCH_BLOCKING={blocking} makes every host wait for its GPU at every call, and "
+            'over NCCL hosts that wait hang most schedules: unset it, or use transport="shared"'
+        )
     return [f"cuda:{rank % gpus}" if gpus else "cpu" for rank in range(num_ranks)], transport
 
 
@@ -67,12 +58,9 @@ def usable_gpus(device: str) -> tuple[int, str]:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if device == "cpu" or hidden or not _DRIVER.exists():
         return 0, ""
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU alone"
-    return (
-        0,
-        f"torch {torch.__version__}, built for {built}, can't use the GPU that is there with "
-        f"driver {_DRIVER.read_text().strip()}: README.md says which driver and which wheel it "
-        "needs",
+    return 0, (
+        f"torch {torch.__version__} can't use the GPU that is there with driver "
+        f"{_DRIVER.read_text().strip()}: README.md says which driver and which wheel it needs"
     )
 
 
@@ -101,7 +89,6 @@ class Pipes:
 
     rank: int
     folder: Path
-    barrier: Callable[[], None]
     ends: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -109,24 +96,24 @@ class Pipes:
         pairs.
         """
         new = [pair for pair in pairs if pair not in self.ends]
+        if not new:
+            return
         self.ends |= dict.fromkeys(new, -1)  # those of others, too: every rank finds the same new
+        paths = {pair: self.folder / f"{pair[0]}-{pair[1]}" for pair in new}
         to_me = [pair for pair in new if pair[1] == self.rank]
         for pair in to_me:
-            os.mkfifo(path := self._path(*pair))
+            os.mkfifo(paths[pair])
             # Without waiting, for there is no writer yet.
-            self.ends[pair] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.ends[pair] = os.open(paths[pair], os.O_RDONLY | os.O_NONBLOCK)
             os.set_blocking(self.ends[pair], True)
-        self.barrier()
+        dist.barrier()
         for pair in new:
             if pair[0] == self.rank:
-                self.ends[pair] = os.open(self._path(*pair), os.O_WRONLY)
+                self.ends[pair] = os.open(paths[pair], os.O_WRONLY)
                 fcntl.fcntl(self.ends[pair], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self.barrier()
+        dist.barrier()
         for pair in to_me:
-            os.unlink(self._path(*pair))
-
-    def _path(self, source: int, target: int) -> Path:
-        return self.folder / f"{source}-{target}"
+            os.unlink(paths[pair])
 
 
 def join(
@@ -142,12 +129,7 @@ def join(
     """
     os.environ.update(environment)
     torch.set_num_threads(threads)
-    # A pool's ranks are all on this host.
-    named = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    known = [name for _, name in socket.if_nameindex()]
-    if not set(named.split(",")) <= set(known):
-        there = ", ".join(known)
-        raise ValueError(f"GLOO_SOCKET_IFNAME is {named!r}, and there is {there}: unset it")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a pool's ranks are all on this host
     if context.device.type == "cuda":
         from .gpu import ENVIRONMENT, take
 
@@ -156,8 +138,13 @@ def join(
     context.status = status
     context.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=context.timeout)
     context.watch("joining the others", True)
-    ranks = {"rank": context.rank, "world_size": context.num_ranks, "timeout": context.timeout}
-    dist.init_process_group("gloo", store=dist.PrefixStore("pplab", context.store), **ranks)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("pplab", context.store),
+        rank=context.rank,
+        world_size=context.num_ranks,
+        timeout=context.timeout,
+    )
     if context.transport == "shared":
-        context.pipes = Pipes(context.rank, Path(folder), dist.barrier)
+        context.pipes = Pipes(context.rank, Path(folder))
     return context

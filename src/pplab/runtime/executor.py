@@ -3,20 +3,20 @@ own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 from ..actions import COMPUTE, RECV_B, RECV_F, Action, Kind, Overlap, parts
 from ..deps import incoming, outgoing
 from .comm import Comm, Home
+from .listener import Listeners
 from .stage import Stage
 from .workload import Batch, Tensors
 
 
 @dataclass
 class Executor:
-    """Runs one rank's lowered row. `around(event, what)` tells a `listener`."""
+    """Runs one rank's lowered row. `around(event, what)` tells listeners."""
 
     rank: int
     row: Sequence[Action | Overlap]
@@ -24,7 +24,7 @@ class Executor:
     num_stages: int
     home: Home
     comm: Comm
-    around: Callable[[str, object], AbstractContextManager] = lambda event, what: nullcontext()
+    around: Listeners
     overlap: Callable | None = None  # runs an overlap's halves, returns their results
 
     def run(self, microbatches: Sequence[Batch]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import time
 import traceback
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..actions import F, parts
 from ..text import parse
 from .comm import LostPeer
 
@@ -28,6 +26,16 @@ STOPPED_S = 2.0  # a rank that the system says is stopped is given up after this
 ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
 GONE = object()  # in place of the answer of a rank that has ended
 UNGUARDED = 86  # what a rank exits with when the import of the pool's script starts another pool
+# What to do, by what an error says.
+_REMEDIES = {
+    r"forward\(\) (missing|got an unexpected keyword)": "a stage gets what the one before returns "
+    "(the first: the inputs), and all of Batch.context by name: put there what is missing, or let "
+    "its forward take **context",
+    "Too many open files": "a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)",
+    "AF_UNIX path too long": "set TMPDIR to a shorter path",
+    "No space left on device": "make /dev/shm larger (docker run --shm-size), empty it, or take "
+    'transport="gloo"',
+}
 
 
 class RankError(RuntimeError):
@@ -60,7 +68,7 @@ class Failure:
         """The failure of a rank, in that rank."""
         by_gloo = "gloo/" in str(error)  # it names its file
         lost = by_gloo or isinstance(error, (LostPeer, dist.DistError))
-        said = f"{type(error).__name__}: {error}{remedy(str(error), whereabouts(phase)[0])}"
+        said = f"{type(error).__name__}: {error}{remedy(str(error))}"
         return cls(rank, said, "".join(traceback.format_exception(error)), lost, phase)
 
 
@@ -98,34 +106,15 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
     return RankError(rank, action, cause, _printed(ranks, rank).strip())
 
 
-def remedy(error: str, action: Any = None) -> str:
-    """What to do about an error of the system's, or of Python's at an action, that a user can do
-    something about.
+def remedy(error: str) -> str:
+    """What to do about an error of the system's, or of Python's, that a user can do something
+    about.
     """
-    wrong_call = r"forward\(\) (?:missing .*: (.*)|got an unexpected keyword argument)"
-    if action and (found := re.search(wrong_call, error)):
-        forward = max(parts(action), key=lambda half: half.kind is F)  # of an overlap's halves
-        how = f"put {found[1]} there" if found[1] else "let its forward take **context"
-        return (
-            f": stage {forward.stage} gets what the one before returns (the first: the inputs), "
-            f"and Batch.context by name: {how}"
-        )
-    if "Too many open files" in error:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return (
-            f": {limit} are allowed, and a pool of P ranks needs about 25 + 6 P: allow more "
-            "(ulimit -n 1024)"
-        )
-    if "AF_UNIX path too long" in error:
-        return ": set TMPDIR to a shorter path"
-    if "No space left on device" in error:
-        return ': make /dev/shm larger (docker run --shm-size), empty it, or take transport="gloo"'
-    return ""
+    found = [remedy for sign, remedy in _REMEDIES.items() if re.search(sign, error)]
+    return f": {found[0]}" if found else ""
 
 
-def different_batches(
-    digests: Sequence[int], step: int, alike: bool, several_hosts: bool
-) -> ValueError:
+def different_batches(digests: Sequence[int], step: int, alike: bool) -> ValueError:
     """Ranks have batches with these digests; `alike`: a rank that makes its own again has the
     same.
     """
@@ -134,17 +123,12 @@ def different_batches(
         ranks = [str(rank) for rank, digest in enumerate(digests) if digest == each]
         sides.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}")
     why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
-    remedy = (
-        "`batch(step)` must depend on the step alone: seed what draws with the step, on all ranks "
-        "alike"
+    return ValueError(
+        f"{' and '.join(sides)} have different batches for step {step}: {why}; `batch(step)` must "
+        "depend on the step alone: seed what draws with the step, on all ranks alike (ranks on "
+        "several hosts, whose CPUs may round floats differently: compute inputs once, and load "
+        "them)"
     )
-    if several_hosts:
-        remedy += (
-            "; all bits count, and other CPUs may round floats differently: compute inputs once, "
-            "and load them"
-        )
-    sides = " and ".join(sides)
-    return ValueError(f"{sides} have different batches for step {step}: {why}; {remedy}")
 
 
 def oom_kills() -> int:

@@ -63,14 +63,13 @@ class CudaClock(Clock):
     """
 
     def __init__(self, context: RankContext):
-        super().__init__(context.ahead)
+        super().__init__()
         self._watch = context.watch
 
     def tie(self) -> None:
-        """Tie the stream's time to the host's, too: the event happened between two readings, at
-        best close ones.
+        """Tie the stream's time to the host's: the event happened between two readings, at best
+        close ones.
         """
-        super().tie()
         cuda.synchronize()
         readings = []
         for _ in range(TIES):

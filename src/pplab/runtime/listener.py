@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..actions import Action, Item
@@ -133,16 +133,12 @@ def _around(listeners: list[Listener], event: str, what: Any) -> Iterator[None]:
 
 @dataclass
 class StepTrace:
-    """One step of one rank, in nanoseconds of its host's clock, or of rank 0's host where there are
-    several.
-    """
+    """One step of one rank, in nanoseconds of its host's clock."""
 
     actions: list[tuple[Item, int, int]]
     others: list[tuple[Action | str, int, int]]
     start: int
     end: int
-    # Stage, start and end of a forward that ran a second time.
-    again: list[tuple[int, int, int]] = field(default_factory=list)
     error_ns: int = 0  # how far off that clock these times can be
 
 
@@ -151,25 +147,20 @@ class Clock(Listener):
     took time.
 
     Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock,
-    which all processes of the host share. `ahead()` says by how many it is ahead of rank 0's
-    host's, and how far off that can be.
+    which all processes of the host share.
     """
 
-    events = frozenset(("step", "item", "receive", "again"))
+    events = frozenset(("step", "item", "receive"))
     mark = staticmethod(time.perf_counter_ns)
     error_ns = 0  # how far off the host's clock this step's marks can be
 
-    def __init__(self, ahead: Callable[[], tuple[int, int]] | None = None):
-        self.ahead = ahead
+    def __init__(self) -> None:
         self.traces: list[StepTrace] = []
-        self._offset = (0, 0)
 
     def tie(self) -> None:
-        """Tie the clocks: before the barrier at which a step starts, because it takes ranks
-        different times.
+        """Tie marks to the host's clock: before the barrier at which a step starts, because it
+        takes ranks different times.
         """
-        if self.ahead is not None:
-            self._offset = self.ahead()
 
     def catch_up(self) -> None:
         """Wait until all marks can be read."""
@@ -181,7 +172,7 @@ class Clock(Listener):
     def begin(self, event: str, what: Any) -> None:
         """Mark the start."""
         if event == "step":
-            self._found: dict[str, list] = {"item": [], "receive": [], "again": []}
+            self._found: dict[str, list] = {"item": [], "receive": []}
             self._open: list[object] = []
         self._open.append(self.mark())
 
@@ -205,14 +196,9 @@ class Clock(Listener):
 
     def _finish(self, start: object, end: object) -> None:
         self.catch_up()
-        ahead, error = self._offset
-
-        def at(mark: object) -> int:
-            return self.read(mark) - ahead
-
-        items, waits, again = (
-            [(what, at(first), at(last)) for what, first, last in self._found[event]]
-            for event in ("item", "receive", "again")
+        items, others = (
+            [(what, self.read(first), self.read(last)) for what, first, last in found]
+            for found in self._found.values()
         )
-        error += self.error_ns
-        self.traces.append(StepTrace(items, waits, at(start), at(end), again, error))
+        start, end = self.read(start), self.read(end)
+        self.traces.append(StepTrace(items, others, start, end, self.error_ns))

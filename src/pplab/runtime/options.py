@@ -5,8 +5,8 @@ before ranks start is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -14,19 +14,11 @@ from torch import nn
 from ..errors import accept, positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
+from .listener import Extra
 from .workload import Workload, check_divides, check_workload
-
-if TYPE_CHECKING:
-    from .listener import Extra
-
 
 MakeOptimizer = Callable[[Sequence[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
-
-
-def option(default: object, says: str) -> Any:
-    """A field of `Options` that says what it is for."""
-    return field(default=default, metadata={"says": says})
 
 
 class Asked(TypedDict, total=False):
@@ -49,19 +41,15 @@ class Options:
     measured row.
     """
 
-    steps: int = option(3, "measured steps")
-    warmup: int = option(1, "steps before them, which change no weight")
-    check_gradients: bool = option(False, "compare the first step's gradients with one process's")
-    optimizer: MakeOptimizer | None = option(
-        None, f"makes an optimizer of (name, weight) pairs ({_SGD}); none: weights stay"
-    )
-    autocast: torch.dtype | None = option(
-        None, "dtype of mixed precision; by torch.bfloat16, float32 crosses in it"
-    )
+    steps: int = 3  # measured ones
+    warmup: int = 1  # before them; they change no weight
+    check_gradients: bool = False  # compare the first step's gradients with one process's
+    optimizer: MakeOptimizer | None = None  # None: weights stay as they are
+    autocast: torch.dtype | None = None  # of mixed precision; float32 crosses in torch.bfloat16
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0)):
-            accept(self, **{name: positive_int(name, getattr(self, name), least)})
+        accept(self, steps=positive_int("steps", self.steps))
+        accept(self, warmup=positive_int("warmup", self.warmup, 0))
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(
                 f"autocast must be torch.bfloat16, torch.float16 or None, got {self.autocast!r}"

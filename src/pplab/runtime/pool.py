@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -22,13 +23,11 @@ from .devices import choose_transport, notes
 from .failures import GONE, Failure, Stillness
 from .listener import Extra
 from .options import Asked, Job, make_job
+from .processes import Ranks
+from .rank import RankReport
+from .reference import GradientReport, check_gradients
 from .report import Machine, Run
 from .workload import Workload
-
-if TYPE_CHECKING:
-    from .processes import Ranks
-    from .rank import RankReport
-    from .reference import GradientReport
 
 POLL_S = 0.1
 STILL_S = 1.0  # when nothing has moved for so long, we look why
@@ -60,6 +59,10 @@ class Pool:
         beside: Any = None,
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
+        if sys.platform != "linux":
+            raise ValueError(
+                f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
+            )
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
         cores = len(os.sched_getaffinity(0))
         share = max(1, cores // self.num_ranks)
@@ -94,8 +97,6 @@ class Pool:
                 during.enter_context(extra.during(job, self.statuses))
             reports, gradients = self.run(job.engine, job), None
             if job.options.check_gradients:
-                from .reference import check_gradients
-
                 gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
             return make_run(job, reports, gradients, self.devices, self.notes)
 
@@ -118,8 +119,6 @@ class Pool:
                 raise
 
     def _start(self) -> Ranks:
-        from .processes import Ranks
-
         self._ranks = Ranks()
         self._ranks.start(self)
         collect(self._ranks, self.timeout_s)  # each says that it is ready
@@ -155,8 +154,8 @@ class Pool:
         self.close()
 
     def __repr__(self) -> str:
-        devices, state = ", ".join(dict.fromkeys(self.devices)), "up" if self._ranks else "down"
-        return f"<Pool of {self.num_ranks} ranks on {devices}, {self.transport}, {state}>"
+        state = "up" if self._ranks else "down"
+        return f"<Pool of {self.num_ranks} ranks on {self.devices}, {self.transport}, {state}>"
 
 
 def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
@@ -198,9 +197,9 @@ def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
     ended.
     """
     poll, ends = select.poll(), {ranks.processes[rank].sentinel: rank for rank in pending}
-    for end in ends:
+    for end, rank in ends.items():
+        mail = ranks.mails[rank]
         poll.register(end, select.POLLIN)
-    for mail in (ranks.mails[rank] for rank in pending):
         poll.register(mail.pipe, select.POLLIN | (select.POLLOUT if mail.unsent else 0))
     return {ends[at] for at, _ in poll.poll(POLL_S * 1000) if at in ends}
 
@@ -218,14 +217,12 @@ def make_run(
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
     for extra in job.extras:
         notes = extra.notes(devices, notes)
-    notes, traces = [*job.workload.notes, *notes], [trace for each in steps for trace in each]
+    notes = [*job.workload.notes, *notes]
     if unsplit := ", ".join(sorted(set().union(*(report.unsplit for report in reports)))):
         notes.append(
             f"gradients of weights in {unsplit} are computed with the input's, not put off"
         )
-    if again := sorted({stage for trace in traces for stage, _, _ in trace.again}):
-        notes.append(f"forwards run again in the backward: stages {', '.join(map(str, again))}")
-    clock_error_ms = max(trace.error_ns for trace in traces) / 1e6
+    clock_error_ms = max(trace.error_ns for each in steps for trace in each) / 1e6
     if clock_error_ms > 0.1:  # which is worth a note
         notes.append(f"a rank's times can be {clock_error_ms:.1f} ms off the clock of all ranks")
     first_loss, *losses = map(sum, zip(*((r.first_loss, *r.losses) for r in reports), strict=True))

@@ -106,10 +106,9 @@ class Ranks:
             self.mails.append(Mail(lent.enter_context(near), at_once=True))
             log = Connection(os.dup(self.logs[rank].fileno()), readable=False)
             theirs += [far, log]
-            place = torch.device(device), pool.transport, patience
-            context = RankContext(rank, pool.num_ranks, *place)
-            arguments = pool.threads, stores[0].port, str(folder), environment
-            joining = partial(join, context, *arguments)
+            place = torch.device(device)
+            context = RankContext(rank, pool.num_ranks, place, pool.transport, patience)
+            joining = partial(join, context, pool.threads, stores[0].port, str(folder), environment)
             process = server.Process(target=rank_main, args=(rank, joining, far, board, log))
             process.name, process.daemon = f"pplab rank {rank}", True
             made.append(process)
@@ -201,7 +200,7 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
     line, far = socket.socketpair()
     lent.enter_context(line)
     command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder), temporary]
-    nothing, made = subprocess.DEVNULL, Future()
+    made = Future()
 
     def keep() -> None:
         try:
@@ -209,8 +208,8 @@ def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
                 process = subprocess.Popen(
                     command,
                     stdin=far.fileno(),
-                    stdout=nothing,
-                    stderr=nothing,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     cwd="/",
                     start_new_session=True,
                     pass_fds=[lock],
@@ -278,5 +277,12 @@ def local_store(patience: timedelta) -> dist.TCPStore:
                 f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)"
             ) from None
     host, port = listener.getsockname()
-    options = {"wait_for_workers": False, "use_libuv": True, "master_listen_fd": listener.detach()}
-    return dist.TCPStore(host, port, is_master=True, timeout=patience, **options)
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=patience,
+        wait_for_workers=False,
+        use_libuv=True,
+        master_listen_fd=listener.detach(),
+    )

@@ -61,7 +61,7 @@ class Rank:
         named = [(name, p) for p, name in self.names.items() if p.requires_grad]
         make = job.options.optimizer
         self.optimizer = make(named) if make and named else None
-        self.clock = Clock(context.ahead)
+        self.clock = Clock()
         if context.device.type == "cuda":
             from .gpu import CudaClock
 
@@ -128,12 +128,12 @@ class Rank:
                     losses.append(self.step(run_row, len(losses), update=True))
                     self.context.status.steps = len(losses)
         self.context.watch("reporting")
-        splitting = [stage.deferred.unsplit for stage in self.stages.values() if stage.split]
+        splitting = [stage.deferred for stage in self.stages.values() if stage.split]
+        unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)
         extras = tuple(listener.report() for listener in self._extras)
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
-        unsplit = frozenset().union(*splitting)
         return RankReport(traces, losses, first_loss, gradients, unsplit, extras, self.transport)
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
@@ -180,7 +180,7 @@ class Rank:
             digests: list = [None] * self.context.num_ranks
             dist.all_gather_object(digests, digest)
             alike = digest == self.job.workload.batch(number).digest()
-            raise different_batches(digests, number, alike, self.context.ahead is not None)
+            raise different_batches(digests, number, alike)
 
 
 class Whereabouts(Listener):
@@ -252,10 +252,13 @@ def connect(context: RankContext, rows: Sequence[LoweredRow], home: Home) -> Com
         from .process_groups import GroupComm as make
     context.runs += 1
     comm = make(context, home, f"run{context.runs}")
-    channels = set()
-    for rank, row in enumerate(rows):
-        sends = [a for item in row for a in parts(item) if a.kind in (SEND_F, SEND_B)]
-        channels |= {(rank, comm.peer(send)) for send in sends}
+    channels = {
+        (rank, comm.peer(action))
+        for rank, row in enumerate(rows)
+        for item in row
+        for action in parts(item)
+        if action.kind in (SEND_F, SEND_B)
+    }
     context.watch("opening the channels", True)
     comm.warm_up(sorted(channels))  # one order for all ranks
     context.watch("setting up")

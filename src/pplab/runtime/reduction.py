@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,8 @@ from torch import nn
 
 from .comm import naming
 from .listener import Listener
+from .rank import Rank
 from .workload import Places
-
-if TYPE_CHECKING:
-    from .rank import Rank
 
 
 @dataclass
@@ -46,25 +44,25 @@ class Reducer(Listener):
     events = frozenset(("row",))
 
     def __init__(self, rank: Rank, tied: Mapping[str, Places]):
-        self.rank, self.schedule, self.wire = rank, rank.job.schedule, rank.context.wire
+        self.rank, self.wire, schedule = rank, rank.context.wire, rank.job.schedule
         own = {
             (stage, name): p
             for stage, module in rank.modules.items()
             for name, p in module.named_parameters()
             if p not in rank.apart
         }
-        held, parameters = {}, {}
+        kept = {}  # by name: the stages that keep it, and its parameters here
         for name, places in tied.items():
-            held[name] = tuple(stage for stage, _ in places)
-            parameters[name] = [[own.pop((*at,)) for at in places if (*at,) in own]]
-        for stage in range(self.schedule.num_stages):
-            held[name := f"stage {stage}"] = (stage,)
-            parameters[name] = [[p] for at, p in own.items() if at[0] == stage and p.requires_grad]
+            here = [own.pop((*at,)) for at in places if (*at,) in own]
+            kept[name] = [stage for stage, _ in places], [here]
+        for stage in range(schedule.num_stages):
+            here = [[p] for (at, _), p in own.items() if at == stage and p.requires_grad]
+            kept[f"stage {stage}"] = [stage], here
         self.buckets: list[_Bucket] = []
-        holding = [set(self.schedule.stages_of(r)) for r in range(self.schedule.num_ranks)]
-        for name in sorted(held):
-            ranks = [r for r, stages in enumerate(holding) if not stages.isdisjoint(held[name])]
-            several, found = len(ranks) > 1, parameters[name]
+        holding = [set(schedule.stages_of(r)) for r in range(schedule.num_ranks)]
+        for _, (stages, found) in sorted(kept.items()):
+            ranks = [r for r, held in enumerate(holding) if not held.isdisjoint(stages)]
+            several = len(ranks) > 1
             # All ranks ask for a group, in one order.
             group = rank.context.group("copies", ranks) if several else None
             if rank.context.rank in ranks and found and (several or len(found[0]) > 1):
@@ -72,7 +70,7 @@ class Reducer(Listener):
                 if several and self.wire.type == "cuda":
                     # NCCL connects at first use, which would be in the first step.
                     dist.all_reduce(torch.zeros(1, device=self.wire), group=group)
-        which = "all" if tied or len(self.schedule.replicas) > 1 else "both"
+        which = "all" if tied or len(schedule.replicas) > 1 else "both"
         self.label = f"gradients of {which} copies"
 
     def end(self, event: str, what: object) -> None:

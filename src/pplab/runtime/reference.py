@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..schedule import plural
+from .context import RankContext
+from .options import Job
+from .rank import RankReport
 from .stage import autocast
 from .workload import Workload
-
-if TYPE_CHECKING:
-    from .context import RankContext
-    from .options import Job
-    from .rank import RankReport
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -76,8 +73,8 @@ class GradientReport:
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
-        found = plural(len(self.parameters), "parameter")
-        found += f", largest difference {self.difference:.1e}"
+        count = plural(len(self.parameters), "parameter")
+        found = f"{count}, largest difference {self.difference:.1e}"
         if self.equal:
             return f"equal to one process ({found})"
         differs = f"NOT equal to one process ({found}, in {self.worst})"
@@ -117,16 +114,17 @@ def report_gradients(
     the model's.
     """
     loss, one = whole
-    ours = [item for report in reports for item in report.gradients.items()]
-    found = dict.fromkeys(sorted(name for name, _ in ours), 0.0)
-    for name, gradient in ours:
-        found[name] = max(found[name], _apart(gradient, one[name]) if name in one else 0.0)
-    if found.keys() != one.keys():
-        missing, extra = sorted(one.keys() - found.keys()), sorted(found.keys() - one.keys())
+    names = {name for report in reports for name in report.gradients}
+    if names != one.keys():
+        missing, extra = sorted(one.keys() - names), sorted(names - one.keys())
         raise ValueError(
             "the stages don't have the parameters of the whole model: without a gradient "
             f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
         )
+    found = {}
+    for name in sorted(names):
+        copies = [report.gradients[name] for report in reports if name in report.gradients]
+        found[name] = max(_apart(gradient, one[name]) for gradient in copies)
     worst = max(found, key=found.__getitem__)
     scale = max(float(np.abs(g).max()) for g in one.values())
     apart = abs(sum(report.first_loss for report in reports) - loss)

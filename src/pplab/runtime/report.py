@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
@@ -17,9 +17,7 @@ from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .listener import StepTrace
 from .options import Job
-
-if TYPE_CHECKING:
-    from .reference import GradientReport
+from .reference import GradientReport
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,10 @@ class Run:
         """Of every measured step, from the first rank's start to the last rank's end, optimizer and
         all.
         """
-        firsts = (min(trace.start for trace in traces) for traces in self.traces)
-        lasts = (max(trace.end for trace in traces) for traces in self.traces)
-        return tuple((last - first) / 1e6 for first, last in zip(firsts, lasts, strict=True))
+        return tuple(
+            (max(trace.end for trace in traces) - min(trace.start for trace in traces)) / 1e6
+            for traces in self.traces
+        )
 
     @property
     def timeline(self) -> Timeline:
@@ -95,15 +94,12 @@ class Run:
         """
         return self.schedule.peak_held(self.held.memory)
 
-    @cached_property
+    @property
     def recompute_ms(self) -> tuple[float, ...]:
-        """Per stage, the median time of running a forward again; () where no stage does."""
-        took = defaultdict(list)
-        for trace in (trace for traces in self.traces for trace in traces):
-            for stage, start, end in trace.again:
-                took[stage].append((end - start) / 1e6)
-        stages = range(self.schedule.num_stages if took else 0)
-        return tuple(statistics.median(took[stage]) if stage in took else 0 for stage in stages)
+        """Per stage, the median time of running a forward again, as `lab.Recompute()` lets it; ()
+        where no stage does.
+        """
+        return self.extras.get("recompute", ())
 
     @property
     def costs(self) -> Costs:

@@ -131,11 +131,9 @@ def check_workload(given: object) -> None:
     """
     kind = type(given).__name__
     if not isinstance(given, Workload):
-        how = "inherit that class"
-        if isinstance(given, nn.Module):
-            how = "pplab.lab.models.Modules makes one of it"
         raise ValueError(
-            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: {how}"
+            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: "
+            "inherit that class (pplab.lab.models.Modules makes one of a module)"
         )
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):

@@ -843,7 +843,7 @@ def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
     readings = iter([0, 90_000, 1_000_000, 1_020_000, 2_000_000, 2_050_000, 3_000_000, 3_070_000, 4_000_000, 4_080_000])
     monkeypatch.setattr(gpu.time, "perf_counter_ns", lambda: next(readings))
-    clock = gpu.CudaClock(SimpleNamespace(ahead=None, watch=None))
+    clock = gpu.CudaClock(SimpleNamespace(watch=None))
     clock.tie()
     assert clock.error_ns == 10_000
     clock._found = {"item": []}
@@ -872,7 +872,7 @@ def test_the_host_stays_two_items_ahead_of_its_gpu_and_says_where_that_is(monkey
 
     monkeypatch.setattr(torch.cuda, "Event", Late)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: said.append("all"))
-    clock = gpu.CudaClock(SimpleNamespace(ahead=None, watch=lambda *what: said.append(what)))
+    clock = gpu.CudaClock(SimpleNamespace(watch=lambda *what: said.append(what)))
     clock.tie()
     said.clear()
     clock.begin("step", None)  # event 5

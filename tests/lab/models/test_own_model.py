@@ -176,7 +176,7 @@ def with_field(**fields: object) -> Modules:
     ("workload", "message"),
     [
         (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
-        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of it"),
+        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of a module"),
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
         (with_field(name=3), "Modules needs a name in words"),
         (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
@@ -243,7 +243,7 @@ def test_what_cannot_be_done_is_said(make, message):
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        (modules.workload(nn.Linear(6, 6), modules.Masked()), "1F0: .*'mask': stage 1 gets .*put 'mask' there"),
+        (modules.workload(nn.Linear(6, 6), modules.Masked()), "1F0: .*'mask': a stage gets .*Batch.context by name"),
         (
             modules.Misplaced([nn.Linear(6, 6), nn.Linear(6, 6)], modules.batch(), mse_loss),
             r"tied\(2\) names 'head.weight' of stage 1, which has the parameters \['1.weight', '1.bias'\]",

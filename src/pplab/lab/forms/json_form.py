@@ -49,6 +49,7 @@ def timeline_from_dict(data: dict) -> Timeline:
 def run_to_dict(run: Run) -> dict:
     """Everything needed to redraw a run, and what its extras found, as plain JSON values."""
     extras = {name: found.to_dict() if hasattr(found, "to_dict") else found for name, found in run.extras.items()}
+    extras.pop("recompute", None)  # which is `recompute_ms`
     if held := extras.pop("held", {}):
         held["predicted_peak_bytes"] = run.predicted_peak_bytes
     return {

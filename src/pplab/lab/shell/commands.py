@@ -45,7 +45,8 @@ def option_flags() -> Iterator[Flag]:
     from ...runtime import Options
 
     other = {  # where a shell has other words than Python
-        "steps": {"default": 5},
+        "steps": {"default": 5, "help": "measured steps"},
+        "warmup": {"help": "steps before them, which change no weight"},
         "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
         "optimizer": {
             "name": "--learning-rate",
@@ -63,7 +64,7 @@ def option_flags() -> Iterator[Flag]:
     }
     for each in fields(Options):
         name, kind = f"--{each.name.replace('_', '-')}", type(each.default)
-        usual = {"dest": each.name, "name": name, "help": each.metadata["says"], "default": each.default}
+        usual = {"dest": each.name, "name": name, "default": each.default}
         taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
         yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
 

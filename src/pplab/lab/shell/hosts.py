@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
-from ...runtime import gpu
+from ...runtime import Extra, Listener, Rank, gpu
 
 _TAG = 2**31 - 1  # of the messages that ask for the time
 
@@ -35,3 +36,37 @@ def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
         readings.append((before, message.item(), time.perf_counter_ns()))
     before, there, after = min(readings, key=lambda reading: reading[2] - reading[0])
     return (before + after) // 2 - there, (after - before + 1) // 2
+
+
+@dataclass(frozen=True)
+class Hosts(Extra):
+    """Ranks are on several hosts: before every measured step each rank's clock is tied to rank 0's."""
+
+    name = "hosts"
+
+    def listen(self, rank: Rank) -> Listener:
+        return _Tying(rank)
+
+
+class _Tying(Listener):
+    """Puts what a rank's clock recorded of a step on the clock of rank 0's host."""
+
+    events = frozenset(("turn",))
+
+    def __init__(self, rank: Rank):
+        self.rank = rank
+        self._ahead = self._error_ns = 0
+
+    def begin(self, event: str, what: object) -> None:
+        context = self.rank.context
+        self._ahead, self._error_ns = ahead_of_rank_0(context.rank, context.num_ranks)
+
+    def end(self, event: str, what: object) -> None:
+        traces = self.rank.clock.traces
+        trace = traces[-1]
+        lists = {name: [self._moved(*each) for each in getattr(trace, name)] for name in ("actions", "others")}
+        _, start, end = self._moved(None, trace.start, trace.end)
+        traces[-1] = replace(trace, start=start, end=end, error_ns=trace.error_ns + self._error_ns, **lists)
+
+    def _moved(self, what: object, start: int, end: int) -> tuple[object, int, int]:
+        return what, start - self._ahead, end - self._ahead

@@ -28,7 +28,6 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from itertools import count
 
 import torch
@@ -47,7 +46,7 @@ from ...runtime import (
     notes,
 )
 from ...schedule import Schedule
-from .hosts import ahead_of_rank_0
+from .hosts import Hosts
 
 _RUNS = count()  # of this process: ranks call `train_here` equally often
 
@@ -75,10 +74,11 @@ def train_here(
     `extras` and `options` are those of `Pool.train`.
     """
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    job = make_job(schedule, workload, num_ranks, extras, **options)
+    hosts = [Hosts()] if several_hosts() else []
+    job = make_job(schedule, workload, num_ranks, [*extras, *hosts], **options)
     os.environ.update(gpu.ENVIRONMENT)  # as it may turn out: to ask for devices starts CUDA
     local_rank, local_ranks = (int(os.environ.get(f"LOCAL_{x}", os.environ[x])) for x in ("RANK", "WORLD_SIZE"))
-    devices, transport = choose_transport(local_ranks, device, "auto", one_host=False)
+    devices, transport = choose_transport(local_ranks, device, "auto")
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
         gpu.take(place)
@@ -89,10 +89,9 @@ def train_here(
     try:
         found: list = [None] * num_ranks
         dist.all_gather_object(found, transport)
-        if len(set(found)) > 1:  # a host with fewer GPUs than ranks: all take what every host can do
+        if set(found) != {"nccl"}:  # a host has fewer GPUs than ranks: all take what every host can do
             transport = "gloo"
-        ahead = partial(ahead_of_rank_0, rank, num_ranks) if several_hosts() else None
-        context = RankContext(rank, num_ranks, place, transport, patience, store, ahead=ahead)
+        context = RankContext(rank, num_ranks, place, transport, patience, store)
         with ExitStack() as during:
             for extra in job.extras:
                 extra.check_devices(job, [str(place)], transport)
@@ -105,7 +104,7 @@ def train_here(
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
                 gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
                 run = make_run(job, reports, gradients, devices, notes(devices, cores, device))
-                if ahead is not None:
+                if hosts:
                     tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
                     off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"
                     run = replace(run, notes=(*run.notes, f"{tied}; {off}"))

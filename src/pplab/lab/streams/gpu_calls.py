@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...actions import Action, F, Overlap, W
 from ...lowering import lower
-from ...runtime import Executor
+from ...runtime import Executor, Listeners
 from ...schedule import Schedule
 
 
@@ -99,7 +99,7 @@ def host_calls(schedule: Schedule, *, ahead: int = 1, experts: bool = False) -> 
     rows = []
     for rank, row in enumerate(lower(schedule, ahead=ahead)):
         calls: list[Call] = []
-        host = _Host(rank, row, {}, schedule.num_stages, schedule.home(), None)
+        host = _Host(rank, row, {}, schedule.num_stages, schedule.home(), None, Listeners(()))
         host.host(calls, holders if experts else {})
         mine = [each for each in sums if rank in each.ranks and len(each.ranks) > 1]
         rows.append((*calls, *(("start", each) for each in mine), *(("join", each) for each in mine)))
