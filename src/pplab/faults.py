@@ -139,7 +139,8 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
     behind what it is stuck at. There is always one, since actions themselves don't wait in circles.
     """
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
-    awaited = {rank: graph.makers[entry] for rank, entry in stuck.items()}
+    makers = {rank: graph.makers[entry] for rank, entry in stuck.items()}
+    awaited = {rank: maker for rank, maker in makers.items() if maker is not None}
     rank, seen = min(stuck), []  # go from each rank to the one for which it waits
     while rank not in seen:
         seen.append(rank)
@@ -149,8 +150,8 @@ def _deadlock(schedule: Schedule) -> ScheduleError:
         f"rank {rank} waits at {graph.action(stuck[rank])} for {graph.action(awaited[rank])}"
         for rank in circle
     ]
-    makers = [awaited[rank] for rank in circle]
-    maker = next(maker for maker in makers if stuck[ranks[maker]] != maker)
+    behind = (awaited[rank] for rank in circle)
+    maker = next(maker for maker in behind if stuck[ranks[maker]] != maker)
     blamed = ranks[maker]
     at = graph.action(stuck[blamed])
     remedy = f"on rank {blamed}, run {graph.action(maker)} before {at}"

@@ -124,9 +124,9 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
     for rank, row in enumerate(rows):
         if starts[row[-1]] is None:
             stuck[rank] = i = next(i for i in row if starts[i] is None)
+            need = needs[i]
             fault = f"simulator.run has a fault: rank {rank} stops at {schedule.graph.action(i)}"
-            is_missing = needs[i] is not None and starts[needs[i]] is None
-            assert is_missing, f"{fault}, and nothing is missing there"
+            assert need is not None and starts[need] is None, f"{fault}, and nothing is missing"
     return stuck
 
 
