@@ -1,6 +1,5 @@
 """The command line, as a user calls it."""
 
-import dataclasses
 import json
 import re
 import shlex
@@ -19,7 +18,6 @@ from pplab.__main__ import main
 from pplab.lab import replicate
 from pplab.lab.shell import cli, commands
 from pplab.runtime import Extra, Job, Options
-from pplab.runtime.options import option
 
 
 def test_schedules_lists_all(capsys):
@@ -330,14 +328,6 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
         flag = resolve_name(path).flag
         assert flag["help"] in shown[flag["name"]]
     assert shown["--engine"].startswith("ENGINE whose runtime")
-
-
-def test_a_new_option_is_a_flag_without_more_being_said(monkeypatch, capsys):
-    from pplab import runtime
-
-    told = option(0.5, "what nobody has thought of")
-    monkeypatch.setattr(runtime, "Options", dataclasses.make_dataclass("Options", [("new_one", float, told)]))
-    assert flags_of("train", capsys)["--new-one"] == "X what nobody has thought of (default 0.5)"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ EXTRAS = [
 
 
 def option_flags() -> Iterator[Flag]:
-    """A flag of `pplab train` for every option of a run, from its name, its default and what it says of itself."""
+    """A flag of `pplab train` for every option of a run, from its name, its default and what a shell says of it."""
     torch = bring("torch")
     from ...runtime import Options
 
