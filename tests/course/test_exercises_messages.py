@@ -152,7 +152,7 @@ LATE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", names(LATE, lambda says: "as long as one" in says))
 def test_messages_that_do_not_travel_are_told(tmp_path, monkeypatch, fault):
-    monkeypatch.setattr(spine, "LIMIT_S", 15.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 10.0)
     old, new, says = LATE[fault]
     text = spine.located("pipe_early.py").read_text()
     assert text.count(old) == 1

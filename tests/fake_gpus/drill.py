@@ -95,6 +95,7 @@ if __name__ == "__main__":
         drill_of_four(pool)
     under_torchrun()
     failures.ALL_WAIT_S = 3.0  # in place of ten
-    for event, said in ((21, "rank 1 waits at 1F2"), (22, "rank 1 at 1F2"), (29, "rank 1 waits at 1B3")):
+    hangs = (22, "rank 1 at 1F2"), (21, "rank 1 waits at 1F2"), (29, "rank 1 waits at 1B3")
+    for event, said in hangs if "all" in sys.argv else hangs[:1]:
         assert said in (found := hang(event)), found
     print(f"the drill is done after {time.monotonic() - began:.1f} s")

@@ -107,6 +107,7 @@ def pool():
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
