@@ -178,6 +178,7 @@ def test_a_broken_file_is_told_by_its_symptom(tmp_path, file, changes, says):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path, monkeypatch):
     monkeypatch.setattr(spine, "LIMIT_S", 8.0)
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
@@ -193,6 +194,7 @@ def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_hang_quotes_the_file_as_it_is_now(tmp_path):
     """The reader's loop: run, see where it stands, edit, run again, in one process."""
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))

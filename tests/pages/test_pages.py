@@ -184,7 +184,7 @@ def test_every_page(browser, book):
     print(f"{len(names(book))} pages: {time.perf_counter() - started:.0f} s")
 
 
-@pytest.mark.parametrize("name", [CHAPTER, "book/explorer.html", "book/play.html", "book/glossary.html"])
+@pytest.mark.parametrize("name", [CHAPTER, "book/explorer.html"])
 def test_a_page_that_is_opened_on_a_phone_in_the_dark(browser, book, name):
     """Scripts and formulas take the screen as it is when the page is loaded."""
     with Visit(browser, book, PHONE, "dark") as visit:
