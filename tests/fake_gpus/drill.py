@@ -1,7 +1,7 @@
 """Everything that waits for a GPU, or chooses a stream, a device or a group, on four played GPUs, in one short program.
 
-`PYTHONPATH=tests/fake_gpus:src:tests FAKE_GPUS=4 python tests/fake_gpus/drill.py all` ends with "the drill is done"; without
-`all`, a part is left out that takes long.
+`PYTHONPATH=tests/fake_gpus:src:tests FAKE_GPUS=4 python tests/fake_gpus/drill.py all` ends with "the drill is done".
+Without `all`, parts that take long are left out.
 """
 
 import os
