@@ -194,7 +194,7 @@ def tried(mutation: Mutation | None) -> str:
             path.write_bytes(text[: mutation.start] + mutation.new.encode() + text[mutation.end :])
         paths = os.pathsep.join(map(str, (FAKE, folder, ROOT / "tests")))
         environment = {**os.environ, "FAKE_GPUS": "4", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, str(FAKE / "drill.py"), "all"]
+        command = [sys.executable, str(FAKE / "drill.py")]
         try:
             done = subprocess.run(command, env=environment, cwd=folder, text=True, capture_output=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -47,16 +47,17 @@ def test_one_file_knows_cuda_and_nccl():
 @pytest.mark.long
 def test_the_tests_for_gpus_pass():
     """Some of those that `make gpu` runs, by NCCL. On one GPU, shared, test_gpu_box.py runs all of it, and
-    tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four; the drill is for every commit."""
+    tests/course/test_notebooks_on_gpus.py what chapters train on one, two and four."""
     some = "2-turns and (equals_one and (1F1B-b or DualPipe-f) or profile)"
     done = on_fake_gpus(["-m", "pytest", "-q", "tests/running/test_gpu.py", "-k", some], 2)
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout[-4000:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["most", pytest.param("all", marks=pytest.mark.long)])
-def test_extras_and_probes_run_on_gpus_of_their_own(part):
-    done = on_fake_gpus([str(FAKE / "drill.py"), part], 4)
+@pytest.mark.long
+def test_extras_and_probes_run_on_gpus_of_their_own():
+    """At every commit tests/lab/forms/test_results.py runs what `make gpu` measures on GPUs that are played."""
+    done = on_fake_gpus([str(FAKE / "drill.py")], 4)
     assert done.returncode == 0 and "Link(" in done.stdout and "the drill is done" in done.stdout, done.stderr[-4000:]
 
 
