@@ -107,10 +107,10 @@ def errors(files: list[Path]) -> dict[str, list[str]]:
     command = [sys.executable, "-m", "mypy", "--scripts-are-modules", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     assert done.returncode in (0, 1) and not done.stderr, done.stdout + done.stderr
-    found = defaultdict(list)
+    found, texts = defaultdict(list), {file.stem: file.read_text().splitlines() for file in files}
     for path, line, said in re.findall(r"^(\S+?):(\d+): error: (.*)$", done.stdout, re.M):
-        text = Path(path).read_text().splitlines()[int(line) - 1]
-        found[Path(path).stem].append(f"{text.strip()}: {said}")
+        name = Path(path).stem  # its folder may be that of an earlier run: mypy keeps what it said of the same text
+        found[name].append(f"{texts[name][int(line) - 1].strip()}: {said}")
     return found
 
 
