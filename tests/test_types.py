@@ -110,7 +110,8 @@ def errors(files: list[Path]) -> dict[str, list[str]]:
     found, texts = defaultdict(list), {file.stem: file.read_text().splitlines() for file in files}
     for path, line, said in re.findall(r"^(\S+?):(\d+): error: (.*)$", done.stdout, re.M):
         name = Path(path).stem  # its folder may be that of an earlier run: mypy keeps what it said of the same text
-        found[name].append(f"{texts[name][int(line) - 1].strip()}: {said}")
+        if name in texts:
+            found[name].append(f"{texts[name][int(line) - 1].strip()}: {said}")
     return found
 
 
