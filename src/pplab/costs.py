@@ -30,7 +30,7 @@ class Link:
 
     def __post_init__(self) -> None:
         bandwidth = number("bandwidth", self.bandwidth, inf)
-        vars(self).update(latency=number("latency", self.latency), bandwidth=bandwidth)
+        accept(self, latency=number("latency", self.latency), bandwidth=bandwidth)
         if bandwidth < 1 / MOST:
             raise ValueError(
                 f"bandwidth must be a number above 0, of at least {1 / MOST:g}, got {bandwidth!r}"
@@ -76,7 +76,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name in _PER_STAGE:
             if (value := getattr(self, name)) is not None or name != "backward":
-                vars(self)[name] = per_stage(name, value, each=per_stage)
+                accept(self, **{name: per_stage(name, value, each=per_stage)})
         expect(str, unit=self.unit)
         if not _any((self.forward, self.backward_input, self.backward_weight, self.backward or 0)):
             raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import text
 from .actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
-from .errors import ScheduleError, expect, shown
+from .errors import ScheduleError, accept, expect, shown
 from .footprint import Memory
 
 Rows = list[Sequence[int]]  # of everything that takes turns: its items, in order
@@ -44,7 +44,7 @@ class Schedule:
         items = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(items):
             raise ValueError("a schedule needs at least one action")
-        vars(self).update(rows=items, name=name, columns=Columns.of(items))
+        accept(self, rows=items, name=name, columns=Columns.of(items))
 
     @cached_property
     def graph(self) -> Graph:

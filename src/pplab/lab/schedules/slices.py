@@ -11,7 +11,7 @@ from math import sqrt
 
 from ...actions import INPUT_GRADIENT, Action, I, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
-from ...errors import ScheduleError, expect, number, positive_int
+from ...errors import ScheduleError, accept, expect, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule
 from ...simulator import simulate
@@ -45,7 +45,7 @@ class Slices:
         lengths = per_stage("lengths", self.lengths)
         if not isinstance(lengths, tuple) or not lengths or min(lengths) <= 0:
             raise ValueError(f"lengths must be those of the slices, each above 0, got {self.lengths!r}")
-        vars(self).update(lengths=lengths, attention=per_stage("attention", self.attention, 1))
+        accept(self, lengths=lengths, attention=per_stage("attention", self.attention, 1))
 
     @classmethod
     def even(cls, slices: int, attention: PerStage = 0) -> Slices:

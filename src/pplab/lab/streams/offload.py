@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
-from ...errors import expect, number, positive_int
+from ...errors import accept, expect, number, positive_int
 from ...footprint import Memory
 from ...links import with_links
 from ...schedule import Schedule
@@ -48,8 +48,8 @@ class Offload:
 
     def __post_init__(self) -> None:
         given = {"out": self.out, "back": self.out if self.back is None else self.back}
-        vars(self).update({name: per_stage(name, value) for name, value in given.items()})
-        vars(self)["share"] = per_stage("share", self.share, 1)
+        copies = {name: per_stage(name, value) for name, value in given.items()}
+        accept(self, **copies, share=per_stage("share", self.share, 1))
         positive_int("ahead", self.ahead)
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:

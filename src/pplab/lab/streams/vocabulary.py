@@ -9,7 +9,7 @@ from math import ceil
 
 from ...actions import B, F
 from ...costs import Costs, of_stage
-from ...errors import expect, number, positive_int
+from ...errors import accept, expect, number, positive_int
 from ...links import with_links
 from ...schedule import Schedule
 from ...simulator import durations_of
@@ -50,7 +50,7 @@ class VocabularyParallel:
 
     def __post_init__(self) -> None:
         for name in ("softmax", "gradient", "message"):
-            vars(self)[name] = number(name, getattr(self, name))
+            accept(self, **{name: number(name, getattr(self, name))})
         if positive_int("waits", self.waits) > 2:
             raise ValueError(f"waits must be 1 or 2, got {self.waits}")
 
