@@ -48,8 +48,8 @@ def one_rank_recomputes(*answer: object) -> Verdict:
 
 
 def larger_cards(*answer: object) -> Verdict:
-    """On GPUs with room for 141 GB: the most microbatches of one sequence that GPipe can run without recomputation, and the
-    dollars per GPU and hour up to which that is cheaper than four on the case's GPUs. A pair of numbers."""
+    """On GPUs with room for 141 GB: the most microbatches of one sequence that GPipe can run without recomputation, and
+    the dollars per GPU and hour up to which that is cheaper than four on the case's GPUs. A pair of numbers."""
     case = Case()
     price = case.dollars_per_hour * case.row("GPipe", 4).dollars / case.row("GPipe", 10).dollars
     most = {
