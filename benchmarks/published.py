@@ -194,7 +194,7 @@ def interleaved_405b_holds(r: Any) -> tuple[float, None]:
 def shards(r: Any) -> tuple[float, None]:
     """Gibibytes of state, over few ranks less over many: float32 weights, gradients and moments, all in shards."""
     few, many = (State(4, 4, 8).bytes() / n for n in r.ranks)
-    return (few - many) * lab.LLAMA_3_8B.parameters / GIB, None
+    return (few - many) * lab.Case().model.parameters / GIB, None
 
 
 def all_reduced(r: Any) -> tuple[float, None]:

@@ -201,8 +201,8 @@ def plan(
     (DualPipe) as over two replicas.
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
-    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
-    in it: head and loss go over a sequence in chunks.
+    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't in
+    it: head and loss go over a sequence in chunks.
 
     Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, and for a Schedule of
     other ranks or microbatches.
