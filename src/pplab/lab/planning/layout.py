@@ -113,8 +113,8 @@ class Machine:
     memory: float  # bytes of a rank
     ring: float | None = None
     ports: int = 1
-    flops_at: Mapping[int, float] = field(default_factory=dict)
-    backward_at: Mapping[int, float] = field(default_factory=dict)
+    flops_at: Mapping[int, float] = field(default_factory=dict, hash=False)
+    backward_at: Mapping[int, float] = field(default_factory=dict, hash=False)
     head_backward: float = 2
 
     def __post_init__(self) -> None:
