@@ -184,7 +184,7 @@ def six_hours(answer: object) -> Verdict:
     cut = _whole_layers(answer)
     found, cheapest = _entry(cut), _entry(CHEAPEST)
     for rank, state in enumerate(Case(num_ranks=len(cut)).state_gb(cut)):
-        if state > found.case.memory_gb:
+        if state > found.case.room_gb:
             return wrong(f"rank {rank} can't even hold its weights and what belongs to them: {state:.1f} of 80 GB")
     times = found.case.stage_ms(cut)
     slowest = max(range(len(cut)), key=times.__getitem__)

@@ -214,7 +214,7 @@ def sixteen_sequences(answer: Sequence[object] | str) -> Verdict:
         plan, best = planned(recompute, cut), planned(*BEST_PLAN)
     if not plan.fits:
         rank = max(range(4), key=plan.held_gb.__getitem__)
-        raise Wrong(f"it doesn't fit: rank {rank} would hold {plan.held_gb[rank]:.1f} of {plan.case.memory_gb:g} GB")
+        raise Wrong(f"it doesn't fit: rank {rank} would hold {plan.held_gb[rank]:.1f} of {plan.case.room_gb:g} GB")
     over = plan.dollars - best.dollars
     says = f"it fits, in {max(plan.held_gb):.1f} GB, and costs ${plan.dollars:.1f}"
     if plan.dollars > NEAR * best.dollars:

@@ -163,8 +163,8 @@ def longer_sequences(answer: Mapping[str, object]) -> Verdict:
     with told("", TypeError, ValueError):  # in_flight=True, or a cut of 33 layers
         row = LONGER.row("1F1B", num_microbatches=16, **asked)
     if not row.fits:
-        over = [f"rank {r} holds {gb:.1f} GB" for r, gb in enumerate(row.held_gb) if gb > LONGER.memory_gb]
-        return wrong(f"it doesn't fit in {LONGER.memory_gb:g} GB: {', '.join(over)}")
+        over = [f"rank {r} holds {gb:.1f} GB" for r, gb in enumerate(row.held_gb) if gb > LONGER.room_gb]
+        return wrong(f"it doesn't fit in {LONGER.room_gb:g} GB: {', '.join(over)}")
     best = _best_longer()
     says = f"it fits, and a billion tokens cost ${row.dollars:.2f}"
     if row.dollars > ENOUGH * best.dollars:

@@ -219,7 +219,7 @@ def causes(answer: dict) -> Verdict:
 def best_known() -> Entry:
     """The cheapest step that we found on the offered machines with one stage per rank."""
     plan = OFFER.plan("ZB-H1", 16, **BEST_KNOWN)
-    found = search(4, 16, costs=plan.costs, memory=plan.memory, limit=OFFER.memory_gb * 1e9)
+    found = search(4, 16, costs=plan.costs, memory=plan.memory, limit=OFFER.room_gb * 1e9)
     return OFFER.row(found.schedule, 16, **BEST_KNOWN)
 
 

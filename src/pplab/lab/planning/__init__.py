@@ -20,6 +20,7 @@ __all__, __getattr__, __dir__ = lazily(
         "layout": "Layout Machine Plan best dp_degree layouts plan",
         "partitioning": "partition",
         "stage_costs": "layers_of recomputed_of",
+        "state": "State",
         "sweeps": "Sweep sweep",
         "transformer": "Transformer",
     },

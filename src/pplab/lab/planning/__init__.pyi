@@ -25,6 +25,7 @@ from .layout import plan as plan
 from .partitioning import partition as partition
 from .stage_costs import layers_of as layers_of
 from .stage_costs import recomputed_of as recomputed_of
+from .state import State as State
 from .sweeps import Sweep as Sweep
 from .sweeps import sweep as sweep
 from .transformer import Transformer as Transformer

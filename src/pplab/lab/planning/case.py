@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from ...costs import Link
-from ...errors import expect, positive_int
+from ...errors import expect, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule
 from ...timeline import Timeline, total
@@ -17,6 +17,7 @@ from ..forms import Table
 from .expert_layers import ExpertLayers
 from .layout import Layout, Machine, Plan, plan
 from .stage_costs import layers_of, recomputed_of
+from .state import State
 from .transformer import Transformer
 
 # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3
@@ -40,7 +41,9 @@ class Case:
 
     model: Transformer = LLAMA_3_8B
     num_ranks: int = 4  # GPUs, on a machine each
-    memory_gb: float = 80  # of a GPU; 1 GB is 10^9 bytes
+    memory_gb: float = 85.5  # of a GPU, as its driver tells: of an H100 "of 80 GB" 81,559 MiB; 1 GB is 10^9 bytes
+    reserve_gb: float = 5.5  # of it, for CUDA's context, NCCL's buffers and what the allocator can't use: an assumption
+    state: State = State()  # bytes of a parameter
     teraflops: float = 400  # that a GPU reaches, per second: an assumption, 40 % of an H100's peak in bfloat16
     gigabits: float = 25  # per second, that a machine sends, and as many that it receives; inf: messages take no time
     latency_ms: float = 0  # of a message, in addition
@@ -53,10 +56,13 @@ class Case:
         positive_int("num_ranks", self.num_ranks)
         for name in ("memory_gb", "teraflops", "gigabits", "dollars_per_hour", "tokens"):
             value = getattr(self, name)
-            number = isinstance(value, Real) and not isinstance(value, bool) and value > 0
-            if not (number and (isfinite(value) or name == "gigabits")):
+            positive = isinstance(value, Real) and not isinstance(value, bool) and value > 0
+            if not (positive and (isfinite(value) or name == "gigabits")):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         Link(self.latency_ms)
+        if not 0 <= number("reserve_gb", self.reserve_gb) < self.memory_gb:
+            raise ValueError(f"reserve_gb must be below memory_gb, {self.memory_gb:g}, got {self.reserve_gb!r}")
+        expect(State, state=self.state)
         if self.experts is not None:
             expect(ExpertLayers, experts=self.experts)
 
@@ -66,10 +72,15 @@ class Case:
         return self.num_ranks * (self.experts.gpus if self.experts else 1)
 
     @property
+    def room_gb(self) -> float:
+        """Of a GPU, for what is counted."""
+        return self.memory_gb - self.reserve_gb
+
+    @property
     def machine(self) -> Machine:
         """The machines, as `plan` wants them: in bytes and seconds."""
         between = Link(self.latency_ms / 1e3, self.gigabits * 1e9 / 8)
-        return Machine(1, Link(), between, self.teraflops * 1e12, self.memory_gb * 1e9)
+        return Machine(1, Link(), between, self.teraflops * 1e12, self.room_gb * 1e9)
 
     @property
     def layer_ms(self) -> float:
@@ -101,7 +112,7 @@ class Case:
         return tuple(s * 1e3 for s in self.plan("naive", 1, cut=cut).costs.forward)
 
     def state_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
-        """Per rank: weights, gradients and Adam's state, 16 bytes per parameter. Their sum is the whole model's."""
+        """Per rank: weights, gradients and the optimizer's state. Their sum is the whole model's."""
         return _in_gb(self.plan("naive", 1, cut=cut).memory).parameters
 
     def sequence_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
@@ -111,7 +122,9 @@ class Case:
     def plan(self, schedule: str | Schedule, num_microbatches: int, microbatch: int = 1, **options: object) -> Plan:
         """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
         layout, batch = Layout(pp=self.num_ranks), num_microbatches * microbatch
-        found = plan(self.model, self.machine, layout, batch, microbatch, schedule=schedule, **options)
+        found = plan(
+            self.model, self.machine, layout, batch, microbatch, schedule=schedule, state=self.state, **options
+        )
         if self.experts is None:
             return found
         layers = layers_of(self.model, found.timeline.schedule.num_stages, options.get("cut"))
@@ -188,7 +201,7 @@ class Entry:
     @property
     def fits(self) -> bool:
         """Whether every rank holds what it has to."""
-        return max(self.held_gb, default=0) <= self.case.memory_gb
+        return max(self.held_gb, default=0) <= self.case.room_gb
 
     @property
     def hours(self) -> float | Any:
@@ -251,7 +264,7 @@ class Ledger:
         """The rows as texts, under their columns."""
         found, tokens = Table(entry.cells for entry in self.entries), self.case.tokens
         job = "a billion tokens" if tokens == 1e9 else f"{tokens / 1e9:g} billion tokens"
-        found.columns = ("", "M", "step", "busy", "fullest rank", f"fits in {self.case.memory_gb:g} GB", job)
+        found.columns = ("", "M", "step", "busy", "fullest rank", f"fits in {self.case.room_gb:g} GB", job)
         return found
 
     def __repr__(self) -> str:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .layout import Machine, Plan
     from .transformer import Transformer
 
-STATE_BYTES = 16  # per parameter, as in `plan`
 ALL_TO_ALLS = 2  # of a layer in a forward, dispatch and combine, and as many in a backward
 
 
@@ -95,12 +94,12 @@ class ExpertLayers:
             plan,
             timeline=timeline,
             costs=costs,
-            memory=self._memory(plan.memory, self.kept_bytes(model, microbatch), layers, again, shared, own),
-            dp_s=self._reduced(timeline, shared, own, model.bytes_each, machine.between) - timeline.makespan,
+            memory=self._memory(plan, self.kept_bytes(model, microbatch), layers, again, shared, own),
+            dp_s=self._reduced(timeline, shared, own, plan.state.gradients, machine.between) - timeline.makespan,
         )
 
     def _reduced(
-        self, timeline: Timeline, shared: Sequence[float], own: Sequence[float], bytes_each: int, link: Link
+        self, timeline: Timeline, shared: Sequence[float], own: Sequence[float], bytes_each: float, link: Link
     ) -> float:
         """When the last rank has its sums: its experts' over a schedule's copies, all others' over all pipelines."""
         rows, last = timeline.schedule, timeline.makespan
@@ -114,7 +113,7 @@ class ExpertLayers:
 
     @staticmethod
     def _memory(
-        dense: Memory,
+        dense: Plan,
         more: float,
         layers: Sequence[int],
         again: Sequence[int],
@@ -124,15 +123,15 @@ class ExpertLayers:
         """The memory with what a layer keeps `more`, until its backward or until its forward runs again."""
 
         def plus(name: str, layers: Iterable[int]) -> list[float]:
-            return [held + n * more for held, n in zip(getattr(dense, name), layers, strict=True)]
+            return [held + n * more for held, n in zip(getattr(dense.memory, name), layers, strict=True)]
 
         return replace(
-            dense,
+            dense.memory,
             activation=plus("activation", (n - r for n, r in zip(layers, again, strict=True))),
             weight_input=plus("weight_input", layers),
             recomputed=plus("recomputed", (min(r, 1) for r in again)),
             while_input_gradient=plus("while_input_gradient", (max(r - 1, 0) for r in again)),
-            parameters=[STATE_BYTES * sum(both) for both in zip(shared, own, strict=True)],
+            parameters=[dense.state.bytes() * sum(both) for both in zip(shared, own, strict=True)],
         )
 
     def _costs(self, dense: Costs, waits: Sequence[float], again: Sequence[float]) -> Costs:

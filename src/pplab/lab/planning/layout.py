@@ -18,6 +18,7 @@ from ...schedule import Schedule, plural
 from ...simulator import simulate
 from ...timeline import Timeline
 from .stage_costs import all_reduce, costs_of, layers_of, memory_of, recomputed_of, sends_of, weights_of
+from .state import State
 from .transformer import Transformer
 
 AXES = ("tp", "dp", "pp")
@@ -115,6 +116,7 @@ class Plan:
     timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
     costs: Costs  # of its stages, in seconds
     memory: Memory  # of its stages, in bytes
+    state: State  # of a parameter
     compute_s: float  # of the busiest rank in a step
     tp_s: float  # of that rank in a step, in its tensor collectives
     dp_s: float  # what the gradients' reduction adds to the step
@@ -146,6 +148,7 @@ def plan(
     schedule: str | Schedule = "1F1B",
     cut: Sequence[int] | None = None,
     recompute: bool | Sequence[int] = False,
+    state: State | None = None,
     shard_optimizer: bool = False,
     **options: object,
 ) -> Plan:
@@ -157,9 +160,8 @@ def plan(
     parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
     (DualPipe) as over two replicas.
 
-    Memory is 16 bytes per parameter (weights and gradients in `bytes_each`, the rest for Adam, which `shard_optimizer`
-    divides by dp: ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input.
-    Logits aren't in it: head and loss go over a sequence in chunks.
+    Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
+    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't in it: head and loss go over a sequence in chunks.
 
     Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, and for a Schedule of
     other ranks or microbatches.
@@ -170,7 +172,7 @@ def plan(
     >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
     1.21 s, 20 GB, 10.6% bubble
     """
-    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
+    state, (num_microbatches, rest) = state or State(), divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
     if model.width % layout.tp:
@@ -179,7 +181,7 @@ def plan(
     layers = layers_of(model, rows.num_stages, cut)
     again = recomputed_of(layers, recompute)
 
-    costs = costs_of(model, machine, layout, microbatch, rows, layers, again)
+    costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state)
     timeline = simulate(rows, costs)
 
     boundary, sends = model.boundary_bytes(microbatch), sends_of(rows)
@@ -189,7 +191,7 @@ def plan(
     tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
 
     weights = weights_of(model, layout, layers)
-    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * model.bytes_each for rank in range(layout.pp)]
+    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * state.gradients for rank in range(layout.pp)]
     replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
     link = machine.link(any(layout.crosses(axis, machine.ranks_per_node) for axis in axes))
     ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
@@ -198,7 +200,8 @@ def plan(
         layout,
         timeline,
         costs,
-        memory_of(model, layout, microbatch, layers, again, shard_optimizer),
+        memory_of(model, layout, microbatch, layers, again, state.bytes(layout.dp if shard_optimizer else 1)),
+        state,
         timeline.busy[busiest] - tp_s,
         tp_s,
         reduced - timeline.makespan,

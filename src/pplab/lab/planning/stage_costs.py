@@ -10,6 +10,7 @@ from ...costs import Costs, Link
 from ...footprint import Memory
 from ...schedule import Schedule
 from .formulas import ring_all_reduce_time
+from .state import State
 from .transformer import Transformer
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def costs_of(
     rows: Schedule,
     layers: Sequence[int],
     again: Sequence[int],
+    state: State,
 ) -> Costs:
-    """How long the stages take, and the links of a pipeline's ranks."""
+    """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
     boundary, rate = model.boundary_bytes(microbatch), layout.tp * machine.flops
     exchange = 2 * all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
     head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / rate]
@@ -63,7 +65,7 @@ def costs_of(
     return Costs(
         forward,
         forward,
-        [s + h for s, h in zip(work, head, strict=True)],
+        [(s + h) * bool(state.gradients) for s, h in zip(work, head, strict=True)],
         recompute=[n * layer for n in again],
         message=boundary / layout.tp,
         links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in sends_of(rows)},
@@ -77,12 +79,13 @@ def memory_of(
     microbatch: int,
     layers: Sequence[int],
     again: Sequence[int],
-    shard_optimizer: bool,
+    bytes_each: float,
 ) -> Memory:
-    """What the stages hold. Recomputing, a full backward has one layer whole at a time, and W waits for all of them."""
-    both = 2 * model.bytes_each  # a weight and its gradient
-    state = both + (16 - both) / (layout.dp if shard_optimizer else 1)
-    parameters = [state * n for n in weights_of(model, layout, layers)]
+    """What the stages hold, with `bytes_each` of a parameter.
+
+    Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
+    """
+    parameters = [bytes_each * n for n in weights_of(model, layout, layers)]
     kept, whole = model.boundary_bytes(microbatch) / layout.tp, model.layer_bytes(microbatch) / layout.tp
     freed = whole - kept  # of a layer, when only its input is kept
     return Memory(

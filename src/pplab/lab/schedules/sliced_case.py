@@ -106,7 +106,7 @@ def _best_cut(case: Case, count: int, num_microbatches: int, asked: dict) -> Ent
         return sliced_row(case, count, num_microbatches, cut=cut, **asked)
 
     def worth(entry: Entry) -> tuple[float, float]:
-        return max(0, max(entry.held_gb) - case.memory_gb), entry.step_s
+        return max(0, max(entry.held_gb) - case.room_gb), entry.step_s
 
     best = row([each + (stage < rest) for stage in range(num_stages)])
     while True:
