@@ -16,18 +16,17 @@ def edges_of(schedule, costs, offload):
     """(from, to, how long after its start) for everything that waits: pieces of actions, "0F3/1", and of copies, and
     how long each lasts."""
     S, n, home, lasts = schedule.num_stages, offload.pieces, {}, {}
-    cut = {kind: 1 if kind == "W" else n for kind in "FBIW"}
     for rank, row in enumerate(schedule.rows):
         for a in row:
             home[str(a)] = rank
-            lasts |= {f"{a}/{k}": costs.of(a.kind, a.stage) / cut[str(a.kind)] for k in range(cut[str(a.kind)])}
+            lasts |= {f"{a}/{k}": costs.of(a.kind, a.stage) / n for k in range(n)}
     edges = []
 
     def after(first, then, late=0.0):
         edges.append((first, then, lasts[first] + late))
 
     for row in schedule.rows:
-        names = [f"{a}/{k}" for a in row for k in range(cut[str(a.kind)])]
+        names = [f"{a}/{k}" for a in row for k in range(n)]
         for one, other in zip(names, names[1:], strict=False):
             after(one, other)
         back = {(a.stage, a.microbatch): str(a) for a in row if str(a.kind) in "BI"}
@@ -124,7 +123,7 @@ def test_what_is_held_is_counted(seed):
             for a in (a for a in row if str(a.kind) == "F"):
                 for k in range(n):
                     name = lambda kind, k: f"{a.stage}{kind}{a.microbatch}/{k}"  # noqa: B023, E731
-                    lasts = at.get(name("W", 0)) or at[name("B", n - 1 - k)]
+                    lasts = at.get(name("W", n - 1 - k)) or at[name("B", n - 1 - k)]
                     out, back = at.get(name("O", k)), at.get(name("R", n - 1 - k))
                     held = at[name("F", k)][0] <= now < lasts[1]
                     here += memory.activation[a.stage] / n * (held and not (out and out[1] <= now < back[0]))
@@ -182,7 +181,7 @@ def test_bad_input_is_named():
 def test_copies_make_room_in_the_case():
     case = lab.Case()
     plain = case.row("Interleaved1F1B", 16)
-    copied = lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=0.3)
+    copied = lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=0.3, pieces=4)
     assert not plain.fits and copied.fits and copied.step_s == pytest.approx(plain.step_s, rel=1e-9)
     two = [make(case, "1F1B", 4, microbatch=2) for make in (lab.Case.row, lab.offloaded_row)]
     assert two[1].step_s >= two[0].step_s > 1.5 * case.row("1F1B", 4).step_s  # of two sequences each

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
@@ -18,7 +19,6 @@ from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry
 from .items import Items
 
-_IN_PIECES = {F, *INPUT_GRADIENT}
 Changes = list[tuple[float, float]]  # when, and by how much
 Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
 
@@ -30,8 +30,8 @@ class Offload:
     - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or one value per stage;
       `back`: the copy back, as long when left out.
     - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are for that share.
-    - `pieces`: in how many equal ones a stage's activations leave and come back, layer by layer, say. A piece leaves as
-      soon as its part of the forward is done, and its part of the backward frees it.
+    - `pieces`: in how many equal ones a stage's activations leave and come back: layer by layer, say. A piece leaves as
+      soon as its part of the forward is done, and is freed by its part of the backward.
     - `ahead`: how many pieces of its rank's backwards before its own a copy back may begin.
 
     A rank has an engine for each direction. Each makes one copy at a time: out in the order of forwards, back in the
@@ -75,21 +75,18 @@ class Offload:
         rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
         rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []  # a copy: its rank, name and item
         count, n = schedule.columns.bounds[-1], self.pieces
-        inner = {i: [i] for i in range(count)}  # of an action: its pieces, of which the last one is the action's item
+        inner = [items.split(i, n) for i in range(count)]  # an action's pieces; the last one is the action's item
         for rank, first in enumerate(schedule.columns.bounds[:-1]):
             leaving, turns = leaving_of(schedule.rows[rank], self.share)
-            for i, item in enumerate(schedule.rows[rank], first):
-                if any(part.kind in _IN_PIECES for part in parts(item)):
-                    inner[i] = items.split(i, n)
             out = {
                 key: [items.new(of_stage(self.out, key[0]) / n, piece) for piece in inner[first + i]]
                 for key, i in leaving.items()
             }
             copies += [(rank, f"{stage}O{m}", copy) for (stage, m), each in out.items() for copy in each]
-            places = [piece for i in turns.values() for piece in inner[first + i]]
-            owners = [key for key in turns for _ in range(n)]
+            keys, places = list(turns), list(chain(*(inner[first + i] for i in turns.values())))
             back, before = [], defaultdict(list)  # before: what stands before an item
-            for j, (place, (stage, m)) in enumerate(zip(places, owners, strict=True)):
+            for j, place in enumerate(places):
+                stage, m = keys[j // n]
                 if (stage, m) not in out:
                     continue
                 if j >= self.ahead:  # an item that waits as an earlier backward does ends when that begins
@@ -101,11 +98,12 @@ class Offload:
                 back.append(copy)
                 before[place].append(items.new(0, copy))
                 copies.append((rank, f"{stage}R{m}", copy))
-            rows[rank] = [x for i in rows[rank] for piece in inner.get(i, [i]) for x in (*before[piece], piece)]
-            rows += [[copy for each in out.values() for copy in each], back]
+            turns_of = (piece for i in rows[rank] for piece in (inner[i] if i < count else [i]))
+            rows[rank] = [x for piece in turns_of for x in (*before[piece], piece)]
+            rows += [list(chain(*out.values())), back]
         starts, ends = items.run(rows)
         others = tuple(Span(rank, name, starts[i], ends[i]) for rank, name, i in copies)
-        pieces = tuple(tuple((starts[x], ends[x]) for x in each) for each in inner.values())
+        pieces = tuple(tuple((starts[x], ends[x]) for x in each) for each in inner)
         begins, stops = [each[0][0] for each in pieces], [each[-1][1] for each in pieces]
         return Offloaded(Timeline(schedule, begins, stops, costs.unit, others=others), self, pieces)
 
@@ -204,9 +202,9 @@ def offloaded_row(
 ) -> Entry:
     """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a second each way.
 
-    >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5)
-                                       M  step    busy  fullest rank  fits in 80 GB  a billion tokens
-    1F1B, 50 % to the host at 50 GB/s  8  3.37 s  63 %  72.8 GB       yes            $114 in 14.3 h
+    >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5, pieces=8)
+                                                   M  step    busy  fullest rank  fits in 80 GB  a billion tokens
+    1F1B, 50 % to the host at 50 GB/s in 8 pieces  8  3.37 s  63 %  62.5 GB       yes            $114 in 14.3 h
     """
     number("gb_per_s", gb_per_s)
     if not gb_per_s > 0:
