@@ -2,8 +2,9 @@
 
 import copy
 
-import pplab as pp
 import pytest
+
+import pplab as pp
 from pplab import lab
 from pplab_course.who_has import Owned, who_has
 
