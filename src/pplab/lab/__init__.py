@@ -34,7 +34,7 @@ _ROOMS = {
     "shell": "train_here",
     "streams": (
         "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls "
-        "offloaded_row parse_lowered simulate_lowered vocabulary_row"
+        "offloaded_row parse_lowered simulate_lowered simulate_sends vocabulary_row"
     ),
 }
 __all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)

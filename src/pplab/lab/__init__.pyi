@@ -134,4 +134,5 @@ from .streams import host_calls as host_calls
 from .streams import offloaded_row as offloaded_row
 from .streams import parse_lowered as parse_lowered
 from .streams import simulate_lowered as simulate_lowered
+from .streams import simulate_sends as simulate_sends
 from .streams import vocabulary_row as vocabulary_row

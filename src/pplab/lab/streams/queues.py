@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain, groupby
 
-from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
+from ...actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, Kind, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end
 from ...errors import ScheduleError, unknown
@@ -21,7 +22,7 @@ from ...timeline import Span, Timeline
 from .items import Items
 
 QUEUES = ("rank", "pair", "channel", "none")
-WAITS = ("never", "at once", "later")
+WAITS = ("never", "at once", "later", "forwards")
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
@@ -63,7 +64,9 @@ def simulate_lowered(
 
     - "never": nobody waits for a send, as in `simulate` and in torch's interpreter;
     - "at once": before the next action or exchange, as Megatron-LM's schedules without interleaving;
-    - "later": the same, but for sends that no receive goes with after the next action, as torch's `Schedule1F1B`.
+    - "later": the same, but for sends that no receive goes with after the next action, as torch's `Schedule1F1B`;
+    - "forwards": for what a forward sends, and in the cool-down a backward, before the next action; receives are posted
+      behind the last action of their kind, as Megatron-LM's interleaved schedule.
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
@@ -77,7 +80,7 @@ def simulate_lowered(
     costs = costs or Costs()
     schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
-    flow = _Flow(rows, schedule, costs, queue, waits)
+    flow = _Flow([_asked_ahead(row) for row in rows] if waits == "forwards" else rows, schedule, costs, queue, waits)
     starts, ends = flow.run()
     own = [flow.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
     others = []
@@ -85,6 +88,20 @@ def simulate_lowered(
         head = starts[flow.number[end] + 1]
         others.append(Span(*end, head, max(head, ends[flow.passed(end)])))
     return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
+
+
+def _asked_ahead(row: LoweredRow) -> LoweredRow:
+    """The row with its receives behind the last action of their kind, and what that one sends; the first gradient's
+    before the forward that it stands behind."""
+    found: list[list] = [[]]  # an action, and what is posted behind it
+    behind = {RECV_F: found[0]}
+    for item in row:
+        if isinstance(item, Overlap) or item.kind in COMPUTE:
+            found.append([item])
+            behind |= {RECV_F if action.kind is F else RECV_B: found[-1] for action in parts(item)}
+        else:
+            behind.get(item.kind, found[-2:][0] if item.kind is RECV_B else found[-1]).append(item)
+    return tuple(chain(*found))
 
 
 End = tuple[int, Action]  # of a message: a rank, and what it posts
@@ -122,7 +139,8 @@ class _Flow:
                 passed = self.number[end] + 2
                 self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
                 self.items.durations[passed] = link.latency + takes
-        self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
+        turns = self._turns_ahead if waits == "forwards" else partial(self._turns, waits=waits)
+        self.turns = [turns(rank) for rank in range(len(rows))]
 
     def _peer(self, item: Action | Overlap) -> int | None:
         """The rank at a message's other end; None for what is computed."""
@@ -160,6 +178,21 @@ class _Flow:
             now = ends if waits != "never" else []
             if waits == "later" and all(_is_send(message) for _, message in ends):
                 now, later = [], later + ends
+        return row
+
+    def _turns_ahead(self, rank: int) -> list[int]:
+        """The same for "forwards"."""
+        row: list[int] = []
+        now: list[End] = []
+        kinds: list[Kind] = []  # of the last two actions
+        for item in self.rows[rank]:
+            end = rank, item
+            if self._peer(item) is None:
+                self._wait(row, now + self._received(*end))
+                now, kinds = [], [*kinds[-1:], parts(item)[0].kind]
+            elif item.kind is SEND_F or (item.kind is SEND_B and F not in kinds):
+                now.append(end)
+            row.append(self.number[end])
         return row
 
     def _received(self, rank: int, item: Action | Overlap) -> list[End]:
