@@ -1,8 +1,8 @@
 """What frameworks' schedules send and wait for, read off their source, line by line, and how long that takes.
 
-Nothing here knows pplab's rows, lowering or loop. A rank's program is a list of steps: ("F" or "B", stage, m) computes,
-("post", messages) hands messages to the network, ("wait", messages) stands still until they have come or gone. A message
-is its kind, the stage that makes it, and m; it travels once both of its ends have posted it.
+Nothing here knows pplab's rows, lowering or loop. A rank's program is a list of steps: ("F" or "B", stage, m)
+computes, ("post", messages) hands messages to the network, ("wait", messages) stands still until they have come or
+gone. A message is its kind, the stage that makes it, and m; it travels once both of its ends have posted it.
 """
 
 from __future__ import annotations

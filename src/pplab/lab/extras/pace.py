@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
-from ...actions import Action, Kind
+from ...actions import RECV_B, RECV_F, Action, Kind
 from ...costs import Costs
+from ...deps import other_end
 from ...runtime import Extra, Job, Listener, Rank, cuda, producer
+from ..streams import SENDS, posted
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -19,17 +22,23 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 @dataclass(frozen=True)
 class Pace(Extra):
     """Stretches every action to the durations of `costs`, which need a unit of time, and delays messages as its links
-    would. On a GPU an action computes, and then lasts as long as it was told to.
+    would. On a GPU an action computes, and then lasts as long as it was told to. Who waits for what it sends, `sends`
+    says, as `simulate_sends` takes it.
 
     Where sequences are cut, `lab.Slices` say what each slice costs: `lab.Pace(slices.costs(schedule, costs))`.
     """
 
     costs: Costs
+    sends: str = SENDS[0]
     name = "pace"
 
     def check(self, job: Job) -> Job:
-        """ValueError for costs without a unit of time, or that don't fit the schedule."""
+        """ValueError for costs without a unit of time, or that don't fit, and for rows that nobody sends so."""
         schedule = job.schedule
+        if self.waits:
+            posted(schedule, self.sends)
+            if self.costs.has_queues:
+                raise ValueError(f"pace with sends={self.sends!r} needs costs without bandwidth: say latency alone")
         self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
         if self.costs.unit not in _SECONDS:
             raise ValueError(
@@ -50,7 +59,7 @@ class Pace(Extra):
 
     def listen(self, rank: Rank) -> Listener:
         """Stretch this rank's actions and messages."""
-        return _Pacing(self, rank)
+        return (_Waiting if self.waits else _Pacing)(self, rank)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """What of a paced run is valid where ranks share the machine or compute on GPUs."""
@@ -78,10 +87,15 @@ class Pace(Extra):
         return {kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)] for kind in map(Kind, "FBIW")}
 
     @property
+    def waits(self) -> bool:
+        """Whether somebody waits for sends."""
+        return self.sends != SENDS[0]
+
+    @property
     def delays(self) -> bool:
-        """Whether messages take time."""
+        """Whether messages take time, or are waited for."""
         latencies = (self.costs.latency, *(link.latency for link in self.costs.links.values()))
-        return any(latencies) or self.costs.has_queues
+        return any(latencies) or self.costs.has_queues or self.waits
 
 
 class _Pacing(Listener):
@@ -117,6 +131,50 @@ class _Pacing(Listener):
             if self.delays:
                 link = self.costs.link(self.comm.peer(what), self.rank)
                 _sleep_until(self.comm.left_ns / 1e9 + self.unit_s * link.latency)
+
+
+class _Waiting(_Pacing):
+    """Messages set out once both ends have posted them, and some sends are waited for. By the store ends tell when they
+    ask.
+    """
+
+    def __init__(self, pace: Pace, rank: Rank):
+        super().__init__(pace, rank)
+        rows, self._waits = posted(rank.job.schedule, pace.sends)
+        self._behind = dict(pairwise(rows[self.rank]))
+        self._asked_ns: dict[Action, int] = {}
+
+    def begin(self, event: str, what: Action) -> None:
+        """Ask for what comes, if nobody has; note when a message could set out."""
+        if event == "action":
+            super().begin(event, what)
+        elif event == "send":
+            self._sent_ns = time.perf_counter_ns()
+        elif what not in self._asked_ns:
+            self._ask(what)
+
+    def end(self, event: str, what: Action) -> None:
+        """Wait for what has come, or until what was sent is there; then ask for what stands behind it."""
+        if event == "receive":
+            return self._wait(self.comm.left_ns, self._asked_ns.pop(what), self.comm.peer(what), self.rank)
+        if event == "action":
+            super().end(event, what)
+        elif what in self._waits:
+            asked_ns = int(self.comm.store.get(key := self._key(other_end(what))))
+            self.comm.store.delete_key(key)
+            self._wait(self._sent_ns, asked_ns, self.rank, self.comm.peer(what))
+        while (what := self._behind.get(what)) and what.kind in (RECV_F, RECV_B):
+            self._ask(what)
+
+    def _ask(self, receive: Action) -> None:
+        self._asked_ns[receive] = time.perf_counter_ns()
+        self.comm.store.set(self._key(receive), str(self._asked_ns[receive]))
+
+    def _key(self, receive: Action) -> str:
+        return f"{self.comm.key} asks {receive}"
+
+    def _wait(self, sent_ns: int, asked_ns: int, source: int, target: int) -> None:
+        _sleep_until(max(sent_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency)
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def plan(
     costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state)
     timeline = simulate_sends(rows, costs, sends)
 
-    boundary, sends = model.boundary_bytes(microbatch), sends_of(rows)
+    boundary, sent = model.boundary_bytes(microbatch), sends_of(rows)
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
     passes = (stage for (stage, _), rank in rows.home().items() if rank == busiest)
     all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
@@ -211,7 +211,7 @@ def plan(
         reduced - timeline.makespan,
         {
             "tp": all_reduces * _ring(layout.tp) * boundary,
-            "pp": max(sum(n for (at, _), n in sends.items() if at == rank) for rank in range(layout.pp))
+            "pp": max(sum(n for (at, _), n in sent.items() if at == rank) for rank in range(layout.pp))
             * (boundary / layout.tp),
             "dp": _ring(replicas) * max(gradients),
         },

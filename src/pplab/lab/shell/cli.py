@@ -325,10 +325,10 @@ _COSTS: tuple[Flag, ...] = (
     dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
     dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
 )
-_LINK: Flag = dict(
-    name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"
+_LINKS: tuple[Flag, ...] = (
+    dict(name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"),
+    dict(name="--sends", choices=SENDS, default=SENDS[0], help=f"who waits for what it sends: {', '.join(SENDS)}"),
 )
-_SENDS: Flag = dict(name="--sends", choices=SENDS, default=SENDS[0], help="who waits for what it sends: " + ", ".join(SENDS))
 _MEMORY: tuple[Flag, ...] = (
     dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
     dict(name="--limit", type=float, metavar="X", help="the most that a rank may hold, in forwards' activations"),
@@ -338,6 +338,6 @@ _MEMORY: tuple[Flag, ...] = (
 _LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
 COMMANDS = (
     Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
-    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, _LINK, _SENDS, *OUTPUT)),
+    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT)),
     Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
 )

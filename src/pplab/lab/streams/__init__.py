@@ -14,7 +14,7 @@ __all__, __getattr__, __dir__ = lazily(
         "gpu_machine": "GpuMachine hanging_waits",
         "offload": "Offload Offloaded offloaded_row",
         "queues": "compute_of parse_lowered simulate_lowered",
-        "sends": "SENDS simulate_sends waits_of",
+        "sends": "SENDS posted simulate_sends",
         "to_host": "OnHost ToHost",
         "vocabulary": "VocabularyParallel vocabulary_row",
     },

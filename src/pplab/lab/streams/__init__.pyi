@@ -10,8 +10,8 @@ from .queues import compute_of as compute_of
 from .queues import parse_lowered as parse_lowered
 from .queues import simulate_lowered as simulate_lowered
 from .sends import SENDS as SENDS
+from .sends import posted as posted
 from .sends import simulate_sends as simulate_sends
-from .sends import waits_of as waits_of
 from .to_host import OnHost as OnHost
 from .to_host import ToHost as ToHost
 from .vocabulary import VocabularyParallel as VocabularyParallel

@@ -7,11 +7,11 @@ one stream, and a receive at the head holds up the sends behind it until its own
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import partial
-from itertools import chain, groupby
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
-from ...actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, Kind, Overlap, parts
+from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end
 from ...errors import ScheduleError, unknown
@@ -22,7 +22,6 @@ from ...timeline import Span, Timeline
 from .items import Items
 
 QUEUES = ("rank", "pair", "channel", "none")
-WAITS = ("never", "at once", "later", "forwards")
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
@@ -45,7 +44,7 @@ def simulate_lowered(
     costs: Costs | None = None,
     *,
     queue: str = "rank",
-    waits: str = "never",
+    waits: Collection[Action] = (),
     name: str = "custom",
 ) -> Timeline:
     """Predict the timeline of lowered rows whose messages wait for each other.
@@ -59,28 +58,20 @@ def simulate_lowered(
     - "channel": one for each direction of a pair;
     - "none": a message leaves when it is made, as in `simulate`.
 
-    An exchange is what stands together in a row and goes to or comes from one rank. `waits` says when a rank waits for
-    the messages of its exchanges, its sends among them:
-
-    - "never": nobody waits for a send, as in `simulate` and in torch's interpreter;
-    - "at once": before the next action or exchange, as Megatron-LM's schedules without interleaving;
-    - "later": the same, but for sends that no receive goes with after the next action, as torch's `Schedule1F1B`;
-    - "forwards": for what a forward sends, and in the cool-down a backward, before the next action; receives are posted
-      behind the last action of their kind, as Megatron-LM's interleaved schedule.
+    `waits`: sends at which the rank stands still until the message has arrived. Receives that are posted with a send
+    stand before it.
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
     Raises ScheduleError when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
-    unknown queue or wait, or costs that don't fit.
+    unknown queue, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
-    if waits not in WAITS:
-        raise unknown("wait", waits, WAITS)
     costs = costs or Costs()
     schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
-    flow = _Flow([_asked_ahead(row) for row in rows] if waits == "forwards" else rows, schedule, costs, queue, waits)
+    flow = _Flow(rows, schedule, costs, queue, waits)
     starts, ends = flow.run()
     own = [flow.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
     others = []
@@ -88,20 +79,6 @@ def simulate_lowered(
         head = starts[flow.number[end] + 1]
         others.append(Span(*end, head, max(head, ends[flow.passed(end)])))
     return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
-
-
-def _asked_ahead(row: LoweredRow) -> LoweredRow:
-    """The row with its receives behind the last action of their kind, and what that one sends; the first gradient's
-    before the forward that it stands behind."""
-    found: list[list] = [[]]  # an action, and what is posted behind it
-    behind = {RECV_F: found[0]}
-    for item in row:
-        if isinstance(item, Overlap) or item.kind in COMPUTE:
-            found.append([item])
-            behind |= {RECV_F if action.kind is F else RECV_B: found[-1] for action in parts(item)}
-        else:
-            behind.get(item.kind, found[-2:][0] if item.kind is RECV_B else found[-1]).append(item)
-    return tuple(chain(*found))
 
 
 End = tuple[int, Action]  # of a message: a rank, and what it posts
@@ -114,7 +91,7 @@ class _Flow:
     at the head of its queue, and it has passed, in that queue's row.
     """
 
-    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: str):
+    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: Collection):
         self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
         self.items, self.number = Items(), {}
         self.queues: dict[tuple, list[End]] = defaultdict(list)
@@ -139,8 +116,7 @@ class _Flow:
                 passed = self.number[end] + 2
                 self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
                 self.items.durations[passed] = link.latency + takes
-        turns = self._turns_ahead if waits == "forwards" else partial(self._turns, waits=waits)
-        self.turns = [turns(rank) for rank in range(len(rows))]
+        self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
     def _peer(self, item: Action | Overlap) -> int | None:
         """The rank at a message's other end; None for what is computed."""
@@ -160,39 +136,15 @@ class _Flow:
         both = [each for each in (end, self._other(end)) if each in self.number]
         return all(ends[self.number[each] + 2] is not None for each in both)
 
-    def _turns(self, rank: int, waits: str) -> list[int]:
+    def _turns(self, rank: int, waits: Collection[Action]) -> list[int]:
         """A rank's row."""
         row: list[int] = []
-        now: list[End] = []  # for these it waits before whatever comes next
-        later: list[End] = []  # and for these after the next action
-        for peer, items in groupby(self.rows[rank], self._peer):
-            ends = [(rank, item) for item in items]
-            if peer is None:
-                for end in ends:
-                    self._wait(row, now + self._received(*end))
-                    row.append(self.number[end])
-                    now, later = later, []
-                continue
-            self._wait(row, now)
-            row += [self.number[end] for end in ends]
-            now = ends if waits != "never" else []
-            if waits == "later" and all(_is_send(message) for _, message in ends):
-                now, later = [], later + ends
-        return row
-
-    def _turns_ahead(self, rank: int) -> list[int]:
-        """The same for "forwards"."""
-        row: list[int] = []
-        now: list[End] = []
-        kinds: list[Kind] = []  # of the last two actions
         for item in self.rows[rank]:
-            end = rank, item
             if self._peer(item) is None:
-                self._wait(row, now + self._received(*end))
-                now, kinds = [], [*kinds[-1:], parts(item)[0].kind]
-            elif item.kind is SEND_F or (item.kind is SEND_B and F not in kinds):
-                now.append(end)
-            row.append(self.number[end])
+                self._wait(row, self._received(rank, item))
+            row.append(self.number[rank, item])
+            if item in waits:
+                self._wait(row, [(rank, item)])
         return row
 
     def _received(self, rank: int, item: Action | Overlap) -> list[End]:
@@ -200,7 +152,7 @@ class _Flow:
         receives = [incoming(action, self.num_stages) for action in parts(item)]
         return [(rank, receive) for receive in receives if receive and self._peer(receive) != rank]
 
-    def _wait(self, row: list[int], ends: Iterable[End]) -> None:
+    def _wait(self, row: list[int], ends: Iterable[tuple[int, Any]]) -> None:
         for end in ends:
             nobody = [len(self.items.needs)]  # where nobody receives it: an item that needs itself
             needs = [self.number[end], self.passed(end)] if end in self.number else nobody
