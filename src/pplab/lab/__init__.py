@@ -20,8 +20,8 @@ _ROOMS = {
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan State Sweep Transformer best dp_degree formulas fsdp_row "
-        "layouts partition plan sweep"
+        "Case Entry ExpertLayers Layout Ledger Machine Plan State Transformer best dp_degree formulas fsdp_row "
+        "layouts partition plan"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "

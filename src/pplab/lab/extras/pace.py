@@ -59,7 +59,7 @@ class Pace(Extra):
 
     def listen(self, rank: Rank) -> Listener:
         """Stretch this rank's actions and messages."""
-        return (_Waiting if self.waits else _Pacing)(self, rank)
+        return _Pacing(self, rank)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """What of a paced run is valid where ranks share the machine or compute on GPUs."""
@@ -99,7 +99,9 @@ class Pace(Extra):
 
 
 class _Pacing(Listener):
-    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them."""
+    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them: where sends are
+    waited for, after both ends have posted them. By the store they tell when they ask.
+    """
 
     def __init__(self, pace: Pace, rank: Rank):
         self.costs, self.unit_s, self.delays = pace.costs, pace.unit_s, pace.delays
@@ -107,9 +109,14 @@ class _Pacing(Listener):
         self.rank, self.device, self.comm = rank.context.rank, rank.context.device, rank.comm
         self._begun: dict[Action, float] = {}  # the halves of an overlap may run at once
         self._free_ns: dict[int, int] = {}  # per target: when what was sent has left the link
+        self._asked_ns: dict[Action, int] = {}
+        self._behind, self._waits = {}, set()
+        if pace.waits:
+            rows, self._waits = posted(rank.job.schedule, pace.sends)
+            self._behind = dict(pairwise(rows[self.rank]))
 
     def begin(self, event: str, what: Action) -> None:
-        """Note when an action starts; say of a message when it will have left."""
+        """Note when an action starts; say of a message when it will have left, or that it is asked for."""
         if event == "action":
             settle(self.device)
             self._begun[what] = time.perf_counter()
@@ -120,51 +127,27 @@ class _Pacing(Listener):
             passing = self.costs.occupancy(Kind.F, producer(what), bandwidth, what.microbatch)
             self._free_ns[target] = start + round(1e9 * self.unit_s * passing)
             self.comm.leaves_ns = self._free_ns[target]
+        elif self._behind and what not in self._asked_ns:
+            self._ask(what)
 
     def end(self, event: str, what: Action) -> None:
-        """Wait until an action's time is up, or a message would be there."""
+        """Wait until an action's time is up, or a message would be there; then ask for those that stand behind it."""
+        settle(self.device)
         if event == "action":
-            settle(self.device)
             _sleep_until(self._begun.pop(what) + self.unit_s * self.costs.of_item(what))
         elif event == "receive":
-            settle(self.device)
             if self.delays:
-                link = self.costs.link(self.comm.peer(what), self.rank)
-                _sleep_until(self.comm.left_ns / 1e9 + self.unit_s * link.latency)
-
-
-class _Waiting(_Pacing):
-    """Messages set out once both ends have posted them, and some sends are waited for. By the store ends tell when they
-    ask.
-    """
-
-    def __init__(self, pace: Pace, rank: Rank):
-        super().__init__(pace, rank)
-        rows, self._waits = posted(rank.job.schedule, pace.sends)
-        self._behind = dict(pairwise(rows[self.rank]))
-        self._asked_ns: dict[Action, int] = {}
-
-    def begin(self, event: str, what: Action) -> None:
-        """Ask for what comes, if nobody has; note when a message could set out."""
-        if event == "action":
-            super().begin(event, what)
-        elif event == "send":
-            self._sent_ns = time.perf_counter_ns()
-        elif what not in self._asked_ns:
-            self._ask(what)
-
-    def end(self, event: str, what: Action) -> None:
-        """Wait for what has come, or until what was sent is there; then ask for what stands behind it."""
-        if event == "receive":
-            return self._wait(self.comm.left_ns, self._asked_ns.pop(what), self.comm.peer(what), self.rank)
-        if event == "action":
-            super().end(event, what)
+                self._arrive(self.comm.left_ns, self._asked_ns.pop(what, 0), self.comm.peer(what), self.rank)
+            return
         elif what in self._waits:
-            asked_ns = int(self.comm.store.get(key := self._key(other_end(what))))
+            target, key = self.comm.peer(what), self._key(other_end(what))
+            self._arrive(self._free_ns[target], int(self.comm.store.get(key)), self.rank, target)
             self.comm.store.delete_key(key)
-            self._wait(self._sent_ns, asked_ns, self.rank, self.comm.peer(what))
         while (what := self._behind.get(what)) and what.kind in (RECV_F, RECV_B):
             self._ask(what)
+
+    def _arrive(self, left_ns: int, asked_ns: int, source: int, target: int) -> None:
+        _sleep_until(max(left_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency)
 
     def _ask(self, receive: Action) -> None:
         self._asked_ns[receive] = time.perf_counter_ns()
@@ -172,9 +155,6 @@ class _Waiting(_Pacing):
 
     def _key(self, receive: Action) -> str:
         return f"{self.comm.key} asks {receive}"
-
-    def _wait(self, sent_ns: int, asked_ns: int, source: int, target: int) -> None:
-        _sleep_until(max(sent_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency)
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any
 
 from ...actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, F
@@ -46,50 +45,37 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     return simulate_lowered(rows, costs, queue="channel", waits=waits, name=schedule.name)
 
 
-def posted(schedule: Schedule, sends: str) -> tuple[Sequence[LoweredRow], set[Any]]:
+def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
     """The rows as their framework posts messages, and the sends for which it waits there. What is posted with a send
     stands before it."""
     if sends not in SENDS:
         raise unknown("sends", sends, SENDS)
+    ahead = sends == "forwards wait"
     sizes = {"num_ranks": schedule.num_ranks, "num_microbatches": schedule.num_microbatches}
-    several = {"stages_per_rank": schedule.num_stages // schedule.num_ranks} if sends == "forwards wait" else {}
-    if schedule not in [build(name, **sizes, **several) for name in _WHOSE[sends]]:
+    sizes |= {"stages_per_rank": schedule.num_stages // schedule.num_ranks} if ahead else {}
+    names = [name for name in _WHOSE[sends] if schedule == build(name, **sizes)]
+    if not names:
         theirs = " and ".join(f"{name}'s ({whose})" for name, whose in _WHOSE[sends].items())
         raise ValueError(
             f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give sends='nobody waits'"
         )
-    rows = lower(schedule)
-    if several:
-        pairs = [_ahead(row) for row in rows]
-        return [row for row, _ in pairs], {send for _, waits in pairs for send in waits}
-    if schedule == build("GPipe", **sizes):
-        return rows, set()
-    return [_together(row) for row in rows], {item for row in rows for item in row if item.kind in (SEND_F, SEND_B)}
-
-
-def _together(row: LoweredRow) -> LoweredRow:
-    """A send and the receive after it, where both are a neighbour's."""
-    found = list(row)
-    for at, (one, other) in enumerate(pairwise(row)):
-        if (one.kind, other.kind) in ((SEND_F, RECV_B), (SEND_B, RECV_F)):
-            found[at : at + 2] = other, one
-    return tuple(found)
-
-
-def _ahead(row: LoweredRow) -> tuple[LoweredRow, list[Any]]:
-    """Receives behind the last action of their kind, the first gradient's before the forward that it stands behind; and
-    what is waited for: what forwards send, and what a backward sends behind another one."""
-    found: list[tuple[list, list]] = [([], [])]  # an action with what is asked for behind it, and what it sends
-    behind, kinds, waits = {RECV_F: found[0][0]}, [F], []
-    for item in row:
-        if item.kind in COMPUTE:
-            found.append(([item], []))
-            kinds.append(item.kind)
-            behind[RECV_F if item.kind is F else RECV_B] = found[-1][0]
-        elif item.kind in (RECV_F, RECV_B):
-            behind.get(item.kind, found[-2:][0][0]).append(item)
-        else:
-            found[-1][1].append(item)
-            if item.kind is SEND_F or F not in kinds[-2:]:
-                waits.append(item)
-    return tuple(chain(*chain(*found))), waits
+    rows, waits = [], set()
+    for row in lower(schedule):
+        places = []  # behind which action, where, what
+        last, now, before = {RECV_F: -1}, -1, None  # the last action of a receive's kind, and of any
+        for item in row:
+            if item.kind in COMPUTE:
+                now += 1
+                last[RECV_F if item.kind is F else RECV_B] = now
+                places.append((now, 0, item))
+            elif item.kind in (SEND_F, SEND_B):
+                places.append((now, 2, item))
+                if names != ["GPipe"] and not (ahead and item.kind is SEND_B and last[RECV_F] >= now - 1):
+                    waits.add(item)
+            elif ahead:  # the first gradient's before the forward that it stands behind
+                places.append((last.get(item.kind, now - 1), 1, item))
+            else:  # with a send to the same neighbour
+                places.append((now, 3 if (before, item.kind) in ((SEND_F, RECV_F), (SEND_B, RECV_B)) else 1, item))
+            before = item.kind
+        rows.append(tuple(item for *_, item in sorted(places, key=itemgetter(0, 1))))
+    return rows, waits
