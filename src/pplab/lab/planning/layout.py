@@ -198,7 +198,7 @@ def plan(
     the embedding as well, the last one the head. `recompute` says of how many layers the forward runs again: of all,
     or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
     parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
-    (DualPipe) as over two replicas.
+    (DualPipe) as over two replicas. With `shard_optimizer` it scatters them and gathers the new weights.
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
     (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
@@ -231,8 +231,10 @@ def plan(
     all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
     tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.ring_link(layout.groups("tp")))
 
-    weights = weights_of(model, layout, layers)
-    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * state.gradients for rank in range(layout.pp)]
+    weights, each = weights_of(model, layout, layers), state.gradients
+    if shard_optimizer and layout.dp > 1 and each:
+        each = (each + state.weights) / 2  # gradients go around the ring once, and new weights, not twice the gradients
+    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * each for rank in range(layout.pp)]
     replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
     link = machine.ring_link(group for axis in axes for group in layout.groups(axis))
     ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
