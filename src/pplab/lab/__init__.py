@@ -20,7 +20,7 @@ _ROOMS = {
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan Sweep Transformer best dp_degree formulas fsdp_row "
+        "Case Entry ExpertLayers Layout Ledger Machine Plan State Sweep Transformer best dp_degree formulas fsdp_row "
         "layouts partition plan sweep"
     ),
     "schedules": (

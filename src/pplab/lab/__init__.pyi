@@ -79,6 +79,7 @@ from .planning import Layout as Layout
 from .planning import Ledger as Ledger
 from .planning import Machine as Machine
 from .planning import Plan as Plan
+from .planning import State as State
 from .planning import Sweep as Sweep
 from .planning import Transformer as Transformer
 from .planning import best as best

@@ -11,7 +11,7 @@ from pplab import lab
 from pplab.lab.planning.case import LLAMA_3_8B
 from pplab.lab.planning.formulas import ring_all_reduce_time
 
-CASE = lab.Case()
+CASE = lab.Case(state=lab.State(2, 2, 12))  # 16 bytes of a parameter, as the rows below were worked out
 LOOP_CUT, V_CUT = (3, 4, 4, 4, 4, 5, 5, 3), (4, 4, 4, 4, 5, 5, 4, 2)
 
 # Of four GPUs over 25-gigabit Ethernet, worked out with stages' times and sizes by hand, apart from `plan`:
@@ -123,6 +123,30 @@ def test_the_case_by_hand():
     assert late.row("GPipe", 8).step_s == pytest.approx(row.step_s + 6 * 0.010)
 
 
+def test_bytes_of_state():
+    """By choice, and by hand: a rank's share of each byte, and what frozen weights leave out."""
+    weights, cut = LLAMA_3_8B.parameters / 1e9, [8, 9, 8, 7]
+    assert lab.Case().room_gb == 80 and round(81_559 * 2**20 / 1e9, 1) == lab.Case().memory_gb
+    for given, each in (((), 18), ((2, 2, 12), 16), ((2, 2, 6), 10), ((2, 0, 0), 2)):
+        case = lab.Case(state=lab.State(*given), gigabits=float("inf"))
+        assert lab.State(*given).bytes() == each and sum(case.state_gb()) == pytest.approx(each * weights)
+        old = replace(CASE, gigabits=float("inf"))
+        rows = old.row("1F1B", 16, cut=cut), case.row("1F1B", 16, cut=cut)
+        own = [16 * more for more in CASE.state_gb(cut)]
+        for before, now, share in zip(*(row.held_gb for row in rows), own, strict=True):
+            assert now - before == pytest.approx(share / 16 * (each - 16) / 16)
+        assert rows[1].step_s == pytest.approx(rows[0].step_s * (2 / 3 if each == 2 else 1))
+    layout, machine = lab.Layout(dp=4), CASE.machine
+    whole, sharded = (
+        lab.plan(LLAMA_3_8B, machine, layout, 4, shard_optimizer=each).memory.parameters[0] for each in (False, True)
+    )
+    assert (whole, sharded) == pytest.approx((18 * weights * 1e9, 9 * weights * 1e9))
+    with pytest.raises(ValueError, match="an optimizer needs its gradient: .* or freeze it with State"):
+        lab.State(2, 0, 12)
+    with pytest.raises(ValueError, match="gradients must be a number from 0"):
+        lab.State(gradients=-4)
+
+
 def test_the_bounds():
     one, perfect = CASE.row("one GPU", 16), CASE.row("a perfect pipeline", 16)
     assert one.held_gb == pytest.approx((128.5,), rel=1e-3) and not one.fits
@@ -143,7 +167,7 @@ def test_one_gpu_may_do():
     assert row.fits and row.busy == 1 and row.dollars == pytest.approx(row.hours * 2)
     assert row.dollars == pytest.approx(small.row("a perfect pipeline", 16).dollars)
     assert row.held_gb[0] == pytest.approx(sum(small.state_gb()) + sum(small.sequence_gb()))
-    tight = replace(small, memory_gb=50).row("one GPU", 16)
+    tight = replace(small, memory_gb=50, reserve_gb=0).row("one GPU", 16)
     assert not tight.fits and tight.held_gb == row.held_gb and tight.step_s
 
 
@@ -153,9 +177,9 @@ def test_everything_follows_the_case():
     assert lab.Case(tokens=2e9).row("1F1B", 16).hours == pytest.approx(2 * row.hours)
     fast = replace(CASE, teraflops=800, gigabits=50).row("1F1B", 16)
     assert fast.step_s == pytest.approx(row.step_s / 2) and fast.held_gb == row.held_gb
-    assert [lab.Case(memory_gb=gb).row("1F1B", 16).fits for gb in (72, 73)] == [False, True]
+    assert [replace(CASE, memory_gb=gb, reserve_gb=3).row("1F1B", 16).fits for gb in (75, 76)] == [False, True]
     assert CASE.row("1F1B", 16, cut=[9, 8, 8, 7]).fits is False
-    eight = lab.Case(num_ranks=8, gigabits=float("inf")).row("1F1B", 16)
+    eight = replace(CASE, num_ranks=8, gigabits=float("inf")).row("1F1B", 16)
     assert len(eight.held_gb) == 8 and max(eight.held_gb) == pytest.approx(
         8 / 2 * sum(CASE.sequence_gb()) / 4 + 22.4, abs=0.1
     )
@@ -227,8 +251,8 @@ def test_the_ledger_prints_and_draws_itself():
     assert 'class="pplab-table"' in page and "<th>fits <br>in 80 GB</th>" in page
     alone = lab.Ledger(CASE, [row])
     assert (str(row), row._repr_html_()) == (str(alone), alone._repr_html_()) and "$95.7" in str(row)
-    other = lab.Ledger(replace(CASE, memory_gb=141, tokens=2.5e9))
-    assert other.table.columns[-2:] == ("fits in 141 GB", "2.5 billion tokens")
+    other = lab.Ledger(replace(CASE, memory_gb=141, reserve_gb=6, tokens=2.5e9))
+    assert other.table.columns[-2:] == ("fits in 135 GB", "2.5 billion tokens")
     assert other.add("naive", 1).cells[-1].startswith("$802 in 100.3 h")
 
 
@@ -243,6 +267,9 @@ def test_the_ledger_prints_and_draws_itself():
         ({"gigabits": 0}, "gigabits must be a number above 0"),
         ({"gigabits": float("nan")}, "gigabits must be a number above 0"),
         ({"memory_gb": True}, "memory_gb must be a number above 0, got True"),
+        ({"reserve_gb": 86}, "reserve_gb must be below memory_gb, 85.5, got 86"),
+        ({"reserve_gb": -1}, "reserve_gb must be a number from 0 to"),
+        ({"state": 18}, "state must be a State, got 18"),
         ({"teraflops": -1}, "teraflops must be a number above 0"),
         ({"latency_ms": -1}, "latency must be a number from 0"),
         ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),

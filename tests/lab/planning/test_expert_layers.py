@@ -12,7 +12,7 @@ from pplab.lab.planning.case import LLAMA_3_8B
 from pplab.lab.planning.formulas import ring_all_reduce_time
 from pplab_course.pictures import streams
 
-CASE = lab.Case(gigabits=100, experts=lab.ExpertLayers())
+CASE = lab.Case(gigabits=100, experts=lab.ExpertLayers(), state=lab.State(2, 2, 12))
 DENSE = replace(CASE, experts=None)
 ATTENTION, MLP, TABLE = 4096 * (4096 + 1024 + 1024 + 4096), 3 * 4096 * 14336, 128256 * 4096
 

@@ -50,16 +50,17 @@ def test_less_is_sent_where_more_is_kept():
 
 
 def test_the_case_without_a_pipeline():
-    bills = {gb: [lab.fsdp_row(lab.Case(gigabits=gb), m).dollars for m in (4, 16, 64)] for gb in (25, 100, 3600)}
+    case, summed = lab.Case(state=lab.State(2, 2, 12)), lab.Case()  # gradients in 2 bytes, and in 4
+    bills = {gb: [lab.fsdp_row(replace(case, gigabits=gb), m).dollars for m in (4, 16, 64)] for gb in (25, 100, 3600)}
     assert [round(x) for x in bills[25]] == [523, 132, 98] and [round(x) for x in bills[100]] == [131, 89, 84]
-    perfect = lab.Case().row("a perfect pipeline", 16)
+    perfect = case.row("a perfect pipeline", 16)
     assert bills[3600] == pytest.approx([perfect.dollars] * 3)
     for m in (4, 16, 64):
-        rows = [lab.fsdp_row(lab.Case(), m, zero=zero) for zero in (1, 2, 3)]
-        assert min(row.step_s for row in rows) == lab.fsdp_row(lab.Case(), m).step_s
+        rows = [lab.fsdp_row(case, m, zero=zero) for zero in (1, 2, 3)]
+        assert min(row.step_s for row in rows) == lab.fsdp_row(case, m).step_s
         assert all(row.fits and row.busy <= 1 for row in rows)
-        assert lab.fsdp_row(lab.Case(), m, gradient_bytes=4).step_s >= lab.fsdp_row(lab.Case(), m).step_s
-    held = lab.fsdp_row(lab.Case(), 4, zero=3).held_gb[0]
+        assert lab.fsdp_row(summed, m).step_s >= lab.fsdp_row(case, m).step_s
+    held = lab.fsdp_row(case, 4, zero=3).held_gb[0]
     assert round(held - 4 * lab.Case().model.table_parameters / 1e9) == 69  # a quarter of the state, and a sequence
 
 
@@ -67,4 +68,4 @@ def test_what_cannot_be_shared_out_or_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="6 sequences don't divide among 4 ranks"):
         lab.fsdp_row(lab.Case(), 6)
     with pytest.raises(ValueError, match="it doesn't fit in 30 GB"):
-        lab.fsdp_row(replace(lab.Case(), memory_gb=30), 4)
+        lab.fsdp_row(replace(lab.Case(), memory_gb=30, reserve_gb=0), 4)

@@ -156,7 +156,7 @@ def test_bad_input_is_named():
 
 
 def test_copies_make_room_in_the_case():
-    case = lab.Case()
+    case = lab.Case(state=lab.State(2, 2, 12))
     plain = case.row("Interleaved1F1B", 16)
     copied = lab.offloaded_row(case, "Interleaved1F1B", 16, 50, share=0.3)
     assert not plain.fits and copied.fits and copied.step_s == pytest.approx(plain.step_s, rel=1e-9)

@@ -34,7 +34,7 @@ class Case:
 
     >>> Case().row("1F1B", num_microbatches=16, cut=[8, 9, 8, 7])
                        M   step    busy  fullest rank  fits in 80 GB  a billion tokens
-    1F1B, cut 8+9+8+7  16  5.65 s  75 %  72.8 GB       yes            $95.7 in 12.0 h
+    1F1B, cut 8+9+8+7  16  5.65 s  75 %  77.4 GB       yes            $95.7 in 12.0 h
     >>> round(Case(gigabits=100).row("GPipe", num_microbatches=8).step_s, 2)
     3.27
     """
@@ -247,8 +247,8 @@ class Ledger:
     >>> rows = [ledger.add("GPipe", num_microbatches=M) for M in (4, 8)]
     >>> ledger
            M  step      busy    fullest rank  fits in 80 GB  a billion tokens
-    GPipe  4  2.12 s    50 %    72.8 GB       yes            $144 in 18.0 h
-    GPipe  8  (3.37 s)  (63 %)  109.3 GB      no             ($114 in 14.3 h)
+    GPipe  4  2.12 s    50 %    77.4 GB       yes            $144 in 18.0 h
+    GPipe  8  (3.37 s)  (63 %)  113.9 GB      no             ($114 in 14.3 h)
     """
 
     case: Case = field(default_factory=Case)

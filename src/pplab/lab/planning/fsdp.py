@@ -24,7 +24,7 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
 
     >>> fsdp_row(Case(gigabits=100), 16)
                                               M   step    busy   fullest rank  fits in 80 GB  a billion tokens
-    FSDP, 4 at a time, recomputing 25 layers  16  5.25 s  100 %  77.2 GB       yes            $89.0 in 11.1 h
+    FSDP, 4 at a time, recomputing 26 layers  16  5.29 s  100 %  76.9 GB       yes            $89.7 in 11.2 h
     """
     ranks, model = case.num_ranks, case.model
     if positive_int("sequences", sequences) % ranks:

@@ -161,7 +161,8 @@ def plan(
     (DualPipe) as over two replicas.
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
-    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't in it: head and loss go over a sequence in chunks.
+    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
+    in it: head and loss go over a sequence in chunks.
 
     Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, and for a Schedule of
     other ranks or microbatches.
@@ -170,7 +171,7 @@ def plan(
     >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
     >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
     >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
-    1.21 s, 20 GB, 10.6% bubble
+    1.22 s, 21 GB, 10.6% bubble
     """
     state, (num_microbatches, rest) = state or State(), divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:

@@ -36,7 +36,7 @@ def sliced_row(
 
     >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
                                     M   step    busy  fullest rank  fits in 80 GB  a billion tokens
-    Seq1F1B, 4 slices, cut 9+9+8+6  16  4.60 s  92 %  65.7 GB       yes            $78.1 in 9.8 h
+    Seq1F1B, 4 slices, cut 9+9+8+6  16  4.60 s  92 %  70.7 GB       yes            $78.1 in 9.8 h
     """
     model, cutting = case.model, slices if isinstance(slices, Slices) else Slices.even(slices)
     positive_int("num_microbatches", num_microbatches)

@@ -179,7 +179,7 @@ def offloaded_row(
 
     >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5)
                                        M  step    busy  fullest rank  fits in 80 GB  a billion tokens
-    1F1B, 50 % to the host at 50 GB/s  8  3.37 s  63 %  72.8 GB       yes            $114 in 14.3 h
+    1F1B, 50 % to the host at 50 GB/s  8  3.37 s  63 %  77.4 GB       yes            $114 in 14.3 h
     """
     number("gb_per_s", gb_per_s)
     if not gb_per_s > 0:
