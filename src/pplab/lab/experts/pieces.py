@@ -25,7 +25,7 @@ ORDER = {I: 0, B: 0, F: 1, W: 2}  # who goes first where two could: it is on the
 _LAYER = ((ATTENTION, True), (DISPATCH, False), (EXPERTS, True), (COMBINE, False))  # and whether it computes
 
 Piece = tuple[str, bool, float]  # its name, whether it computes, how long it takes
-Half = tuple[Any, ...]  # what `Pieces.of` takes: a kind, a number of layers, and perhaps of those that run again, a head
+Half = tuple[Any, ...]  # what `Pieces.of` takes, from its kind on
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Pieces:
         last = [("head", True, head * times)] * (head > 0)
         if kind is F:
             return forward * layers + last
-        back = [(name, True, each * times) if computes else (name, False, each) for name, computes, each in forward[::-1]]
+        back = [(name, computes, each * times**computes) for name, computes, each in forward[::-1]]
         if kind is W:
             return last + [piece for piece in back if piece[1]] * layers
         return last + back * (layers - again) + (forward + back) * again
