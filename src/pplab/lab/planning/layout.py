@@ -6,13 +6,14 @@ the pipeline's sends exposed. It ranks layouts; a measurement decides between ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...builders import build
 from ...costs import Costs, Link
-from ...errors import positive_int
+from ...errors import expect, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule, plural
 from ...simulator import simulate
@@ -95,17 +96,56 @@ def layouts(num_ranks: int, order: str = "tp-dp-pp") -> Iterator[Layout]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for every rank its own."""
+    """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for every rank its own.
+
+    What follows `memory` refines it, with numbers that somebody measured. `ring`: bytes per second of a ring in a node,
+    where only the switch's own sums reach what `inside` says. `ports`: over how many of a node's links `between` a ring
+    goes that fills whole nodes. `flops_at`: FLOP/s of a rank by tensor degree, {8: 300e12}; `backward_at`: how many of
+    its forwards a layer's backward takes, sums included, by tensor degree, {1: 1.97, 8: 1.55}. A degree that isn't in
+    them has the next smaller one's; below the least it has `flops`, and two forwards without a second pair of sums.
+    `head_backward`: the same of the head. ValueError for numbers that aren't above 0.
+    """
 
     ranks_per_node: int
     inside: Link
     between: Link
     flops: float  # that a rank really reaches, per second
     memory: float  # bytes of a rank
+    ring: float | None = None
+    ports: int = 1
+    flops_at: Mapping[int, float] = field(default_factory=dict, hash=False)
+    backward_at: Mapping[int, float] = field(default_factory=dict, hash=False)
+    head_backward: float = 2
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "ports"):
+            positive_int(name, getattr(self, name))
+        given = {"flops": self.flops, "head_backward": self.head_backward}
+        if self.ring is not None:
+            given["ring"] = self.ring
+        for name in ("flops_at", "backward_at"):
+            table = getattr(self, name)
+            expect(Mapping, **{name: table})
+            for degree, value in table.items():
+                given[f"{name}[{positive_int(f'a tensor degree of {name}', degree)}]"] = value
+        for name, value in given.items():
+            if not number(name, value):
+                raise ValueError(f"{name} must be above 0, got {value!r}")
 
     def link(self, crosses: bool) -> Link:
         """The slowest link of a group."""
         return self.between if crosses else self.inside
+
+    def ring_link(self, groups: Iterable[Sequence[int]]) -> Link:
+        """What a ring through the ranks of each group has for a link: the slowest on its way."""
+        nodes = [Counter(rank // self.ranks_per_node for rank in group) for group in groups]
+        inside = Link(self.inside.latency, self.ring or self.inside.bandwidth)
+        if all(len(ranks) == 1 for ranks in nodes):
+            return inside
+        filled = all({*ranks.values()} == {self.ranks_per_node} for ranks in nodes)
+        if self.ports == 1 or not filled:
+            return self.between
+        return Link(self.between.latency, min(inside.bandwidth, self.ports * self.between.bandwidth))
 
 
 @dataclass(frozen=True)
@@ -189,12 +229,12 @@ def plan(
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
     passes = (stage for (stage, _), rank in rows.home().items() if rank == busiest)
     all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
-    tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+    tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.ring_link(layout.groups("tp")))
 
     weights = weights_of(model, layout, layers)
     gradients = [sum(weights[s] for s in rows.stages_of(rank)) * state.gradients for rank in range(layout.pp)]
     replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
-    link = machine.link(any(layout.crosses(axis, machine.ranks_per_node) for axis in axes))
+    link = machine.ring_link(group for axis in axes for group in layout.groups(axis))
     ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
     reduced = max(end + all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
     return Plan(

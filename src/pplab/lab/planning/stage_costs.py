@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...costs import Costs, Link
@@ -56,16 +56,19 @@ def costs_of(
     state: State,
 ) -> Costs:
     """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
-    boundary, rate = model.boundary_bytes(microbatch), layout.tp * machine.flops
-    exchange = 2 * all_reduce(layout.tp, boundary, machine.link(layout.crosses("tp", machine.ranks_per_node)))
+    boundary, rate = model.boundary_bytes(microbatch), layout.tp * _at(machine.flops_at, layout.tp, machine.flops)
+    exchange = 2 * all_reduce(layout.tp, boundary, machine.ring_link(layout.groups("tp")))
+    flops = model.layer_flops(microbatch)
+    layer = flops / rate + exchange
+    plain = layer + flops / rate  # a backward
+    factor = _at(machine.backward_at, layout.tp, 0)
+    scale = factor * layer / plain if factor else 1
     head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / rate]
-    work = [n * model.layer_flops(microbatch) / rate for n in layers]
-    layer = model.layer_flops(microbatch) / rate + exchange
-    forward = [n * layer + h for n, h in zip(layers, head, strict=True)]  # and the gradient of the inputs
+    half = [h * machine.head_backward / 2 for h in head]
     return Costs(
-        forward,
-        forward,
-        [(s + h) * bool(state.gradients) for s, h in zip(work, head, strict=True)],
+        [n * layer + h for n, h in zip(layers, head, strict=True)],
+        [n * layer * scale + h for n, h in zip(layers, half, strict=True)],
+        [(n * flops / rate * scale + h) * bool(state.gradients) for n, h in zip(layers, half, strict=True)],
         recompute=[n * layer for n in again],
         message=boundary / layout.tp,
         links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in sends_of(rows)},
@@ -115,6 +118,11 @@ def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:
             found[rank, target] += 1
             found[target, rank] += 1
     return found
+
+
+def _at(table: Mapping[int, float], degree: int, otherwise: float) -> float:
+    """The value of the largest key up to `degree`."""
+    return table[max(given)] if (given := [key for key in table if key <= degree]) else otherwise
 
 
 def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:

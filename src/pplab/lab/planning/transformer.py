@@ -13,7 +13,8 @@ class Transformer:
 
     `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out). The MLP is
     `mlp_width` wide, four times the width when left out, and has a third matrix when it is `gated` (SwiGLU). Weights,
-    gradients and activations take `bytes_each` per number. Norms and biases aren't counted.
+    gradients and activations take `bytes_each` per number. Norms and biases aren't counted. An attention that isn't
+    FlashAttention `keeps_scores`, its weights of every pair of tokens.
 
     >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
     >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
@@ -29,6 +30,7 @@ class Transformer:
     mlp_width: int | None = None
     gated: bool = False
     vocabulary: int = 0
+    keeps_scores: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width"):
@@ -80,14 +82,19 @@ class Transformer:
         return 2 * self.table_parameters * samples * self.sequence
 
     def layer_bytes(self, samples: int) -> int:
-        """What a layer keeps for its backward, without attention's scores (FlashAttention computes them again).
+        """What a layer keeps for its backward; attention's scores only if it `keeps_scores` (FlashAttention computes
+        them again).
 
         Inputs and outputs of two norms, queries, keys, values and what they give, and what the MLP's activation
         function and last matrix read; without a gate, two dropout masks of a byte each. That is 34 bytes per token and
-        width for GPT (Korthikanti et al. 2022, section 4.1), and for Llama-3-8B with a fused SwiGLU.
+        width for GPT, with scores before and after their dropout and its mask 5 a s / h more for `heads` a, tokens s
+        and width h (Korthikanti et al. 2022, section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
         """
         numbers = 6 * self.width + 2 * self.kv_width + self.mlp_columns
-        return samples * self.sequence * (self.bytes_each * numbers + (0 if self.gated else 2 * self.width))
+        kept = self.bytes_each * numbers + (0 if self.gated else 2 * self.width)
+        if self.keeps_scores:
+            kept += self.heads * self.sequence * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
+        return samples * self.sequence * kept
 
     def boundary_bytes(self, samples: int) -> int:
         """What crosses between two layers: (samples, sequence, width) numbers."""

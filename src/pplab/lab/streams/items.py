@@ -23,6 +23,14 @@ class Items:
         self.lags.append(lag)
         return len(self.needs) - 1
 
+    def split(self, item: int, pieces: int) -> list[int]:
+        """The item in as many equal pieces, which take turns: it is the last of them, and the first one waits."""
+        self.durations[item] /= pieces
+        found = [self.new(self.durations[item]) for _ in range(pieces - 1)] + [item]
+        for each in (self.needs, self.lags):
+            each[found[0]], each[item] = each[item], each[found[0]]
+        return found
+
     def run(self, rows: Sequence[Sequence[int]]) -> tuple[list, list]:
         """When every item starts, and when it ends."""
         return run(rows, self.needs, self.durations, self.lags)

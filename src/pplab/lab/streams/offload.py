@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
@@ -29,7 +30,9 @@ class Offload:
     - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or one value per stage;
       `back`: the copy back, as long when left out.
     - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are for that share.
-    - `ahead`: how many of its rank's backwards before its own a copy back may begin.
+    - `pieces`: in how many equal ones a stage's activations leave and come back: layer by layer, say. A piece leaves as
+      soon as its part of the forward is done, and is freed by its part of the backward.
+    - `ahead`: how many pieces of its rank's backwards before its own a copy back may begin.
 
     A rank has an engine for each direction. Each makes one copy at a time: out in the order of forwards, back in the
     order of backwards. What a rank's next action already needs isn't copied. Copies are named like actions: `0O3`
@@ -38,19 +41,23 @@ class Offload:
     >>> from pplab import build
     >>> found = Offload(out=1).simulate(build("GPipe", num_ranks=4, num_microbatches=8))
     >>> found.timeline.makespan, found.peak_held(), found.peak_on_host()
-    (33, (3, 3, 3, 3), (7, 7, 7, 7))
+    (33.0, (3.0, 3.0, 3.0, 3.0), (7.0, 7.0, 7.0, 7.0))
+    >>> Offload(out=1, pieces=2).simulate(build("GPipe", num_ranks=4, num_microbatches=8)).peak_held()
+    (1.5, 1.5, 1.5, 1.5)
     """
 
     out: PerStage
     back: PerStage | None = None
     share: PerStage = 1
     ahead: int = 1
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         given = {"out": self.out, "back": self.out if self.back is None else self.back}
         copies = {name: per_stage(name, value) for name, value in given.items()}
         accept(self, **copies, share=per_stage("share", self.share, 1))
-        positive_int("ahead", self.ahead)
+        for name in ("ahead", "pieces"):
+            positive_int(name, getattr(self, name))
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:
         """Predict when everything happens, by `pplab.simulate`'s loop.
@@ -67,29 +74,38 @@ class Offload:
         validate(schedule)
         rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
         rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []  # a copy: its rank, name and item
+        count, n = schedule.columns.bounds[-1], self.pieces
+        inner = [items.split(i, n) for i in range(count)]  # an action's pieces; the last one is the action's item
         for rank, first in enumerate(schedule.columns.bounds[:-1]):
             leaving, turns = leaving_of(schedule.rows[rank], self.share)
-            out = {key: items.new(of_stage(self.out, key[0]), first + i) for key, i in leaving.items()}
-            places, back, before = list(turns.values()), [], defaultdict(list)  # before: what stands before an item
-            copies += [(rank, f"{stage}O{m}", copy) for (stage, m), copy in out.items()]
-            for j, (stage, m) in enumerate(turns):
+            out = {
+                key: [items.new(of_stage(self.out, key[0]) / n, piece) for piece in inner[first + i]]
+                for key, i in leaving.items()
+            }
+            copies += [(rank, f"{stage}O{m}", copy) for (stage, m), each in out.items() for copy in each]
+            keys, places = list(turns), list(chain(*(inner[first + i] for i in turns.values())))
+            back, before = [], defaultdict(list)  # before: what stands before an item
+            for j, place in enumerate(places):
+                stage, m = keys[j // n]
                 if (stage, m) not in out:
                     continue
                 if j >= self.ahead:  # an item that waits as an earlier backward does ends when that begins
-                    earlier = first + places[j - self.ahead]
+                    earlier = places[j - self.ahead]
                     begun = items.new(0, items.needs[earlier], items.lags[earlier])
                     before[earlier].append(begun)
                     back.append(items.new(0, begun))
-                copy = items.new(of_stage(self.back, stage), out[stage, m])
+                copy = items.new(of_stage(self.back, stage) / n, out[stage, m][-1 - j % n])
                 back.append(copy)
-                before[first + places[j]].append(items.new(0, copy))
+                before[place].append(items.new(0, copy))
                 copies.append((rank, f"{stage}R{m}", copy))
-            rows[rank] = [x for i in rows[rank] for x in (*before[i], i)]
-            rows += [list(out.values()), back]
+            turns_of = (piece for i in rows[rank] for piece in (inner[i] if i < count else [i]))
+            rows[rank] = [x for piece in turns_of for x in (*before[piece], piece)]
+            rows += [list(chain(*out.values())), back]
         starts, ends = items.run(rows)
         others = tuple(Span(rank, name, starts[i], ends[i]) for rank, name, i in copies)
-        count = schedule.columns.bounds[-1]
-        return Offloaded(Timeline(schedule, starts[:count], ends[:count], costs.unit, others=others), self)
+        pieces = tuple(tuple((starts[x], ends[x]) for x in each) for each in inner)
+        begins, stops = [each[0][0] for each in pieces], [each[-1][1] for each in pieces]
+        return Offloaded(Timeline(schedule, begins, stops, costs.unit, others=others), self, pieces)
 
 
 def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
@@ -103,10 +119,14 @@ def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places
 
 @dataclass(frozen=True)
 class Offloaded:
-    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the GPU."""
+    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the GPU.
+
+    `pieces` are those of every span: when they start, and when they end.
+    """
 
     timeline: Timeline
     offload: Offload
+    pieces: tuple[tuple[tuple[float, float], ...], ...]
 
     def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
         """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages' activations."""
@@ -123,17 +143,21 @@ class Offloaded:
     def _moved(self, copy: Span, memory: Memory) -> float:
         """How much a copy moves."""
         stage = _stage_of(copy)
-        return of_stage(self.offload.share, stage) * of_stage(memory.activation, stage)
+        return of_stage(self.offload.share, stage) * of_stage(memory.activation, stage) / self.offload.pieces
 
     def _changes(self, memory: Memory) -> list[Changes]:
         """Per rank, when what its GPU holds changes, and by how much."""
         expect(Memory, memory=memory)
         memory.check(self.timeline.schedule.num_stages)
         found: list[Changes] = [[] for _ in self.timeline.schedule.rows]
-        for span in self.timeline.spans:
+        for span, pieces in zip(self.timeline.spans, self.pieces, strict=True):
             for stage, kind, _ in parts(span.action):
                 came, went = memory.changes(stage)[kind]
-                found[span.rank] += [(span.start, came), (span.end, went)]
+                if kind is F:
+                    found[span.rank] += [(start, came / len(pieces)) for start, _ in pieces]
+                    continue
+                found[span.rank] += [(span.start, came), (span.end, -came)]
+                found[span.rank] += [(end, (came + went) / len(pieces)) for _, end in pieces]
         for copy in self.timeline.others:
             moved = self._moved(copy, memory)
             found[copy.rank].append((copy.end, -moved) if _is_out(copy) else (copy.start, moved))
@@ -173,13 +197,14 @@ def offloaded_row(
     *,
     share: PerStage = 1,
     ahead: int = 1,
+    pieces: int = 1,
     **options: object,
 ) -> Entry:
     """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a second each way.
 
-    >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5)
-                                       M  step    busy  fullest rank  fits in 80 GB  a billion tokens
-    1F1B, 50 % to the host at 50 GB/s  8  3.37 s  63 %  77.4 GB       yes            $114 in 14.3 h
+    >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5, pieces=8)
+                                                   M  step    busy  fullest rank  fits in 80 GB  a billion tokens
+    1F1B, 50 % to the host at 50 GB/s in 8 pieces  8  3.37 s  63 %  62.5 GB       yes            $114 in 14.3 h
     """
     number("gb_per_s", gb_per_s)
     if not gb_per_s > 0:
@@ -191,10 +216,10 @@ def offloaded_row(
     check_length("share", share, rows.num_stages)
     plan = case.plan(rows, num_microbatches, row.microbatch, cut=row.cut, recompute=row.recompute)
     kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]  # GB
-    found = Offload([gb / gb_per_s for gb in kept], share=share, ahead=ahead).simulate(rows, plan.costs)
+    found = Offload([gb / gb_per_s for gb in kept], None, share, ahead, pieces).simulate(rows, plan.costs)
     step = row.step_s - row.timeline.makespan + found.timeline.makespan
-    busy = total(found.timeline.busy) / (case.num_ranks * step)
+    busy = total(end - start for each in found.pieces for start, end in each) / (case.num_ranks * step)
     held = found.peak_held(memory)
     said = "" if isinstance(share, tuple) else f"{share:.0%} ".replace("%", " %")
-    what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s"
+    what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s" + (f" in {pieces} pieces" if pieces > 1 else "")
     return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=found.timeline)

@@ -135,7 +135,7 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
 
     >>> vocabulary_row(Case(num_ranks=16, gigabits=100), 64)
                               M   step    busy  fullest rank  fits in 80 GB  a billion tokens
-    1F1B, head over 16 ranks  64  5.98 s  71 %  56.8 GB       yes            $101 in 3.2 h
+    1F1B, head over 16 ranks  64  5.98 s  71 %  56.9 GB       yes            $101 in 3.2 h
     """
     row = case.row("1F1B", num_microbatches, **options)
     costs = case.plan("1F1B", num_microbatches, row.microbatch, **options).costs
@@ -146,7 +146,7 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
     message = message_time(model.boundary_bytes(row.microbatch), machine.between.latency, machine.between.bandwidth)
     spread = VocabularyParallel((3 - waits) * head / P, waits * head / P, message, waits)
     timeline = spread.simulate(P, num_microbatches, replace(costs, **bare))
-    state = 16 * model.table_parameters / 1e9
+    state = case.state.bytes() * model.table_parameters / 1e9
     moved = [held + state * (1 / P - at) for held, at in zip(row.memory.parameters, last, strict=True)]
     memory = replace(row.memory, parameters=moved)
     softmax = row.microbatch * model.sequence * model.bytes_each * model.vocabulary / P
