@@ -42,7 +42,7 @@ BEST_KNOWN = {
     "schedule": "DualPipeV",
     "num_microbatches": 8,
     "cut": (3, 4, 3, 4, 4, 5, 5, 4),
-    "recompute": (2, 3, 3, 3, 1, 0, 0, 0),
+    "recompute": (3, 4, 3, 4, 0, 0, 0, 0),
 }
 NEAR = 2.0  # dollars
 
