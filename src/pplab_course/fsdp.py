@@ -148,7 +148,7 @@ def bill(gigabits: int, pipeline: bool, sequences: int) -> float:
     case = Case(gigabits=gigabits)
     if pipeline:
         return case.row("1F1B", sequences, cut=[8, 9, 8, 7]).dollars
-    return fsdp_row(case, sequences, gradient_bytes=4).dollars
+    return fsdp_row(case, sequences).dollars
 
 
 @checker("a function of (sequences, price)")

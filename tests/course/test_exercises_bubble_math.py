@@ -107,7 +107,7 @@ WRONG = [
     (exercise.six_hours, [6, 6, 6, 6, 5, 3], "too late: 6 machines, 6.87 hours"),
     (exercise.six_hours, [5, 5, 5, 5, 5, 4, 3], "5.95 hours, $83.2, which is 1.5 % dearer than need be"),
     (exercise.six_hours, [4] * 7 + [3, 1], "4.87 hours, $87.6, which is 6.9 % dearer than need be"),
-    (exercise.six_hours, [32], "rank 0 can't even hold its weights and what belongs to them: 128.5 of 80 GB"),
+    (exercise.six_hours, [32], "rank 0 can't even hold its weights and what belongs to them: 144.5 of 80 GB"),
     (exercise.six_hours, [8, 8, 8, 7], "these are 31 layers, and the model has 32"),
     (exercise.six_hours, [5, 5, 5, 5, 5, 5, 2.0], "expected whole layers, one at least on each rank, got 2.0"),
     (exercise.six_hours, [16, 0, 16], "one at least on each rank, got 0"),

@@ -78,14 +78,14 @@ WRONG = [
     (exercise.faster_network, float("nan"), "nan isn't it"),
     (exercise.faster_network, "324 dollars", "write it without quotes"),
     (exercise.faster_network, True, "expected a number"),
-    (exercise.moved_layers, (33.6, 4.63), "ms: so much faster the slowest rank becomes: does it set the pace"),
-    (exercise.moved_layers, (11.2, 4.63), "ms: so much faster the slowest rank becomes: does it set the pace"),
-    (exercise.moved_layers, (0, 3.49), "GB: that is the layer's state: what does it keep of a sequence?"),
+    (exercise.moved_layers, (33.6, 5.07), "ms: so much faster the slowest rank becomes: does it set the pace"),
+    (exercise.moved_layers, (11.2, 5.07), "ms: so much faster the slowest rank becomes: does it set the pace"),
+    (exercise.moved_layers, (0, 3.93), "GB: that is the layer's state: what does it keep of a sequence?"),
     (exercise.moved_layers, (0, 1.14), "GB: that is what the layer keeps of a sequence: it has state, too"),
-    (exercise.moved_layers, (0, 50.1), "GB: that is what the fullest rank holds; the question is how much more"),
-    (exercise.moved_layers, (0, 9.26), "GB: rank 0 gets one layer more, not two"),
-    (exercise.moved_layers, (4.63, 0), "the right numbers, swapped: expected ms, then GB"),
-    (exercise.moved_layers, (float("nan"), 4.63), "ms: nan isn't it"),
+    (exercise.moved_layers, (0, 55.1), "GB: that is what the fullest rank holds; the question is how much more"),
+    (exercise.moved_layers, (0, 10.13), "GB: rank 0 gets one layer more, not two"),
+    (exercise.moved_layers, (5.07, 0), "the right numbers, swapped: expected ms, then GB"),
+    (exercise.moved_layers, (float("nan"), 5.07), "ms: nan isn't it"),
     (exercise.moved_layers, 0, "expected 2 numbers"),
     (exercise.diagnose, "no detach", "expected a dict"),
     (exercise.diagnose, dict.fromkeys("ABCDE", "ones"), "A: expected the number of a cause, 1 to 7, got 'ones'"),
@@ -103,12 +103,12 @@ WRONG = [
     (exercise.cheapest, [("large", 32.0)], "a whole number of layers, 1 or more, got 32.0"),
     (exercise.cheapest, [("large", 33), ("large", -1)], "a whole number of layers, 1 or more, got -1"),
     (exercise.cheapest, EIGHTS[1:], "your machines have 24 layers, and the model has 32"),
-    (exercise.cheapest, EIGHTS, "it fits, and costs $321: $142 dearer"),
-    (exercise.cheapest, [("large", 16)] * 2, "rank 0 would hold 82.5 GB and has 80, rank 1 would hold 82.5 GB"),
-    (exercise.cheapest, [("large", 32)], "rank 0 would hold 165.0 GB and has 80"),
-    (exercise.cheapest, [("large", 11), ("large", 10), ("large", 11)], "it fits, and costs $232: $54 dearer"),
-    (exercise.cheapest, [("small", 9), ("small", 8), ("large", 15)], "rank 0 would hold 50.1 GB and has 48"),
-    (exercise.cheapest, [("large", 15), ("small", 10), ("small", 7)], "it fits, and costs $181: $3 dearer"),
+    (exercise.cheapest, EIGHTS, "it fits, and costs $321: $121 dearer"),
+    (exercise.cheapest, [("large", 16)] * 2, "rank 0 would hold 90.5 GB and has 80, rank 1 would hold 90.5 GB"),
+    (exercise.cheapest, [("large", 32)], "rank 0 would hold 181.0 GB and has 80"),
+    (exercise.cheapest, [("large", 11), ("large", 10), ("large", 11)], "it fits, and costs $232: $32 dearer"),
+    (exercise.cheapest, [("small", 8), ("small", 9), ("large", 15)], "rank 0 would hold 50.0 GB and has 48"),
+    (exercise.cheapest, [("large", 13), ("small", 6), ("large", 13)], "it fits, and costs $204: $3 dearer"),
     slow(exercise.middle_rank, skip_forgotten, "the gradients of rank 0 aren't those of one process, those of rank 1"),
     slow(exercise.middle_rank, stage_forgotten, "rank 1's stage has no gradient"),
     slow(exercise.middle_rank, own_part_only_of_the_skip, "the gradients of rank 0 aren't those of one process"),
@@ -130,14 +130,11 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, l
 
 
 def test_every_right_answer_is_accepted():
-    """All rows tie in which the large machine is full and last; a bill is given to a dollar or two."""
-    assert exercise.moved_layers(0, 4.63) and exercise.moved_layers((0.0, 4.6))
+    """A bill is given to a dollar or two."""
+    assert exercise.moved_layers(0, 5.07) and exercise.moved_layers((0.0, 5.1))
     assert all(exercise.faster_network(dollars) for dollars in (323, 324, 324.5, 325))
-    assert exercise.cheapest([("small", 7), ("small", 10), ("large", 15)])
-    assert exercise.cheapest((["small", 8], ["small", 9], ["large", 15]))
-    near = exercise.cheapest([("small", 8), ("large", 17), ("small", 7)])
-    assert near and "costs $178.5; the best that we know costs $178.4" in near.says
-    assert "$178.4, and we know nothing cheaper" in exercise.cheapest([("small", 8), ("small", 9), ("large", 15)]).says
+    assert exercise.cheapest((["small", 4], ["large", 15], ["large", 13]))
+    assert "$200.3, and we know nothing cheaper" in exercise.cheapest([("small", 4), ("large", 15), ("large", 13)]).says
     assert exercise.diagnose(RIGHT)
 
 
@@ -161,7 +158,7 @@ def test_nothing_is_cheaper_than_the_best_that_the_checker_knows():
             found.append((dollars, names, tuple(cut)))
     best = min(found)
     assert best[0] == pytest.approx(exercise.CHEAPEST_DOLLARS, abs=0.05)
-    assert best[1:] == (("small", "small", "large"), (8, 9, 15)) and len(found) > 50
+    assert best[1:] == (("small", "large", "large"), (4, 15, 13)) and len(found) > 50
 
 
 def broken(folder, *changes):

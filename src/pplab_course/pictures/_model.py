@@ -78,9 +78,9 @@ def cut_model(
         if rank < ranks - 1:
             line(ax, (0, y - _GAP / 2), (46, y - _GAP / 2), ls=(0, (2, 2.5)))
             say(ax, 52, y - _GAP / 2, f"after {sum(cut[: rank + 1])}", ha="left")
-            arrow(ax, (_LEFT + 14, y + 2), (_LEFT + 14, y - _GAP - 2), BLUE)
-            arrow(ax, (_LEFT + 30, y - _GAP - 2), (_LEFT + 30, y + 2), ORANGE)
-            say(ax, _LEFT + 42, y - _GAP / 2, "".join(notes[rank : rank + 1]), ha="left")
+            arrow(ax, (_LEFT + 10, y + 2), (_LEFT + 10, y - _GAP - 2), BLUE)
+            arrow(ax, (_LEFT + 24, y - _GAP - 2), (_LEFT + 24, y + 2), ORANGE)
+            say(ax, _LEFT + 33, y - _GAP / 2, "".join(notes[rank : rank + 1]), ha="left")
     line(ax, (full, 0), (full, height - 19), ec=LIMIT, lw=2 * LINE)
     say(ax, full, height - 9, f"{number(budget)} GB", color=LIMIT)
     return ax

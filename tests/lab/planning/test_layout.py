@@ -9,7 +9,7 @@ import pytest
 
 import pplab as pp
 from pplab import builders, lab
-from pplab.lab import Layout, Machine, Transformer, best, dp_degree, formulas, layouts, plan
+from pplab.lab import Layout, Machine, State, Transformer, best, dp_degree, formulas, layouts, plan
 from pplab.lab.planning.layout import AXES
 from pplab_course import figures
 
@@ -77,6 +77,11 @@ def test_what_a_plan_sends():
     assert alone.memory_bytes == 8 * 12 * 1024**2 * 18 + 34 * 512 * 1024 * 8
     sharded = plan(MODEL, MACHINE, Layout(dp=4), batch=4, shard_optimizer=True)
     assert sharded.memory_bytes == 8 * 12 * 1024**2 * 9 + 34 * 512 * 1024 * 8
+    assert sharded.sent_bytes["dp"] == 3 / 4 * 8 * 12 * 1024**2 * (4 + 2)
+    ways = [formulas.ring_gather_time(4, 8 * 12 * 1024**2 * size, FAST.latency, FAST.bandwidth) for size in (4, 2)]
+    assert sharded.dp_s == pytest.approx(sum(ways))
+    frozen = plan(MODEL, MACHINE, Layout(dp=4), batch=4, shard_optimizer=True, state=State(2, 0, 0))
+    assert frozen.sent_bytes["dp"] == 0
 
 
 @pytest.mark.parametrize("name", [builder.name for builder in builders.known()])

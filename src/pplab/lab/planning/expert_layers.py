@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ...actions import B, F, I, W
 from ...costs import Costs, Link
 from ...errors import positive_int
-from ...simulator import simulate
 from ..experts import Pieces
+from ..streams import simulate_sends
 from .stage_costs import all_reduce
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ExpertLayers:
         """
         pieces, head = self.pieces(model, machine, microbatch), model.head_flops(microbatch) / machine.flops * 1e3
         costs = self._costs(plan.costs, pieces, head, layers, again)
-        timeline = simulate(plan.timeline.schedule, costs)
+        timeline = simulate_sends(plan.timeline.schedule, costs, plan.sends)
         mlp = self._mlp(model)
         shared = [n * (model.layer_parameters - mlp) for n in layers]
         for end in (0, -1):

@@ -1,0 +1,93 @@
+"""Who has a schedule, and what becomes of compiled stages: as torch itself says it."""
+
+import copy
+
+import pytest
+
+import pplab as pp
+from pplab import lab
+from pplab_course.who_has import Owned, who_has
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+pipelining = pytest.importorskip("torch.distributed.pipelining")
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + torch.tanh(self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+def stages(count, compiled):
+    modules = [Block() for _ in range(count)]
+    if compiled:
+        modules = [torch.compile(module, backend="aot_eager") for module in modules]
+    return [pipelining.PipelineStage(module, stage, count, torch.device("cpu")) for stage, module in enumerate(modules)]
+
+
+@pytest.mark.parametrize("name", lab.against_torch.CLASSES)
+def test_torch_refuses_compiled_stages_where_we_say_that_they_are_lost(name, alone):
+    schedule = pp.build(name, num_ranks=4, num_microbatches=8)
+    has, compiled = who_has(schedule)
+    assert "torch" in has.split(", ")
+    made = getattr(pipelining.schedules, lab.against_torch.CLASSES[name])
+    each = schedule.num_stages // schedule.num_ranks
+
+    def construct():
+        given = stages(2, compiled=True)
+        return made(given[0] if each == 1 else given, n_microbatches=4)
+
+    if compiled == "kept":
+        construct()
+    else:
+        with pytest.raises(RuntimeError, match="not supported with stage modules that have used torch.compile"):
+            construct()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("row", ["0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1", "0F0 1F0 0F1 1F1 1I0 0I0 1I1 0I1 1W0 0W0 1W1 0W1"])
+def test_rows_in_a_file_keep_compiled_stages_unless_they_split(row, compiled, alone, tmp_path):
+    """The interpreter doesn't check: whole backwards give one process's gradients, and the first I fails."""
+    both, schedule, loss = stages(2, compiled), pp.Schedule([row.split()]), torch.nn.functional.mse_loss
+    whole = torch.nn.Sequential(*(copy.deepcopy(getattr(s.submod, "_orig_mod", s.submod)) for s in both))
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    loss(whole(x), y).backward()
+    engine = pipelining.schedules._PipelineScheduleRuntime(both, n_microbatches=2, loss_fn=loss)
+    file = tmp_path / "rows.csv"
+    file.write_text(lab.to_csv(schedule))
+    engine._load_csv(str(file))
+    if compiled and who_has(schedule) == ("rows in a file", "lost"):
+        with pytest.raises(RuntimeError, match="Failed to run stage backward input"):
+            engine.step(x, target=y)
+        return
+    engine.step(x, target=y)
+    ours = [p.grad for stage in both for p in stage.submod.parameters()]
+    for gradient, p in zip(ours, whole.parameters(), strict=True):
+        assert torch.allclose(gradient, p.grad, atol=1e-6)
+
+
+def test_what_torch_does_not_know_has_no_answer():
+    for name in ("DualPipe", "Seq1F1B"):
+        assert who_has(pp.build(name, num_ranks=2, num_microbatches=4))[1] == ""
+    halves = pp.Schedule([["0F0", "0F1", "(0F2;0I0)OVERLAP_F_I", "0W0", "0B1", "0B2"]])
+    assert who_has(halves) == ("nobody", "")
+
+
+def test_a_ledger_with_owners_has_their_columns():
+    case = lab.Case()
+    rows = [case.row("GPipe", 4), case.row("ZB-H1", 16, cut=[8, 9, 8, 7]), case.row("a perfect pipeline", 16)]
+    table = Owned(case, rows).table
+    assert table.columns[-2:] == ("who has it", "torch.compile")
+    assert [row[-2:] for row in table] == [("torch", "kept"), ("its authors, rows in a file", "lost"), ("", "")]
+    assert [row[:-2] for row in table] == list(lab.Ledger(case, rows).table)
