@@ -160,7 +160,6 @@ DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
         (DRAWN + "t._repr_png_()", "matplotlib"),
         (DRAWN + "lab.memory_chart(t)", "matplotlib"),
         ("lab.frontier_chart(next(iter(lab.frontiers(RESULTS).values())))", "matplotlib"),
-        ("lab.sweep(pp.build('1F1B', num_ranks=2, num_microbatches=2), [pp.Costs()])", "numpy"),
         ("lab.optimum(lab.Problem(3, 6, placement='V', limit=5), use_floor=False)", "ortools"),
         ("pp.runtime.Pool(2)", "torch"),
         ("from pplab.runtime import Pool", "torch"),

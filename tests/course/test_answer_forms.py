@@ -61,7 +61,6 @@ LINES = [  # an answer of one line
     (interleaved.gathers, (19, 3)),
     (zero_bubble.place_weights, rows("ZB-H1", 4, 8)[3]),
     (balance.capped, (1, 2, 4, 3)),
-    (balance.head_in_a_v, (3, 5, 5, 5, 4, 4, 4, 2)),
     (layout.volumes, (83.9, 310, 8.05)),
     (layout.launched, (4, 32, 4, 0.0519)),
     (how_good.small_block, (3, 4)),

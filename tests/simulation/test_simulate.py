@@ -11,7 +11,7 @@ import pytest
 import pplab as pp
 import pplab.costs as costs_module
 from all_orders import is_possible
-from conftest import random_costs, random_schedule, registry, slow_simulate
+from conftest import random_costs, random_schedule, slow_simulate
 from pplab import lab, simulator
 from pplab.lab import formulas
 from pplab.lab.shell.cli import summary
@@ -649,37 +649,6 @@ def test_a_second_simulator_agrees_on_every_schedule(builder):
             costs = random_costs(rng, s.num_stages, P, num_microbatches=rng.choice([None, M]))
             t = pp.simulate(s, costs)
             assert {span.action: (span.start, span.end) for span in t.spans} == slow_simulate(s, costs)
-
-
-@pytest.mark.parametrize("queues", [False, True])
-def test_a_sweep_is_equal_to_single_runs_to_the_bit(rng, queues):
-    schedules = [
-        random_schedule(rng, overlap_share=0.5),
-        random_schedule(rng, bidirectional=True),
-        rng.choice(registry(4, 8)),
-    ]
-    for s in schedules:
-        whole = [random_costs(rng, s.num_stages, s.num_ranks, queues) for _ in range(3)]
-        ragged = [pp.Costs(rng.random(), rng.random(), rng.random(), latency=rng.random()) for _ in range(3)]
-        swept = lab.sweep(s, whole + ragged)
-        for k, costs in enumerate(whole + ragged):
-            t = pp.simulate(s, costs)
-            assert swept.makespan[k] == t.makespan
-            assert tuple(swept.busy[k]) == t.busy and tuple(swept.idle[k]) == t.idle
-            assert tuple(swept.spans_per_rank[k]) == t.spans_per_rank
-            assert swept.bubble_fraction[k] == t.bubble_fraction or not t.makespan
-            assert swept.bubble_ratio[k] == t.bubble_ratio
-            assert swept.span_bubble_fraction[k] == t.span_bubble_fraction
-
-
-def test_a_sweep_refuses_what_a_simulation_refuses():
-    s = pp.build("1F1B", num_ranks=2, num_microbatches=2)
-    with pytest.raises(ValueError, match="settings is empty"):
-        lab.sweep(s, [])
-    with pytest.raises(ValueError, match="forward has 3 values for 2 stages"):
-        lab.sweep(s, [pp.Costs(), pp.Costs(forward=[1, 2, 3])])
-    with pytest.raises(pp.ScheduleError, match="missing"):
-        lab.sweep(pp.Schedule([["0F0"]]), [pp.Costs()])
 
 
 def test_an_overlap_runs_both_halves_at_once():

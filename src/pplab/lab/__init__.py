@@ -20,8 +20,8 @@ _ROOMS = {
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan State Sweep Transformer best dp_degree formulas fsdp_row "
-        "layouts partition plan sweep"
+        "Case Entry ExpertLayers Layout Ledger Machine Plan State Transformer best dp_degree formulas fsdp_row "
+        "layouts partition plan"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "
@@ -34,7 +34,7 @@ _ROOMS = {
     "shell": "train_here",
     "streams": (
         "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls "
-        "offloaded_row parse_lowered simulate_lowered vocabulary_row"
+        "offloaded_row parse_lowered simulate_lowered simulate_sends vocabulary_row"
     ),
 }
 __all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)

@@ -80,7 +80,6 @@ from .planning import Ledger as Ledger
 from .planning import Machine as Machine
 from .planning import Plan as Plan
 from .planning import State as State
-from .planning import Sweep as Sweep
 from .planning import Transformer as Transformer
 from .planning import best as best
 from .planning import dp_degree as dp_degree
@@ -89,7 +88,6 @@ from .planning import fsdp_row as fsdp_row
 from .planning import layouts as layouts
 from .planning import partition as partition
 from .planning import plan as plan
-from .planning import sweep as sweep
 from .schedules import Block as Block
 from .schedules import Slices as Slices
 from .schedules import best_slices as best_slices
@@ -135,4 +133,5 @@ from .streams import host_calls as host_calls
 from .streams import offloaded_row as offloaded_row
 from .streams import parse_lowered as parse_lowered
 from .streams import simulate_lowered as simulate_lowered
+from .streams import simulate_sends as simulate_sends
 from .streams import vocabulary_row as vocabulary_row

@@ -174,6 +174,9 @@ def test_bad_input_is_named():
         lab.Offload(1).simulate(pp.Schedule([["0B0", "0F0"]]))
     with pytest.raises(ValueError, match="gb_per_s"):
         lab.offloaded_row(lab.Case(), "1F1B", 8, 0)
+    for row in (lab.offloaded_row, lambda case, name, *asked, **options: lab.vocabulary_row(case, 8, **options)):
+        with pytest.raises(ValueError, match="simulated where nobody waits, got sends='both wait': leave it out"):
+            row(lab.Case(), "1F1B", 8, sends="both wait")
     with pytest.raises(ValueError, match="'a perfect pipeline' is no schedule"):
         lab.offloaded_row(lab.Case(), "a perfect pipeline", 8)
 

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
-from ...actions import Action, Kind
+from ...actions import RECV_B, RECV_F, Action, Kind
 from ...costs import Costs
+from ...deps import other_end
 from ...runtime import Extra, Job, Listener, Rank, cuda, producer
+from ..streams import SENDS, posted
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -19,17 +22,23 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 @dataclass(frozen=True)
 class Pace(Extra):
     """Stretches every action to the durations of `costs`, which need a unit of time, and delays messages as its links
-    would. On a GPU an action computes, and then lasts as long as it was told to.
+    would. On a GPU an action computes, and then lasts as long as it was told to. Who waits for what it sends, `sends`
+    says, as `simulate_sends` takes it.
 
     Where sequences are cut, `lab.Slices` say what each slice costs: `lab.Pace(slices.costs(schedule, costs))`.
     """
 
     costs: Costs
+    sends: str = SENDS[0]
     name = "pace"
 
     def check(self, job: Job) -> Job:
-        """ValueError for costs without a unit of time, or that don't fit the schedule."""
+        """ValueError for costs without a unit of time, or that don't fit, and for rows that nobody sends so."""
         schedule = job.schedule
+        if self.waits:
+            posted(schedule, self.sends)
+            if self.costs.has_queues:
+                raise ValueError(f"pace with sends={self.sends!r} needs costs without bandwidth: say latency alone")
         self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
         if self.costs.unit not in _SECONDS:
             raise ValueError(
@@ -78,14 +87,21 @@ class Pace(Extra):
         return {kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)] for kind in map(Kind, "FBIW")}
 
     @property
+    def waits(self) -> bool:
+        """Whether somebody waits for sends."""
+        return self.sends != SENDS[0]
+
+    @property
     def delays(self) -> bool:
-        """Whether messages take time."""
+        """Whether messages take time, or are waited for."""
         latencies = (self.costs.latency, *(link.latency for link in self.costs.links.values()))
-        return any(latencies) or self.costs.has_queues
+        return any(latencies) or self.costs.has_queues or self.waits
 
 
 class _Pacing(Listener):
-    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them."""
+    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them: where sends are
+    waited for, after both ends have posted them. By the store they tell when they ask.
+    """
 
     def __init__(self, pace: Pace, rank: Rank):
         self.costs, self.unit_s, self.delays = pace.costs, pace.unit_s, pace.delays
@@ -93,9 +109,14 @@ class _Pacing(Listener):
         self.rank, self.device, self.comm = rank.context.rank, rank.context.device, rank.comm
         self._begun: dict[Action, float] = {}  # the halves of an overlap may run at once
         self._free_ns: dict[int, int] = {}  # per target: when what was sent has left the link
+        self._asked_ns: dict[Action, int] = {}
+        self._behind, self._waits = {}, set()
+        if pace.waits:
+            rows, self._waits = posted(rank.job.schedule, pace.sends)
+            self._behind = dict(pairwise(rows[self.rank]))
 
     def begin(self, event: str, what: Action) -> None:
-        """Note when an action starts; say of a message when it will have left."""
+        """Note when an action starts; say of a message when it will have left, or that it is asked for."""
         if event == "action":
             settle(self.device)
             self._begun[what] = time.perf_counter()
@@ -106,17 +127,34 @@ class _Pacing(Listener):
             passing = self.costs.occupancy(Kind.F, producer(what), bandwidth, what.microbatch)
             self._free_ns[target] = start + round(1e9 * self.unit_s * passing)
             self.comm.leaves_ns = self._free_ns[target]
+        elif self._behind and what not in self._asked_ns:
+            self._ask(what)
 
     def end(self, event: str, what: Action) -> None:
-        """Wait until an action's time is up, or a message would be there."""
+        """Wait until an action's time is up, or a message would be there; then ask for those that stand behind it."""
+        settle(self.device)
         if event == "action":
-            settle(self.device)
             _sleep_until(self._begun.pop(what) + self.unit_s * self.costs.of_item(what))
         elif event == "receive":
-            settle(self.device)
             if self.delays:
-                link = self.costs.link(self.comm.peer(what), self.rank)
-                _sleep_until(self.comm.left_ns / 1e9 + self.unit_s * link.latency)
+                self._arrive(self.comm.left_ns, self._asked_ns.pop(what, 0), self.comm.peer(what), self.rank)
+            return
+        elif what in self._waits:
+            target, key = self.comm.peer(what), self._key(other_end(what))
+            self._arrive(self._free_ns[target], int(self.comm.store.get(key)), self.rank, target)
+            self.comm.store.delete_key(key)
+        while (what := self._behind.get(what)) and what.kind in (RECV_F, RECV_B):
+            self._ask(what)
+
+    def _arrive(self, left_ns: int, asked_ns: int, source: int, target: int) -> None:
+        _sleep_until(max(left_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency)
+
+    def _ask(self, receive: Action) -> None:
+        self._asked_ns[receive] = time.perf_counter_ns()
+        self.comm.store.set(self._key(receive), str(self._asked_ns[receive]))
+
+    def _key(self, receive: Action) -> str:
+        return f"{self.comm.key} asks {receive}"
 
 
 @contextmanager

@@ -26,6 +26,4 @@ from .partitioning import partition as partition
 from .stage_costs import layers_of as layers_of
 from .stage_costs import recomputed_of as recomputed_of
 from .state import State as State
-from .sweeps import Sweep as Sweep
-from .sweeps import sweep as sweep
 from .transformer import Transformer as Transformer

@@ -167,10 +167,10 @@ class Case:
         found = self.plan(schedule, **chosen)
         alone = replace(self, experts=None).plan(schedule, **chosen) if self.experts else found
         memory, rows = _in_gb(found.memory), found.timeline.schedule
-        tickets = options.get("in_flight")
+        tickets, sends = options.get("in_flight"), options.get("sends")
         return Entry(
             self,
-            rows.name + (f", {_sum(tickets)} in flight" if tickets else ""),
+            rows.name + (f", {_sum(tickets)} in flight" if tickets else "") + (f", {sends}" if sends else ""),
             **asked,
             cut=None if cut is None else tuple(cut),
             recompute=recompute if isinstance(recompute, bool) else tuple(recompute),

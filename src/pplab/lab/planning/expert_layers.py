@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...costs import Costs, Link, of_stage
 from ...errors import positive_int
-from ...simulator import simulate
 from ..schedules import with_all_to_all
+from ..streams import simulate_sends
 from .stage_costs import all_reduce
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ExpertLayers:
         """
         wait = ALL_TO_ALLS * self.all_to_all_time(model, machine.between, microbatch)
         costs = self._costs(plan.costs, [n * wait for n in layers], [n * wait for n in again])
-        timeline = simulate(plan.timeline.schedule, costs)
+        timeline = simulate_sends(plan.timeline.schedule, costs, plan.sends)
         mlp = self._mlp(model)
         shared = [n * (model.layer_parameters - mlp) for n in layers]
         for end in (0, -1):

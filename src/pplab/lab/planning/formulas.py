@@ -38,6 +38,17 @@ def one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> fl
     return (M + P - 1) * (F + B) + (c * (2 * (P - 1) * M // P + 2 * (P - 2)) if P > 1 else 0)
 
 
+def waiting_one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
+    """1F1B whose ranks stand still for what they send, as Megatron-LM's and torch's Schedule1F1B. For M >= P.
+
+    >>> waiting_one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=1), one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=1)
+    (52, 49)
+    """
+    if M < P or c > min(F, B):
+        raise ValueError(f"the closed form holds for M >= P and c <= min(F, B), got P={P}, M={M}, F={F}, B={B}, c={c}")
+    return (M + P - 1) * (F + B) + c * (2 * (M + P) - 5 if P > 2 else (P - 1) * (M + 1))
+
+
 def eager_one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0) -> float:
     """Eager 1F1B hides the latency when c is at most (F + B) / 2; beyond that the form doesn't hold."""
     if 2 * c > F + B:

@@ -16,8 +16,8 @@ from ...costs import Costs, Link
 from ...errors import expect, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule, plural
-from ...simulator import simulate
 from ...timeline import Timeline
+from ..streams import simulate_sends
 from .stage_costs import all_reduce, costs_of, layers_of, memory_of, recomputed_of, sends_of, weights_of
 from .state import State
 from .transformer import Transformer
@@ -157,6 +157,7 @@ class Plan:
     costs: Costs  # of its stages, in seconds
     memory: Memory  # of its stages, in bytes
     state: State  # of a parameter
+    sends: str  # who waits for them
     compute_s: float  # of the busiest rank in a step
     tp_s: float  # of that rank in a step, in its tensor collectives
     dp_s: float  # what the gradients' reduction adds to the step
@@ -190,6 +191,7 @@ def plan(
     recompute: bool | Sequence[int] = False,
     state: State | None = None,
     shard_optimizer: bool = False,
+    sends: str = "nobody waits",
     **options: object,
 ) -> Plan:
     """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
@@ -199,6 +201,7 @@ def plan(
     or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
     parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
     (DualPipe) as over two replicas. With `shard_optimizer` it scatters them and gathers the new weights.
+    `sends` says who waits for messages that it sends, as `simulate_sends` takes it.
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
     (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
@@ -223,9 +226,9 @@ def plan(
     again = recomputed_of(layers, recompute)
 
     costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state)
-    timeline = simulate(rows, costs)
+    timeline = simulate_sends(rows, costs, sends)
 
-    boundary, sends = model.boundary_bytes(microbatch), sends_of(rows)
+    boundary, sent = model.boundary_bytes(microbatch), sends_of(rows)
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
     passes = (stage for (stage, _), rank in rows.home().items() if rank == busiest)
     all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
@@ -245,12 +248,13 @@ def plan(
         costs,
         memory_of(model, layout, microbatch, layers, again, state.bytes(layout.dp if shard_optimizer else 1)),
         state,
+        sends,
         timeline.busy[busiest] - tp_s,
         tp_s,
         reduced - timeline.makespan,
         {
             "tp": all_reduces * _ring(layout.tp) * boundary,
-            "pp": max(sum(n for (at, _), n in sends.items() if at == rank) for rank in range(layout.pp))
+            "pp": max(sum(n for (at, _), n in sent.items() if at == rank) for rank in range(layout.pp))
             * (boundary / layout.tp),
             "dp": _ring(replicas) * max(gradients),
         },

@@ -23,10 +23,10 @@ from ...costs import Costs, Link
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
 from ...schedule import Schedule
-from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import num_messages, printable, read_csv, timeline_to_dict, to_csv, to_perfetto
 from ..searches import check_memory
+from ..streams import SENDS, simulate_sends
 
 Flag = Mapping[str, Any]
 
@@ -139,7 +139,7 @@ def _simulate(given: argparse.Namespace) -> None:
     whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
     schedule = schedule_of(given, whole)
     cut = _cut(schedule)
-    timeline = simulate(schedule, _of_stages(whole, cut, schedule))
+    timeline = simulate_sends(schedule, _of_stages(whole, cut, schedule), given.sends)
     figures = summary(timeline)
     if {*cut} != {1}:
         shares = [f"1/{each:g}".removesuffix("/1") for each in cut]
@@ -325,8 +325,9 @@ _COSTS: tuple[Flag, ...] = (
     dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
     dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
 )
-_LINK: Flag = dict(
-    name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"
+_LINKS: tuple[Flag, ...] = (
+    dict(name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"),
+    dict(name="--sends", choices=SENDS, default=SENDS[0], help=f"who waits for what it sends: {', '.join(SENDS)}"),
 )
 _MEMORY: tuple[Flag, ...] = (
     dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
@@ -337,6 +338,6 @@ _MEMORY: tuple[Flag, ...] = (
 _LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
 COMMANDS = (
     Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
-    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, _LINK, *OUTPUT)),
+    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT)),
     Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
 )

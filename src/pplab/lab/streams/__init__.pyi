@@ -9,6 +9,9 @@ from .offload import offloaded_row as offloaded_row
 from .queues import compute_of as compute_of
 from .queues import parse_lowered as parse_lowered
 from .queues import simulate_lowered as simulate_lowered
+from .sends import SENDS as SENDS
+from .sends import posted as posted
+from .sends import simulate_sends as simulate_sends
 from .to_host import OnHost as OnHost
 from .to_host import ToHost as ToHost
 from .vocabulary import VocabularyParallel as VocabularyParallel

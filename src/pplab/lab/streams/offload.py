@@ -189,6 +189,12 @@ def _stage_of(copy: Span) -> int:
     return int(re.match(r"\d+", copy.action)[0])
 
 
+def check_sends(sends: object = "nobody waits", **_: object) -> None:
+    """ValueError where somebody would wait for what he sends: what this simulates has no such waits."""
+    if sends != "nobody waits":
+        raise ValueError(f"copies and passes of all ranks are simulated where nobody waits, got {sends=}: leave it out")
+
+
 def offloaded_row(
     case: Case,
     schedule: str | Schedule,
@@ -209,6 +215,7 @@ def offloaded_row(
     number("gb_per_s", gb_per_s)
     if not gb_per_s > 0:
         raise ValueError(f"gb_per_s must be more than 0, got {gb_per_s!r}")
+    check_sends(**options)
     row = case.row(schedule, num_microbatches, **options)
     if row.timeline is None:
         raise ValueError(f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one")

@@ -7,8 +7,9 @@ one stream, and a receive at the head holds up the sends behind it until its own
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import chain, groupby
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
@@ -21,7 +22,6 @@ from ...timeline import Span, Timeline
 from .items import Items
 
 QUEUES = ("rank", "pair", "channel", "none")
-WAITS = ("never", "at once", "later")
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
@@ -44,7 +44,7 @@ def simulate_lowered(
     costs: Costs | None = None,
     *,
     queue: str = "rank",
-    waits: str = "never",
+    waits: Collection[Action] = (),
     name: str = "custom",
 ) -> Timeline:
     """Predict the timeline of lowered rows whose messages wait for each other.
@@ -58,22 +58,16 @@ def simulate_lowered(
     - "channel": one for each direction of a pair;
     - "none": a message leaves when it is made, as in `simulate`.
 
-    An exchange is what stands together in a row and goes to or comes from one rank. `waits` says when a rank waits for
-    the messages of its exchanges, its sends among them:
-
-    - "never": nobody waits for a send, as in `simulate` and in torch's interpreter;
-    - "at once": before the next action or exchange, as Megatron-LM's schedules without interleaving;
-    - "later": the same, but for sends that no receive goes with after the next action, as torch's `Schedule1F1B`.
+    `waits`: sends at which the rank stands still until the message has arrived. Receives that are posted with a send
+    stand before it.
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
     Raises ScheduleError when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
-    unknown queue or wait, or costs that don't fit.
+    unknown queue, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
-    if waits not in WAITS:
-        raise unknown("wait", waits, WAITS)
     costs = costs or Costs()
     schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
@@ -97,7 +91,7 @@ class _Flow:
     at the head of its queue, and it has passed, in that queue's row.
     """
 
-    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: str):
+    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: Collection):
         self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
         self.items, self.number = Items(), {}
         self.queues: dict[tuple, list[End]] = defaultdict(list)
@@ -142,24 +136,15 @@ class _Flow:
         both = [each for each in (end, self._other(end)) if each in self.number]
         return all(ends[self.number[each] + 2] is not None for each in both)
 
-    def _turns(self, rank: int, waits: str) -> list[int]:
+    def _turns(self, rank: int, waits: Collection[Action]) -> list[int]:
         """A rank's row."""
         row: list[int] = []
-        now: list[End] = []  # for these it waits before whatever comes next
-        later: list[End] = []  # and for these after the next action
-        for peer, items in groupby(self.rows[rank], self._peer):
-            ends = [(rank, item) for item in items]
-            if peer is None:
-                for end in ends:
-                    self._wait(row, now + self._received(*end))
-                    row.append(self.number[end])
-                    now, later = later, []
-                continue
-            self._wait(row, now)
-            row += [self.number[end] for end in ends]
-            now = ends if waits != "never" else []
-            if waits == "later" and all(_is_send(message) for _, message in ends):
-                now, later = [], later + ends
+        for item in self.rows[rank]:
+            if self._peer(item) is None:
+                self._wait(row, self._received(rank, item))
+            row.append(self.number[rank, item])
+            if item in waits:
+                self._wait(row, [(rank, item)])
         return row
 
     def _received(self, rank: int, item: Action | Overlap) -> list[End]:
@@ -167,7 +152,7 @@ class _Flow:
         receives = [incoming(action, self.num_stages) for action in parts(item)]
         return [(rank, receive) for receive in receives if receive and self._peer(receive) != rank]
 
-    def _wait(self, row: list[int], ends: Iterable[End]) -> None:
+    def _wait(self, row: list[int], ends: Iterable[tuple[int, Any]]) -> None:
         for end in ends:
             nobody = [len(self.items.needs)]  # where nobody receives it: an item that needs itself
             needs = [self.number[end], self.passed(end)] if end in self.number else nobody

@@ -16,7 +16,7 @@ from ...simulator import durations_of
 from ...timeline import Span, Timeline, total
 from ..planning import Case, Entry, message_time
 from .items import Items
-from .offload import peak_of
+from .offload import check_sends, peak_of
 
 Pass = tuple[str, int]  # "F", "S", "T" or "B", and a rank
 Item = tuple[str, int, int]  # a pass, and a microbatch
@@ -137,6 +137,7 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
                               M   step    busy  fullest rank  fits in 80 GB  a billion tokens
     1F1B, head over 16 ranks  64  5.98 s  71 %  56.9 GB       yes            $101 in 3.2 h
     """
+    check_sends(**options)
     row = case.row("1F1B", num_microbatches, **options)
     costs = case.plan("1F1B", num_microbatches, row.microbatch, **options).costs
     P, model, machine = case.num_ranks, case.model, case.machine

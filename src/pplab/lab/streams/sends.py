@@ -1,0 +1,81 @@
+"""Three ways to send: who waits for a message that it sends, in which framework."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+from ...actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, F
+from ...builders import build
+from ...costs import Costs
+from ...errors import unknown
+from ...lowering import LoweredRow, lower
+from ...schedule import Schedule
+from ...simulator import simulate
+from ...timeline import Timeline
+from .queues import simulate_lowered
+
+SENDS = ("nobody waits", "both wait", "forwards wait")
+_WHOSE = {  # schedules are sent so
+    "both wait": {"1F1B": "Megatron-LM, torch", "GPipe": "torch"},
+    "forwards wait": {"Interleaved1F1B": "Megatron-LM from core 0.18 on"},
+}
+
+
+def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = SENDS[0]) -> Timeline:
+    """Predict the timeline of a schedule whose ranks wait for what they send, as their framework does. `sends`:
+
+    - "nobody waits": as `simulate`, as pplab's executor and torch's interpreter of rows;
+    - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for it, which a rank does
+      when it needs it, and its sender stands still until it has arrived. Torch's Schedule1F1B takes as long with equal
+      stages, and never longer. Torch's ScheduleGPipe asks as late, and waits for its sends where that costs no time;
+    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for at least 2P microbatches. A rank
+      asks for a message behind its last action of that kind, and stands still until what a forward sends has arrived;
+      in the cool-down for what backwards send, too.
+
+    Raises ValueError for rows that no framework sends so, and otherwise as `simulate`.
+
+    >>> one_f_one_b = build("1F1B", num_ranks=4, num_microbatches=8)
+    >>> [simulate_sends(one_f_one_b, Costs(latency=1), sends).makespan for sends in SENDS[:2]]
+    [49, 52]
+    """
+    if sends == SENDS[0]:
+        return simulate(schedule, costs)
+    rows, waits = posted(schedule, sends)
+    return simulate_lowered(rows, costs, queue="channel", waits=waits, name=schedule.name)
+
+
+def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
+    """The rows as their framework posts messages, and the sends for which it waits there. What is posted with a send
+    stands before it."""
+    if sends not in SENDS:
+        raise unknown("sends", sends, SENDS)
+    ahead = sends == "forwards wait"
+    sizes = {"num_ranks": schedule.num_ranks, "num_microbatches": schedule.num_microbatches}
+    sizes |= {"stages_per_rank": schedule.num_stages // schedule.num_ranks} if ahead else {}
+    names = [name for name in _WHOSE[sends] if schedule == build(name, **sizes)]
+    if not names:
+        theirs = " and ".join(f"{name}'s ({whose})" for name, whose in _WHOSE[sends].items())
+        raise ValueError(
+            f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give sends='nobody waits'"
+        )
+    rows, waits = [], set()
+    for row in lower(schedule):
+        places = []  # behind which action, where, what
+        last, now, before = {RECV_F: -1}, -1, None  # the last action of a receive's kind, and of any
+        for item in row:
+            if item.kind in COMPUTE:
+                now += 1
+                last[RECV_F if item.kind is F else RECV_B] = now
+                places.append((now, 0, item))
+            elif item.kind in (SEND_F, SEND_B):
+                places.append((now, 2, item))
+                if names != ["GPipe"] and not (ahead and item.kind is SEND_B and last[RECV_F] >= now - 1):
+                    waits.add(item)
+            elif ahead:  # the first gradient's before the forward that it stands behind
+                places.append((last.get(item.kind, now - 1), 1, item))
+            else:  # with a send to the same neighbour
+                places.append((now, 3 if (before, item.kind) in ((SEND_F, RECV_F), (SEND_B, RECV_B)) else 1, item))
+            before = item.kind
+        rows.append(tuple(item for *_, item in sorted(places, key=itemgetter(0, 1))))
+    return rows, waits
