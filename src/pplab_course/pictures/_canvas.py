@@ -83,7 +83,7 @@ def spot(ax: Axes, x: float, y: float, radius: float, **style: object) -> None:
 
 
 def number(amount: float) -> str:
-    """An amount to one decimal, without one where that is nought: 36.3, 80, 128.5."""
+    """An amount to one decimal, without one where that is nought: 40.9, 80, 144.5."""
     return f"{round(amount, 1):.10g}"
 
 

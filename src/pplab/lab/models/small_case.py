@@ -13,8 +13,9 @@ from . import LanguageModel, gpt
 class SmallCase:
     """The case a thousandth as large, which a laptop trains: a GPT of 7.8 million parameters on cards of 80 megabytes.
 
-    Its proportions are the case's: what fits there fits here, and what doesn't, doesn't. It computes in fp32, and its
-    loss isn't computed in chunks: on the last rank a microbatch keeps a quarter more.
+    Its proportions are the case's: what fits there fits here, and what doesn't, doesn't. It computes in fp32, so
+    weights, gradients and Adam's state take 16 bytes per parameter, and its loss isn't computed in chunks: on the last
+    rank a microbatch keeps a quarter more.
     """
 
     num_layers: int = 32
