@@ -1,14 +1,16 @@
 """Schedules with pairs by real processes beside their simulation, recorded in results/overlap.json.
 
 `python benchmarks/overlap.py` runs them on two and on four ranks, with messages that take no time and messages that
-take as long as two pieces of every layer of a rank. All pieces are paced. Some five minutes on a machine that does
-nothing else; each setting is written when it is done.
+take as long as two pieces of every layer of a rank; `python benchmarks/overlap.py unequal` with pieces as unequal as
+the running case's, without latency. All pieces are paced: what is measured is a program with sleeps, no hardware. Some
+five minutes, and three, on a machine that does nothing else; each setting is written when it is done.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import sys
 from pathlib import Path
 
 import pplab as pp
@@ -17,7 +19,9 @@ from pplab.runtime import Pool
 from pplab.runtime.pool import versions
 
 OUT = Path(__file__).parents[1] / "results" / "overlap.json"
-M, PIECE_MS, LAYERS, ROUNDS = 8, 5, 4, 3  # microbatches; a piece of a layer; layers of a rank; steps of each schedule
+M, LAYERS, ROUNDS = 8, 4, 3  # microbatches; layers of a rank; steps of each schedule
+PIECES = {"overlap": lab.Pieces(5, 5, 5, 5), "unequal": lab.Pieces(3, 5, 7, 5)}  # of a layer, in ms, by parts
+LATENCIES_MS = {"overlap": (0, 40), "unequal": (0,)}
 
 
 def schedules(P: int) -> list[pp.Schedule]:
@@ -30,13 +34,12 @@ def schedules(P: int) -> list[pp.Schedule]:
     return [*found, pp.Schedule(split.rows, "half pairs, V = 2")]
 
 
-def measure(pool: Pool, latency_ms: float) -> list[dict]:
+def measure(pool: Pool, pieces: lab.Pieces, latency_ms: float) -> list[dict]:
     """A row per schedule."""
     P = pool.num_ranks
     model = lab.models.mixture(
         batch_size=2 * M, num_layers=LAYERS * P, width=16, num_heads=2, context=8, expert_width=16, source="sample"
     )
-    pieces = lab.Pieces(*[PIECE_MS] * 4)
     options = {"latency_ms": latency_ms, "steps": 1, "rounds": ROUNDS, "check_gradients": True}
     found = lab.measure_under(pool, schedules(P), model, pieces, **options)
     print(found, flush=True)
@@ -54,23 +57,34 @@ def measure(pool: Pool, latency_ms: float) -> list[dict]:
     ]
 
 
-def main() -> None:
+def main(part: str = "overlap") -> None:
+    if part not in PIECES:
+        sys.exit(f"expected one of {', '.join(PIECES)}, got {part}")
+    recorded = [found.data for found in lab.results.load(OUT.parent) if found.path == OUT]
+    kept = [{"date": data["date"]} | each for data in recorded for each in data["parts"] if each["name"] != part]
     rows: list[dict] = []
     for P in (2, 4):
         with Pool(P, device="cpu") as pool:
-            for latency_ms in (0, 2 * LAYERS * PIECE_MS):
-                rows += measure(pool, latency_ms)
-                part = {"name": "overlap", "state": "done", "seconds": 0, "rows": rows}
+            for latency_ms in LATENCIES_MS[part]:
+                rows += measure(pool, PIECES[part], latency_ms)
+                made = {
+                    "name": part,
+                    "state": "done",
+                    "seconds": 0,
+                    "date": datetime.date.today().isoformat(),
+                    "pieces_ms": list(vars(PIECES[part]).values()),
+                    "rows": rows,
+                }
                 lab.results.write(
                     OUT,
-                    [part],
+                    [*kept, made],
                     device=f"{os.cpu_count()} cores",
-                    command="python benchmarks/overlap.py",
+                    command="python benchmarks/overlap.py, and with `unequal`",
                     versions=versions(),
-                    box={"piece_ms": PIECE_MS, "layers_per_rank": LAYERS, "num_microbatches": M},
+                    box={"layers_per_rank": LAYERS, "num_microbatches": M},
                     date=datetime.date.today().isoformat(),
                 )
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -209,13 +209,13 @@ def _in_1f1b_order(
 
 
 def tied_gb(answer: object) -> Verdict:
-    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 16 bytes per parameter."""
+    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 18 bytes per parameter."""
     model = Transformer(28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256)
-    table, one = 16 * model.table_parameters / 1e9, 16 * model.parameters / 1e9
+    table, one = 18 * model.table_parameters / 1e9, 18 * model.parameters / 1e9
     traps = {
-        one - table: "that is with one table: which ranks need it?",
-        one / 4: "that is the weights in single precision; with gradients and Adam's state it is four times as much",
-        (one - table) / 4: "that is the weights in single precision, and the table once",
+        one - table: "that is with one table, or at 16 bytes: which ranks need it?",
+        one / 4.5: "that is the weights in single precision; with gradients and Adam's state it is 4.5 times as much",
+        (one - table) / 4.5: "that is the weights in single precision, and the table once",
         one + 2 * table: "two of the four ranks look up a table or multiply with it, not all four",
     }
     why = "3.21 billion parameters, and the 0.39 billion of the table once more: the first rank and the last have one"

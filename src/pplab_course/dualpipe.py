@@ -8,13 +8,13 @@ from dataclasses import replace
 from pplab.actions import Action, B, F, I, Overlap, W
 from pplab.builders import build
 from pplab.costs import Costs
-from pplab.lab import Case, ExpertLayers, num_messages, with_all_to_all
+from pplab.lab import Case, ExpertLayers, Pieces, num_messages
 from pplab.lab.planning import LLAMA_3_8B
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
 from pplab.timeline import Timeline
 
-from .answers import builder, drawn, row_of, schedule_from, shape_of, sizes_of, told_bill
+from .answers import builder, row_of, schedule_from, shape_of, sizes_of, told_bill
 from .verdict import (
     Verdict,
     Wrong,
@@ -23,13 +23,13 @@ from .verdict import (
     matched,
     number,
     one_or_several,
-    readers_code,
     right,
     told,
     wrong,
 )
 
-MIXTURE = with_all_to_all(Costs(4, 4, 2), 2, 2)  # a stage with experts: half of F and a third of B is all-to-all
+# A stage with a layer of experts, whose pieces take a unit each: half of F and a third of B is all-to-all.
+MIXTURE = replace(Pieces().costs(build("naive", num_ranks=1, num_microbatches=1), 1), unit="")
 
 
 CAUSES = ("in turn", "nothing to hide", "network", "elsewhere")
@@ -42,7 +42,7 @@ BEST_KNOWN = {
     "schedule": "DualPipeV",
     "num_microbatches": 8,
     "cut": (3, 4, 3, 4, 4, 5, 5, 4),
-    "recompute": (2, 3, 3, 3, 1, 0, 0, 0),
+    "recompute": (3, 4, 3, 4, 0, 0, 0, 0),
 }
 NEAR = 2.0  # dollars
 
@@ -209,49 +209,11 @@ def paired_builder(answer: object) -> Verdict:
     return builder(answer, judge, "legal at five sizes, with the formula's time", sizes, MIXTURE)
 
 
-@checker("a function of two lists of gradients and two numbers of tokens")
-def both_copies(answer: object) -> Verdict:
-    """Write a function of two lists of gradients, each of the mean over its copy's tokens, and of both numbers of
-    tokens, to the gradients of the mean over all tokens."""
-    import torch
-    from torch import nn
-
-    x, y = drawn(0, (8, 6), (8, 3))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-    def gradients(first: int, last: int) -> list[torch.Tensor]:
-        model.zero_grad()
-        nn.functional.mse_loss(model(x[first:last]), y[first:last]).backward()  # each row a token
-        return [p.grad.clone() for p in model.parameters()]
-
-    whole, mixed = gradients(0, 8), {}
-    for tokens in (6, 4):
-        here, there = gradients(0, tokens), gradients(tokens, 8)
-        with readers_code():
-            made = list(answer([g.clone() for g in here], [g.clone() for g in there], tokens, 8 - tokens))
-            if len(made) != len(whole):
-                return wrong(f"expected {len(whole)} gradients, one per parameter, got {len(made)}")
-            for how, share in (("right", tokens / 8), ("sum", None), ("swapped", 1 - tokens / 8), ("mean", 0.5)):
-                weights = (1, 1) if share is None else (share, 1 - share)
-                expected = [weights[0] * a + weights[1] * b for a, b in zip(here, there, strict=True)]
-                mixed[tokens, how] = _same(made, expected)
-    return _told_mixed(mixed)
-
-
-def _same(made: list, expected: list) -> bool:
-    scale = max(g.abs().max() for g in expected)
-    return all(bool((a - b).abs().max() < 1e-5 * scale) for a, b in zip(made, expected, strict=True))
-
-
-def _told_mixed(mixed: Mapping[tuple[int, str], bool]) -> Verdict:
-    """Of a function that was tried with 6 and 2 tokens, and with 4 and 4: what it is."""
-    if mixed[6, "right"] and mixed[4, "right"]:
-        return right("the gradients of one process: each copy counts for its share of the tokens")
-    if mixed[6, "sum"]:
-        return wrong("the sum is right where each copy has divided by all tokens; these have divided by their own")
-    if mixed[6, "mean"]:
-        return wrong("the mean is right where both copies have as many tokens; with 6 and 2 it isn't")
-    if mixed[6, "swapped"]:
-        return wrong("the copy with fewer tokens counts for more: shares are swapped")
-    return wrong("not the gradients of one process")
+def pause(answer: object) -> Verdict:
+    """Attention 2, experts 5, all-to-alls 4: how long does a pair of one layer take in the best order?"""
+    traps = {
+        22: "that is the bound: the backward alone takes as long, and the forward's experts have to wait for it",
+        21: "that is what both compute",
+        37: "that is one after the other",
+    }
+    return number(answer, Pieces(2, 4, 5, 4).at_best((F, 1), (B, 1)), "one unit above the bound", traps=traps)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MODEL = Transformer(num_layers=48, width=5120, sequence=4096)
-BATCH = 64
+BATCH = 128
 # Four boxes of eight accelerators without NVLink: PCIe inside, one 100 Gb/s port per accelerator between.
 MACHINE = Machine(8, Link(20e-6, 22e9), Link(30e-6, 11e9), flops=120e12, memory=48e9)
 

@@ -63,6 +63,9 @@ DRAWN = {
     "experts": pictures.experts,
     "pair": pictures.pair,
     "pair on a slow network": lambda: pictures.pair(1, 4),
+    "an unequal pair, in Megatron-LM's two orders": lambda: pictures.pair(
+        3.1, 5.4, 7.2, orders=["a pair", "--delay-wgrad-compute"], unit="ms"
+    ),
     "resident": lambda: pictures.resident(pp.build("1F1B", num_ranks=3, num_microbatches=4), 1),
     "resident of a V": lambda: pictures.resident(pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4)),
     "fold": pictures.fold,

@@ -4,7 +4,7 @@ import json
 import random
 from dataclasses import fields, replace
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 
@@ -181,13 +181,8 @@ def test_two_actions_at_once_have_one_overhead():
         assert pp.Costs(overlap=overlap, overhead=[0.25, 0.5]).of_item(pair) == takes
 
 
-def test_an_overhead_is_no_work_that_a_network_could_hide():
-    """In pairs of actions whose all-to-alls hide behind what computes, and in passes of a head over all ranks."""
-    plain, costs = pp.Costs(4, 4, 2), pp.Costs(4, 4, 2, overhead=0.5)
-    for pair in ((0, 0), (0, 0, F, I), (0, 0, W, I)):
-        assert lab.with_all_to_all(costs, 2, 2).of_overlap(*pair) == (
-            lab.with_all_to_all(plain, 2, 2).of_overlap(*pair) + 0.5
-        )
+def test_an_overhead_is_no_work_that_all_ranks_share():
+    """In passes of a head over all ranks."""
     found = lab.VocabularyParallel(1, 2).simulate(2, 4, pp.Costs(overhead=[0.25, 0.5]))
     lasts = {(s.rank, s.action): s.end - s.start for s in found.others}
     assert lasts == {(0, "S"): 1.25, (1, "S"): 1.5, (0, "T"): 2.25, (1, "T"): 2.5}
@@ -217,7 +212,6 @@ def test_microbatches_of_their_own_lengths():
         lambda costs: lab.Slices.even(2).costs(pp.build("Seq1F1B", num_ranks=2, num_microbatches=4), costs),
         lambda costs: lab.VocabularyParallel(1, 1).simulate(2, 4, costs),
         lambda costs: costs.of(F, 0),
-        lambda costs: lab.with_all_to_all(costs, 1, 1),
     ],
 )
 def test_what_takes_all_microbatches_alike_says_so(takes):
@@ -341,7 +335,8 @@ def test_closed_forms_of_dualpipe(P, F, I, W, overlap):  # noqa: E741
             assert t.peak_in_flight == (formulas.dualpipe_peak_in_flight(PP),) * P
 
 
-MIXTURE = lab.with_all_to_all(pp.Costs(4, 4, 2), forward=2, backward_input=2)  # F & B takes 6, F & I and W & I take 4
+TWO = {("F", "B"): 6, ("F", "I"): 4, ("I", "W"): 4}  # in pairs, of a layer whose eight pieces take a unit each
+MIXTURE = pp.Costs(4, 4, 2, overlap=TWO)
 
 
 def mixed(name: str, M: int, c: float = 0, **options) -> float:
@@ -387,41 +382,6 @@ def test_closed_forms_of_pairs(times):
                 assert s.peak_in_flight == formulas.paired_peak_in_flight(P, M, V)
             elif overlapped < F + B:
                 assert t.makespan != form(P, M, F, B, overlapped, V), (P, M, V)
-
-
-# A layer of the mixture, as what computes (c) and what is on the network (n).
-PIECES = {"F": "cncn", "B": "nccncc", "I": "ncnc", "W": "cc"}
-
-
-def least(a: str, b: str) -> int:
-    """How long two sequences of pieces of 1 take at least: tried in every order in which they can be started."""
-    best = 99
-    for places in combinations(range(len(a) + len(b)), len(a)):
-        free, done, rest = {"c": 0, "n": 0}, [0, 0], [iter(a), iter(b)]
-        for place in range(len(a) + len(b)):
-            whose = place not in places
-            stream = next(rest[whose])
-            done[whose] = free[stream] = max(free[stream], done[whose]) + 1
-        best = min(best, max(done))
-    return best
-
-
-def test_a_pair_takes_what_its_pieces_take_on_two_streams():
-    """Exactly where pieces of one fit under those of the other; where they'd have to be shifted by one, at least."""
-    F, B, I, W = map(pp.Kind, "FBIW")  # noqa: E741
-    found = {a + b: MIXTURE.of_overlap(0, 0, pp.Kind(a), pp.Kind(b)) for a, b in product("FBIW", repeat=2)}
-    assert {pair: found[pair] for pair in ("FB", "FI", "WI", "WF", "BW")} == dict(FB=6, FI=4, WI=4, WF=4, BW=6)
-    for (a, b), lasts in found.items():
-        slower = least(PIECES[a], PIECES[b]) - lasts
-        assert slower == 0 if {a, b} & {"W"} or {a, b} == {"F", "B"} or {a, b} == {"F", "I"} else slower == 1, (a, b)
-    assert lab.with_all_to_all(pp.Costs(4, 4, 2), 3, 3).of_overlap(0, 0, F, I) == 6  # the network is busy all the time
-    per_stage = lab.with_all_to_all(pp.Costs([4, 6], 4, 2), [2, 4], 2)
-    assert [per_stage.of_overlap(s, 0, F, B) for s in (0, 1)] == [6, 6]
-    assert [per_stage.of_overlap(0, s, I, F) for s in (0, 1)] == [4, 6]
-    assert MIXTURE.finer(2).of_overlap(0, 1, W, I) == 2
-    for wrong, says in ((5, "forward: 5 of it is all-to-all, and F on stage 0 takes 4"), ([1, 2, 3], "3 values for 2")):
-        with pytest.raises(ValueError, match=says):
-            lab.with_all_to_all(pp.Costs([4, 4], 4, 2), wrong, 2)
 
 
 def test_where_dualpipes_closed_form_is_off():

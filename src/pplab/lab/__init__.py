@@ -25,7 +25,7 @@ _ROOMS = {
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "
-        "sliced_row v_block v_half v_half_block v_min v_min_block with_all_to_all zb_v_block"
+        "sliced_row v_block v_half v_half_block v_min v_min_block zb_v_block"
     ),
     "searches": (
         "BestSoFar Floor Found Frontier Optimum Point Policy Problem check_memory floor frontier_chart frontiers "

@@ -103,7 +103,6 @@ from .schedules import v_half as v_half
 from .schedules import v_half_block as v_half_block
 from .schedules import v_min as v_min
 from .schedules import v_min_block as v_min_block
-from .schedules import with_all_to_all as with_all_to_all
 from .schedules import zb_v_block as zb_v_block
 from .searches import BestSoFar as BestSoFar
 from .searches import Floor as Floor

@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pplab.actions import W
+from pplab.palette import FILL
 from pplab.plot import ink
 
-from ._canvas import BLUE, FAINT, ORANGE, WIDTH, box, canvas, number, say
+from ._canvas import BLUE, FAINT, ORANGE, STATE, WIDTH, box, canvas, number, say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMPUTE, NETWORK = "compute", "network"
+# What is put into the streams: "f" of the forward, "b" of the backward, and "w" of the gradients of weights where the
+# backward leaves them out. The pairs are in the order of Megatron-LM's `TransformerLayerSchedulePlan.run`.
+ORDERS = {
+    "one after the other": "fA fD fE fC bC bE bD bA",
+    "a pair": "bC fA bE fD bD fE fC bA",
+    "--delay-wgrad-compute": "bC fA bE fD wE bD fE fC bA wA",
+}
+_FILL = {"f": BLUE, "b": ORANGE, "w": FILL[W]}
 _LEFT, _BAR, _ROW = 60, 24, 28  # points
-Piece = tuple[str, str, float, float, float]  # "F" or "B", its letter, its stream's row, start, duration
+Piece = tuple[str, str, str, float, float]  # "f", "b" or "w", its letter, its stream, start, duration
 
 
-def pair(compute: float = 1, network: float = 1, *, experts: float | None = None) -> Axes:
-    """Draw what a layer computes and sends in a forward and a backward: apart, and as a pair.
+def pair(
+    attention: float = 1,
+    network: float = 1,
+    experts: float = 1,
+    *,
+    orders: Sequence[str] = ("one after the other", "a pair"),
+    unit: str = "units",
+) -> Axes:
+    """Draw what a layer computes and sends in a forward and a backward, in one order or in several.
 
-    Attention takes `compute` in a forward, the experts as much or what `experts` says, and both twice that in a
-    backward; each of the two all-to-alls takes `network`.
+    So long take attention and experts in a forward, twice as long in a backward, and each of the two all-to-alls.
     """
-    apart, together = (streams(compute, network, 1, paired, experts) for paired in (False, True))
-    lasts = [max(start + length for *_, start, length in pieces) for pieces in (apart, together)]
-    ax = canvas(
-        6 * _ROW + 62,
-        f"A forward and a backward of a layer, computing and sending. One after the other they take {number(lasts[0])} "
-        f"units, and as a pair {number(lasts[1])}, since one computes while the other is on the network",
-    )
-    unit = (WIDTH - _LEFT) / lasts[0]
-    top = 6 * _ROW + 54
-    for title, pieces, last in zip(("one after the other", "a pair"), (apart, together), lasts, strict=True):
-        say(ax, 0, top, f"{title}: {number(last)} units", ha="left", fontweight="bold")
-        for row, stream in enumerate((COMPUTE, NETWORK)):
-            y = top - 12 - _ROW * (row + 1) + (_ROW - _BAR)
+    charts = [streams(order, attention, network, experts) for order in orders]
+    titles = [f"{order}: {_said(pieces, unit)}" for order, pieces in zip(orders, charts, strict=True)]
+    top = len(charts) * (3 * _ROW + 8) + 38
+    ax = canvas(top + 8, f"A forward and a backward of a layer, what they compute and send. {'; '.join(titles)}")
+    scale = (WIDTH - _LEFT) / max(map(_end, charts))
+    for title, pieces in zip(titles, charts, strict=True):
+        say(ax, 0, top, title, ha="left", fontweight="bold")
+        rows = {COMPUTE: top - 8 - _ROW, NETWORK: top - 8 - 2 * _ROW}
+        for stream, y in rows.items():
             say(ax, 0, y + _BAR / 2, stream, ha="left")
-            box(ax, _LEFT, y, last * unit, _BAR, fc=FAINT)
-            for kind, letter, on, start, length in pieces:
-                if on == stream:
-                    fill = BLUE if kind == "F" else ORANGE
-                    box(ax, _LEFT + start * unit + 0.7, y, length * unit - 1.4, _BAR, fc=fill)
-                    say(ax, _LEFT + (start + length / 2) * unit, y + _BAR / 2, letter, color=ink(fill))
+            box(ax, _LEFT, y, _end(pieces) * scale, _BAR, fc=STATE if stream == COMPUTE else FAINT)
+        for kind, letter, stream, start, length in pieces:
+            left, wide, fill = _LEFT + start * scale, length * scale, _FILL[kind]
+            box(ax, left + 0.7, rows[stream], wide - 1.4, _BAR, fc=fill)
+            say(ax, left + wide / 2, rows[stream] + _BAR / 2, "W" if kind == "w" else letter, color=ink(fill))
         top -= 3 * _ROW + 8
     say(ax, 0, 28, "A attention   D dispatch   E experts   C combine", ha="left")
     for x, fill, name in ((0, BLUE, "forward"), (90, ORANGE, "backward of another microbatch")):
@@ -50,23 +62,28 @@ def pair(compute: float = 1, network: float = 1, *, experts: float | None = None
     return ax
 
 
-def streams(compute: float, network: float, layers: int, paired: bool, experts: float | None = None) -> list[Piece]:
-    """When every piece runs: when its stream is free and the piece before it is done; a backward's piece goes first.
+def _end(pieces: Sequence[Piece], kinds: str = "fbw") -> float:
+    return max(start + length for kind, *_, start, length in pieces if kind in kinds)
 
-    A pair's pieces come in the order in which they can start; else the backward waits for the whole forward.
-    """
-    if experts is None:
-        experts = compute
-    forward = [("A", COMPUTE, compute), ("D", NETWORK, network), ("E", COMPUTE, experts), ("C", NETWORK, network)]
-    waiting = {"B": [(letter, on, length * (1 + (on == COMPUTE))) for letter, on, length in forward[::-1]] * layers}
-    waiting["F"] = forward * layers
-    free, done = {COMPUTE: 0.0, NETWORK: 0.0}, {"B": 0.0, "F": 0.0}
+
+def _said(pieces: Sequence[Piece], unit: str) -> str:
+    """How long it takes, and what stands still; or when the gradient can leave, where weights come later."""
+    lasts = f"{number(_end(pieces))} {unit}, "
+    if pieces[-1][0] == "w":
+        return lasts + f"the gradient after {number(_end(pieces, 'b'))}"
+    pause = _end(pieces) - sum(length for _, _, stream, _, length in pieces if stream == COMPUTE)
+    return lasts + (f"the GPU pauses for {number(pause)}" if pause else "the GPU never pauses")
+
+
+def streams(order: str, attention: float, network: float, experts: float, layers: int = 1) -> list[Piece]:
+    """When every piece of so many layers runs: when its stream is free and the piece before it of its half is done."""
+    takes, split = {"A": attention, "E": experts, "D": network, "C": network}, "w" in ORDERS[order]
+    at = dict.fromkeys((COMPUTE, NETWORK, "f", "b", "w"), 0.0)
     placed: list[Piece] = []
-    while any(waiting.values()):
-        able = [kind for kind, pieces in waiting.items() if pieces and (paired or kind == "F" or not waiting["F"])]
-        kind = min(able, key=lambda kind: max(free[waiting[kind][0][1]], done[kind]))
-        letter, on, length = waiting[kind].pop(0)
-        start = max(free[on], done[kind]) if paired else max(done.values())
-        free[on] = done[kind] = start + length
-        placed.append((kind, letter, on, start, length))
+    for kind, letter in ORDERS[order].split() * layers:
+        stream = COMPUTE if letter in "AE" else NETWORK
+        length = takes[letter] * (2 if kind == "b" and stream == COMPUTE and not split else 1)
+        start = max(at[stream], at[kind])
+        at[stream] = at[kind] = start + length
+        placed.append((kind, letter, stream, start, length))
     return placed

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
-import pplab as pp
 from pplab import lab
+from pplab.actions import B, F, I, W
 from pplab.lab.planning.case import LLAMA_3_8B
 from pplab.lab.planning.formulas import ring_all_reduce_time
 from pplab_course.pictures import streams
@@ -50,14 +51,31 @@ def test_a_pair_takes_what_two_streams_take(gigabits):
     """Every piece runs when its stream is free and the piece before it is done, layer by layer."""
     case = replace(CASE, gigabits=gigabits)
     costs = case.plan("DualPipeV", 8).costs
-    for layers, stage in ((4, 0), (4, 3)):
-        pieces = streams(case.layer_ms / 2, case.all_to_all_ms, layers, True)
+    experts = 2 * MLP * 8192 / 400e9
+    for stage in (0, 3):
+        pieces = streams("a pair", case.layer_ms - experts, case.all_to_all_ms, experts, 4)
         assert costs.of_overlap(stage, stage) * 1e3 == pytest.approx(
             max(start + length for *_, start, length in pieces)
         )
-        apart = streams(case.layer_ms / 2, case.all_to_all_ms, layers, False)
-        both = costs.of(pp.Kind.F, stage) + costs.of(pp.Kind.B, stage)
-        assert both * 1e3 == pytest.approx(max(start + length for *_, start, length in apart))
+        apart = 4 * (3 * case.layer_ms + 4 * case.all_to_all_ms)
+        assert (costs.of(F, stage) + costs.of(B, stage)) * 1e3 == pytest.approx(apart)
+
+
+def test_pairs_of_all_stages_are_made_of_their_own_pieces():
+    """A head, layers that run again and numbers of layers that differ: pieces add up to what actions take, and a pair
+    lies between its longer half and both together. Frozen weights have a backward without W."""
+    cut, again = [3, 4, 4, 5, 3, 4, 5, 4], [2, 1, 0, 0, 3, 0, 0, 1]
+    costs = CASE.plan("DualPipeV", 8, cut=cut, recompute=again).costs
+    pieces, head = CASE.experts.pieces(CASE.model, CASE.machine), CASE.head_ms
+    halves = {(s, kind): (kind, cut[s], again[s], head * (s == 7)) for s in range(8) for kind in (F, B, I, W)}
+    for (s, kind), half in halves.items():
+        assert costs.of(kind, s) * 1e3 == pytest.approx(sum(length for *_, length in pieces.of(*half)))
+    for (a, one), (b, other) in combinations(halves, 2):
+        pair, alone = costs.of_overlap(a, b, one, other), (costs.of(one, a), costs.of(other, b))
+        assert pair * 1e3 == pytest.approx(pieces.at_best(halves[a, one], halves[b, other]))
+        assert max(alone) - 1e-9 < pair < sum(alone) + 1e-9
+    frozen = replace(CASE, state=lab.State(2, 0, 0)).plan("DualPipeV", 8).costs
+    assert frozen.of_overlap(0, 7) == frozen.of_overlap(0, 7, F, I) < CASE.plan("DualPipeV", 8).costs.of_overlap(0, 7)
 
 
 def test_memory_and_time_of_what_is_recomputed():

@@ -11,7 +11,9 @@ rank computes one thing at a time. While one half of an overlap is on the wire, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from functools import cache
+from itertools import combinations, product
+from typing import Any
 
 from ...actions import B, F, I, Kind, W
 from ...costs import Costs
@@ -23,6 +25,7 @@ ORDER = {I: 0, B: 0, F: 1, W: 2}  # who goes first where two could: it is on the
 _LAYER = ((ATTENTION, True), (DISPATCH, False), (EXPERTS, True), (COMBINE, False))  # and whether it computes
 
 Piece = tuple[str, bool, float]  # its name, whether it computes, how long it takes
+Half = tuple[Any, ...]  # what `Pieces.of` takes, from its kind on
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,35 @@ class Pieces:
         """By the pieces' names."""
         return {name: getattr(self, name) / 1e3 for name, _ in _LAYER}
 
-    def of(self, kind: Kind, layers: int = 1) -> list[Piece]:
-        """The pieces of an action of this kind on so many layers, in order."""
-        times = 2 if kind is B else 1
-        forward = [(name, computes, getattr(self, name) * (times if computes else 1)) for name, computes in _LAYER]
-        one = forward if kind is F else [piece for piece in forward[::-1] if kind is not W or piece[1]]
-        return one * layers
+    def of(self, kind: Kind, layers: int = 1, again: int = 0, head: float = 0) -> list[Piece]:
+        """The pieces of an action of this kind on so many layers, in order.
 
-    def lasts(self, *halves: tuple[Kind, int]) -> float:
-        """How long actions take, each a kind and a number of layers, that run beside each other from one moment on.
+        Before the backward of `again` of the layers their forward runs again. A stage that has a `head` has it behind
+        its layers in a forward, and before them in the other kinds.
+        """
+        times = 2 if kind is B else 1
+        forward = [(name, computes, getattr(self, name)) for name, computes in _LAYER]
+        last = [("head", True, head * times)] * (head > 0)
+        if kind is F:
+            return forward * layers + last
+        back = [(name, computes, each * times**computes) for name, computes, each in forward[::-1]]
+        if kind is W:
+            return last + [piece for piece in back if piece[1]] * layers
+        return last + back * (layers - again) + (forward + back) * again
+
+    def at_best(self, one: Half, other: Half) -> float:
+        """How long a pair takes in the best order of its pieces: one computes at a time, and one is on the network.
+
+        A half is what `of` takes.
+
+        >>> Pieces(1, 3, 4, 3).at_best((F, 1), (B, 1))
+        18.0
+        """
+        return _at_best(self, one, other)
+
+    def lasts(self, *halves: Half) -> float:
+        """How long halves take that run beside each other from one moment on, as `Beside` paces them: who has waited
+        longest computes first, and a piece on the network holds nothing up.
 
         >>> Pieces().lasts((F, 1)), Pieces().lasts((B, 1)), Pieces().lasts((F, 1), (B, 1))
         (4.0, 6.0, 6.0)
@@ -81,3 +104,27 @@ class Pieces:
         overlap = {(a, b): self.lasts((a, layers), (b, layers)) for a, b in pairs}
         forward, inputs, weights = (self.lasts((kind, layers)) for kind in (F, I, W))
         return Costs(forward, inputs, weights, latency=latency, overlap=overlap, unit="ms")
+
+
+@cache
+def _at_best(pieces: Pieces, one: Half, other: Half) -> float:
+    """From the end to the start: what is left once both are to begin a piece (Akers 1956, of two jobs on machines).
+
+    Both go on until their next pieces would use the same stream at once. Then one waits until the other's is done.
+    """
+    a, b = ([each[1:] for each in pieces.of(*half)] for half in (one, other))
+    left: dict[tuple[int, int], float] = {}
+    for start in product(range(len(a), -1, -1), range(len(b), -1, -1)):
+        (i, j), x, y = start, 0.0, 0.0  # x and y: when their next pieces begin
+        while i < len(a) and j < len(b):
+            (stream, first), (needed, second) = a[i], b[j]
+            if stream == needed and max(x, y) < min(x + first, y + second):
+                left[start] = min(x + first + left[i + 1, j], y + second + left[i, j + 1])
+                break
+            if x + first <= y + second:
+                i, x = i + 1, x + first
+            else:
+                j, y = j + 1, y + second
+        else:
+            left[start] = max(x + sum(each for _, each in a[i:]), y + sum(each for _, each in b[j:]))
+    return left[0, 0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, product
+from operator import add
 from typing import TYPE_CHECKING
 
-from ...costs import Costs, Link, of_stage
+from ...actions import B, F, I, W
+from ...costs import Costs, Link
 from ...errors import positive_int
-from ..schedules import with_all_to_all
+from ..experts import Pieces
 from ..streams import simulate_sends
 from .stage_costs import all_reduce
 
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
     from ...timeline import Timeline
     from .layout import Machine, Plan
     from .transformer import Transformer
-
-ALL_TO_ALLS = 2  # of a layer in a forward, dispatch and combine, and as many in a backward
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class ExpertLayers:
         """How long one takes, over links of the GPUs' own."""
         return link.latency + self.all_to_all_bytes(model, samples) / link.bandwidth if self.gpus > 1 else 0.0
 
+    def pieces(self, model: Transformer, machine: Machine, samples: int = 1) -> Pieces:
+        """What a layer computes and sends, in ms. The router isn't counted."""
+        experts = 2e3 * self._mlp(model) * samples * model.sequence / machine.flops
+        wait = self.all_to_all_time(model, machine.between, samples) * 1e3
+        return Pieces(model.layer_flops(samples) / machine.flops * 1e3 - experts, wait, experts, wait)
+
     def kept_bytes(self, model: Transformer, samples: int = 1) -> int:
         """What a layer keeps for its backward beside what it keeps with an MLP: a token's copies, at their experts."""
         return model.boundary_bytes(samples) * self.used
@@ -80,10 +87,10 @@ class ExpertLayers:
     ) -> Plan:
         """The plan of a model without experts, with them: its times, its memory, and the reduction of its gradients.
 
-        How long pairs take, `with_all_to_all` says. Messages between stages and all-to-alls don't hinder each other.
+        Pairs have the best order of their pieces. Messages between stages and all-to-alls don't hinder each other.
         """
-        wait = ALL_TO_ALLS * self.all_to_all_time(model, machine.between, microbatch)
-        costs = self._costs(plan.costs, [n * wait for n in layers], [n * wait for n in again])
+        pieces, head = self.pieces(model, machine, microbatch), model.head_flops(microbatch) / machine.flops * 1e3
+        costs = self._costs(plan.costs, pieces, head, layers, again)
         timeline = simulate_sends(plan.timeline.schedule, costs, plan.sends)
         mlp = self._mlp(model)
         shared = [n * (model.layer_parameters - mlp) for n in layers]
@@ -134,19 +141,29 @@ class ExpertLayers:
             parameters=[dense.state.bytes() * sum(both) for both in zip(shared, own, strict=True)],
         )
 
-    def _costs(self, dense: Costs, waits: Sequence[float], again: Sequence[float]) -> Costs:
-        """The costs with what each stage waits in a forward or an input gradient, and in a forward run again."""
+    @staticmethod
+    def _costs(dense: Costs, pieces: Pieces, head: float, layers: Sequence[int], again: Sequence[int]) -> Costs:
+        """The costs with what stages wait in a forward, an input gradient and a forward run again, and with pairs."""
 
-        def plus(name: str, more: Sequence[float]) -> list[float]:
-            return [of_stage(getattr(dense, name), s) + wait for s, wait in enumerate(more)]
+        def plus(name: str, layers: Iterable[int]) -> list[float]:
+            waits = (n * (pieces.dispatch + pieces.combine) / 1e3 for n in layers)
+            return [*map(add, getattr(dense, name), waits)]
 
-        costs = replace(
+        kinds = {F: F, I: I, W: W, B: B if any(dense.backward_weight) else I}
+        halves = [
+            (f"{stage}{kind}", (runs, layers[stage], again[stage], head * (stage == len(layers) - 1)))
+            for stage, (kind, runs) in product(range(len(layers)), kinds.items())
+        ]
+        return replace(
             dense,
-            forward=plus("forward", waits),
-            backward_input=plus("backward_input", waits),
+            forward=plus("forward", layers),
+            backward_input=plus("backward_input", layers),
             recompute=plus("recompute", again),
+            overlap={
+                (a, b): pieces.at_best(one, other) / 1e3
+                for (a, one), (b, other) in combinations_with_replacement(halves, 2)
+            },
         )
-        return with_all_to_all(costs, waits, [wait + more for wait, more in zip(waits, again, strict=True)])
 
     @staticmethod
     def _mlp(model: Transformer) -> int:

@@ -13,7 +13,6 @@ __all__, __getattr__, __dir__ = lazily(
         "block": "Block",
         "controllable": "repeated v_block v_blocks v_half v_half_block v_min v_min_block zb_v_block",
         "greedy": "depth_first",
-        "pairs": "with_all_to_all",
         "replicas": "replicate",
         "sliced_case": "best_slices sliced_row",
         "sliced_chart": "sliced_gantt",

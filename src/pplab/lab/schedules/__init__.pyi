@@ -10,7 +10,6 @@ from .controllable import v_min as v_min
 from .controllable import v_min_block as v_min_block
 from .controllable import zb_v_block as zb_v_block
 from .greedy import depth_first as depth_first
-from .pairs import with_all_to_all as with_all_to_all
 from .replicas import replicate as replicate
 from .sliced_case import best_slices as best_slices
 from .sliced_case import sliced_row as sliced_row

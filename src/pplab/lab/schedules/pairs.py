@@ -1,19 +1,13 @@
-"""1F1B in pairs, with one stage per rank or interleaved, and how long pairs take of which all-to-all is a part.
-
-`pplab.build` knows the schedule.
-"""
+"""1F1B in pairs, with one stage per rank or interleaved. `pplab.build` knows it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import combinations_with_replacement, product
 
-from ...actions import Action, B, F, I, Kind, Overlap, W
+from ...actions import Action, B, F, I, Overlap, W
 from ...builders import looped_rows, register
 from ...builders.registry import Rows
-from ...costs import Costs, PerStage, check_length, of_stage, per_stage
 
 
 @register(
@@ -63,39 +57,3 @@ def _split_pairs(row: Sequence[Action], delay: int) -> list[Action | Overlap]:
         made.append(Overlap(waiting.popleft(), inputs) if waiting else inputs)
         waiting.append(backward._replace(kind=W))
     return [*made, *waiting]
-
-
-def with_all_to_all(costs: Costs, forward: PerStage, backward_input: PerStage) -> Costs:
-    """`costs` with the times of pairs that follow when so much of F, and of I, is all-to-all (of B, as much as of I).
-
-    A rank computes one thing at a time, and its network does one all-to-all at a time. So two actions at once take at
-    least the longest of four: each of the two alone, what both compute, what both send. The pairs get that least time,
-    which they reach where a layer's two pieces that compute take equally long. ValueError where more is all-to-all than
-    there is of F or I.
-
-    >>> costs = with_all_to_all(Costs(4, 4, 2), 2, 2)
-    >>> costs.of_overlap(0, 0), costs.of_overlap(0, 0, F, I), costs.of_overlap(0, 0, W, I)
-    (6, 4, 4)
-    """
-    work = replace(costs, overhead=0)  # which a pair has besides
-    sent = {F: per_stage("forward", forward), I: per_stage("backward_input", backward_input), W: 0}
-    sent[B] = sent[I]
-    times = ("forward", "backward_input", "backward_weight", "backward", "recompute")
-    given = {name: getattr(costs, name) for name in times}
-    lists = [value for value in (*given.values(), *sent.values()) if isinstance(value, tuple)]
-    stages = range(len(lists[0]) if lists else 1)
-    for name, value in (*given.items(), ("forward", sent[F]), ("backward_input", sent[I])):
-        check_length(name, value, len(stages))
-    for (kind, name), stage in product(((F, "forward"), (I, "backward_input")), stages):
-        if of_stage(sent[kind], stage) > work.of(kind, stage):
-            whole = f"{kind} on stage {stage} takes {work.of(kind, stage):g}"
-            raise ValueError(f"{name}: {of_stage(sent[kind], stage):g} of it is all-to-all, and {whole}")
-
-    def lasts(*pair: tuple[int, Kind]) -> float:
-        alone = [work.of(kind, stage) for stage, kind in pair]
-        network = [of_stage(sent[kind], stage) for stage, kind in pair]
-        return max(*alone, sum(alone) - sum(network), sum(network))
-
-    name = "{0}{1}" if lists else "{1}"  # of a half: its stage, too, where stages differ
-    pairs = combinations_with_replacement(product(stages, (F, B, I, W)), 2)
-    return replace(costs, overlap={(name.format(*a), name.format(*b)): lasts(a, b) for a, b in pairs})
