@@ -4,10 +4,11 @@ python benchmarks/frontier.py [--seconds 60] [--only NAME] [--out results/fronti
 
 For every setting (times, latency, microbatches), placement and memory limit: the shortest order that CP-SAT finds in
 `--seconds` on one worker, and the bound. It begins with the best that is known: the orders that the file has, at
-whatever times; those for half as many microbatches, twice in a row; the next lower limit's; and what `lab.search` finds.
-So none gets longer. What the file has as proved, for the same problem, isn't proved again, and bounds are kept: running
-it again spends its seconds on what is open. Every point says how many seconds of a processor it has had in all. What is
-proved takes as long on every machine, whichever order it is; what isn't, a faster machine or more patience may change.
+whatever times; those for half as many microbatches, twice in a row; the next lower limit's; and what `lab.search`
+finds. So none gets longer. What the file has as proved, for the same problem, isn't proved again, and bounds are kept:
+running it again spends its seconds on what is open. Every point says how many seconds of a processor it has had in all,
+and what was known after how many. What is proved takes as long on every machine, whichever order it is; what isn't, a
+faster machine or more patience may change.
 """
 
 from __future__ import annotations
