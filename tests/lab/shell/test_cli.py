@@ -103,7 +103,7 @@ def test_simulate_takes_who_waits_for_sends(schedule, sends, units, capsys):
     assert main([*asked, "--sends", sends, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] == units
     assert main([*asked, "--sends", "forwards wait"]) == 1
-    assert "'forwards wait' is for Interleaved1F1B's (Megatron-LM from core 0.18 on) own rows" in capsys.readouterr().err
+    assert "'forwards wait' is for Interleaved1F1B's (Megatron-LM from core 0.18 on)" in capsys.readouterr().err
 
 
 def test_simulate_compares_schedules_on_one_model(tmp_path, capsys):
