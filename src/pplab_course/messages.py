@@ -20,7 +20,7 @@ __all__ = ["causes", "early_file", "gigabits_needed", "least_tickets", "offer", 
 
 OFFER = Case(gigabits=10, dollars_per_hour=1.8)
 # Of all cuts into stages of 3 to 13 layers, with up to 12, 9, 7 and 4 tickets and the least recomputation that fits
-BEST_KNOWN = {"cut": (8, 9, 9, 6), "in_flight": (7, 5, 3, 1), "recompute": (3, 1, 0, 0)}
+BEST_KNOWN = {"cut": (8, 9, 9, 6), "in_flight": (7, 5, 3, 1), "recompute": (4, 2, 0, 0)}
 NEAR = 1.0  # dollars above the best known
 ONE_BUFFER = (  # for all that goes out in a direction
     (

@@ -26,8 +26,8 @@ STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 """
 TOO_EARLY = "1B4"
 LONGER = replace(Case(), model=replace(Case().model, sequence=16384))
-BEST_LONGER = {"cut": (8, 8, 9, 7), "in_flight": (5, 3, 2, 1), "recompute": (5, 1, 0, 0)}
-ENOUGH = 1.02  # of the best known bill
+BEST_LONGER = {"cut": (8, 8, 9, 7), "in_flight": (6, 4, 2, 1), "recompute": (6, 4, 0, 0)}
+ENOUGH = 1.04  # of the best known bill
 
 
 @in_whole_backwards(stage_per_rank=True)

@@ -11,6 +11,7 @@ import waiting
 from pplab import lab
 from pplab.lab import formulas, models
 from pplab.runtime import Pool
+from pplab_course import spine
 
 
 def unequal(rng: random.Random, num_stages: int) -> tuple[pp.Costs, object, float]:
@@ -139,3 +140,19 @@ def test_a_paced_run_waits_as_the_simulation_does():
         with pytest.raises(ValueError, match="needs costs without bandwidth"):
             narrow = pp.Costs(20, 20, 20, bandwidth=1, unit="ms")
             pool.train(pp.build("1F1B", num_ranks=4, num_microbatches=8), tiny, lab.Pace(narrow, "both wait"))
+
+
+@pytest.mark.alone
+def test_torchs_class_waits_and_its_interpreter_doesnt(monkeypatch, tmp_path):
+    """A message of one unit adds 19 units to Schedule1F1B, and 16 to the interpreter on the same rows."""
+    monkeypatch.chdir(tmp_path)
+    took = {}
+    for csv in (0, 1):
+        for lag in (0, 0.03):
+            run = spine.run("pipe_torch.py", ranks=4, M=8, PACE=0.96, LAG=lag, CSV=csv)
+            assert run.failure is None and all(each.gradients.error < 1e-4 for each in run.reports)
+            assert run.timeline().peak_in_flight == (4, 3, 2, 1)
+            took[csv, lag] = min(run.timeline(step).makespan for step in range(run.num_steps)) / 30
+    added = {csv: took[csv, 0.03] - took[csv, 0] for csv in (0, 1)}
+    assert 1.08 < added[0] / added[1] < 1.35, took  # 19 / 16 is 1.19
+    assert 0.95 < took[0, 0] / took[1, 0] < 1.05, took
