@@ -12,7 +12,7 @@ P = 4
 CASE = Case()
 CUTS = {
     "one stage per rank": [8, 9, 8, 7],
-    "loop": [3, 4, 4, 4, 4, 5, 5, 3],
+    "loop": [3, 3, 5, 5, 4, 6, 4, 2],
     "V": [4, 4, 4, 4, 5, 5, 4, 2],
 }
 KNOWN = {"one stage per rank": "1F1B", "loop": "Interleaved1F1B", "V": "ZB-V"}  # a schedule of that placement

@@ -8,30 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pplab import Schedule
-from pplab.actions import I, W, parts
-from pplab.lab import Ledger
-from pplab.lab.against_torch import CLASSES
+from pplab.lab import Entry, Ledger
 from pplab.lab.forms import Table, unknown_to_torch
 
-SLICED = "Seq1F1B", "TeraPipe"
-ELSEWHERE = {
-    "naive": "Transformers' device_map",
-    "1F1B": "Megatron-LM, DeepSpeed",
-    "Interleaved1F1B": "Megatron-LM (VPP)",
-    "paired-1F1B": "Megatron-LM (with VPP)",
+ROWS, AUTHORS = "rows in a file", "its authors"
+OWNERS = {
+    "naive": "Transformers' device_map, rows in a file",
+    "GPipe": "torch",
+    "1F1B": "Megatron-LM, DeepSpeed, torch",
+    "Interleaved1F1B": "Megatron-LM (VPP), torch",
+    "LoopedBFS": "torch",
+    "InterleavedZeroBubble": "torch",
+    "ZBVZeroBubble": "torch, its authors",
+    "paired-1F1B": "Megatron-LM (with VPP), rows in a file",
     "DualPipe": "DeepSeek",
-    "DualPipeV": "DeepSeek",
-} | dict.fromkeys(["ZB-H1", "ZB-H2", "ZBVZeroBubble", "V-Half", "V-Min", *SLICED], "its authors")
+    "DualPipeV": "torch, DeepSeek",
+    "Seq1F1B": AUTHORS,
+    "TeraPipe": AUTHORS,
+} | dict.fromkeys(["ZB-H1", "ZB-H2", "V-Half", "V-Min"], "its authors, rows in a file")
+NOBODY_WAITS = {"GPipe": ROWS, "1F1B": ROWS, "Interleaved1F1B": "torch"}  # for a send
+WAITING = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM (VPP)"}
 
 
 def who_has(schedule: Schedule) -> tuple[str, str]:
     """Where one gets it, and what becomes of compiled stages: "kept", "lost" with split backwards, "" outside torch."""
-    name, has = schedule.name, [ELSEWHERE.get(schedule.name, "")]
-    if schedule.copies > 1 or name in SLICED or any(map(unknown_to_torch, schedule.rows)):
-        return has[0] or "nobody", ""  # torch knows no two copies, no slices, and of pairs only whole ones
-    has.append("torch" if name in CLASSES else "rows in a file")
-    kinds = {action.kind for row in schedule.rows for item in row for action in parts(item)}
-    return ", ".join(filter(None, has)), "lost" if kinds & {I, W} else "kept"
+    has = OWNERS.get(schedule.name)
+    if schedule.copies > 1 or has == AUTHORS or any(map(unknown_to_torch, schedule.rows)):
+        return has or "nobody", ""  # torch knows no two copies, no slices, and of pairs only whole ones
+    return has or ROWS, "lost" if "I" in str(schedule.rows) else "kept"
 
 
 @dataclass(repr=False)
@@ -42,9 +46,17 @@ class Owned(Ledger):
     def table(self) -> Table:
         """The ledger's table and two columns."""
         bare = super().table
-        found = Table(
-            (*row, *(who_has(entry.timeline.schedule) if entry.timeline else ("", "")))
-            for row, entry in zip(bare, self.entries, strict=True)
-        )
+        found = Table((*row, *_owner(entry)) for row, entry in zip(bare, self.entries, strict=True))
         found.columns = (*bare.columns, "who has it", "torch.compile")
         return found
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_().replace(", ", ", <br>")  # narrow, so that a page has room for all columns
+
+
+def _owner(entry: Entry) -> tuple[str, str]:
+    if not entry.timeline:
+        return "", ""
+    has, compiled = who_has(entry.timeline.schedule)
+    sends = WAITING if entry.what.endswith(" wait") else NOBODY_WAITS
+    return sends.get(entry.timeline.schedule.name, has), compiled

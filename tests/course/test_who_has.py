@@ -6,6 +6,7 @@ import pytest
 
 import pplab as pp
 from pplab import lab
+from pplab.lab.against_torch import CLASSES
 from pplab_course.who_has import Owned, who_has
 
 torch = pytest.importorskip("torch")
@@ -36,12 +37,12 @@ def stages(count, compiled):
     return [pipelining.PipelineStage(module, stage, count, torch.device("cpu")) for stage, module in enumerate(modules)]
 
 
-@pytest.mark.parametrize("name", lab.against_torch.CLASSES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_torch_refuses_compiled_stages_where_we_say_that_they_are_lost(name, alone):
     schedule = pp.build(name, num_ranks=4, num_microbatches=8)
     has, compiled = who_has(schedule)
     assert "torch" in has.split(", ")
-    made = getattr(pipelining.schedules, lab.against_torch.CLASSES[name])
+    made = getattr(pipelining.schedules, CLASSES[name])
     each = schedule.num_stages // schedule.num_ranks
 
     def construct():
@@ -85,9 +86,23 @@ def test_what_torch_does_not_know_has_no_answer():
 
 
 def test_a_ledger_with_owners_has_their_columns():
-    case = lab.Case()
-    rows = [case.row("GPipe", 4), case.row("ZB-H1", 16, cut=[8, 9, 8, 7]), case.row("a perfect pipeline", 16)]
+    case, loop = lab.Case(), {"stages_per_rank": 2}
+    rows = [
+        case.row("1F1B", 16),
+        case.row("1F1B", 16, sends="both wait"),
+        case.row("Interleaved1F1B", 16, **loop),
+        case.row("Interleaved1F1B", 16, **loop, sends="forwards wait"),
+        case.row("ZB-H1", 16, cut=[8, 9, 8, 7]),
+        case.row("a perfect pipeline", 16),
+    ]
     table = Owned(case, rows).table
     assert table.columns[-2:] == ("who has it", "torch.compile")
-    assert [row[-2:] for row in table] == [("torch", "kept"), ("its authors, rows in a file", "lost"), ("", "")]
+    assert [row[-2:] for row in table] == [
+        ("rows in a file", "kept"),
+        ("Megatron-LM, torch", "kept"),
+        ("torch", "kept"),
+        ("Megatron-LM (VPP)", "kept"),
+        ("its authors, rows in a file", "lost"),
+        ("", ""),
+    ]
     assert [row[:-2] for row in table] == list(lab.Ledger(case, rows).table)

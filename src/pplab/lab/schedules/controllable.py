@@ -6,7 +6,7 @@ microbatch's work. A block that brings microbatches back sooner holds fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from ...actions import Action, F, I
@@ -18,6 +18,7 @@ from .block import Block, filled
 
 _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism"
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages
+_OFFSETS = [*product((1, 2, 3), (1, 2), (1, 2, 3), (1, 2))]  # the paper's space
 
 # The blocks on four ranks: F I W of the stage on the way down, f i w of the one on the way up; W where it is free.
 #
@@ -37,7 +38,13 @@ _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two st
 # V-Half's turn at the bottom takes a unit more, too.
 
 
-def v_block(num_ranks: int, offsets: tuple[int, int, int, int], waits: tuple[int, int, int], name: str = "V") -> Block:
+def v_block(
+    num_ranks: int,
+    offsets: tuple[int, int, int, int],
+    waits: tuple[int, int, int],
+    name: str = "V",
+    interval: int = _INTERVAL,
+) -> Block:
     """A block on a V, in units of F = I = W: the space of the controllable-memory paper, and V-Half and V-Min in it.
 
     `offsets`: from rank to rank, between the starts of F on the way down, F up, I down and I up again; `waits`: units
@@ -52,7 +59,7 @@ def v_block(num_ranks: int, offsets: tuple[int, int, int, int], waits: tuple[int
     down, up, back_down, back_up = _legs(P, offsets, waits)
     starts = {f"{stage}{F}": start for stage, start in enumerate(down + up)}
     starts |= {f"{2 * P - 1 - hop}{I}": start for hop, start in enumerate(back_down + back_up)}
-    return Block(starts, (*range(P), *reversed(range(P))), _INTERVAL, name=name)
+    return Block(starts, (*range(P), *reversed(range(P))), interval, name=name)
 
 
 def _legs(P: int, offsets: Sequence[int], waits: Sequence[int]) -> list[list[int]]:
@@ -64,14 +71,17 @@ def _legs(P: int, offsets: Sequence[int], waits: Sequence[int]) -> list[list[int
     return legs
 
 
-def v_blocks(num_ranks: int) -> Iterator[Block]:
-    """The blocks on a V with offsets of up to three units down and two up, with the shortest waits that they allow."""
-    for offsets in product((1, 2, 3), (1, 2), (1, 2, 3), (1, 2)):
-        for waits in product((0, 1), range(_INTERVAL), (0, 1)):
-            down, up, back_down, back_up = _legs(num_ranks, offsets, waits)
-            each = zip(down, reversed(up), back_down, reversed(back_up), strict=True)
-            if all(len({start % _INTERVAL for start in starts}) == 4 for starts in each):
-                yield v_block(num_ranks, offsets, waits, "block {}{}{}{}".format(*offsets))
+def v_blocks(
+    num_ranks: int, offsets: Iterable[tuple[int, int, int, int]] = _OFFSETS, interval: int = _INTERVAL
+) -> Iterator[Block]:
+    """The blocks on a V with these offsets, up to three units down and two up by default, and the shortest waits that
+    they allow."""
+    for each in offsets:
+        for waits in product((0, 1), range(interval), (0, 1)):
+            down, up, back_down, back_up = _legs(num_ranks, each, waits)
+            ranks = zip(down, reversed(up), back_down, reversed(back_up), strict=True)
+            if all(len({start % interval for start in starts}) == 4 for starts in ranks):
+                yield v_block(num_ranks, each, waits, "block {}{}{}{}".format(*each), interval)
                 break
 
 

@@ -91,8 +91,8 @@ def optimum(
     the closed-form bound, `lab.floor`. Where these meet there is nothing to look for; else CP-SAT searches and proves,
     on as many `workers` as there are cores by default, until it is done, or `time_limit` seconds are over, or Ctrl-C is
     pressed: then the result has the best order so far, the best bound, and their gap. `use_floor=False` leaves the
-    closed form out, so that the solver proves all by itself. `on_progress` is called with every better order. Several
-    workers race, so which of several shortest orders is found differs from run to run.
+    closed form out, so that the solver proves all by itself. `on_progress` is called with every better order, and with
+    every better bound. Several workers race, so which of several shortest orders is found differs from run to run.
 
     Needs OR-Tools (`pip install 'pplab[prove]'`). Raises ValueError for another objective.
 
@@ -169,6 +169,8 @@ class _Search:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, until - time.perf_counter())
         solver.parameters.num_workers = workers
+        if tell:
+            solver.best_bound_callback = tell.on_bound
         with _interrupts(solver):
             status = solver.solve(model.model, tell)
         assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN), solver.status_name()
@@ -178,12 +180,17 @@ class _Search:
         return (None if status == cp_model.UNKNOWN else model), solver
 
     def _telling(self, began: float, on_progress: Callable[[BestSoFar], None]) -> CpSolverSolutionCallback:
-        back = self.scale.back
+        back, now = self.scale.back, time.perf_counter
 
         class Telling(constraint_solver().CpSolverSolutionCallback):
+            best = value_of(self.best, self.objective)
+
             def on_solution_callback(self) -> None:
-                values = back(round(self.objective_value)), back(round(self.best_objective_bound))
-                on_progress(BestSoFar(time.perf_counter() - began, *values))
+                self.best = min(self.best, back(round(self.objective_value)))
+                self.on_bound(self.best_objective_bound)
+
+            def on_bound(self, bound: float) -> None:
+                on_progress(BestSoFar(now() - began, self.best, back(round(bound))))
 
         return Telling()
 

@@ -43,6 +43,8 @@ class Point:
     final: bool = False  # whether more memory makes none shorter
     split: bool = True
     rows: tuple[str, ...] = ()
+    seconds: float = 0  # of a processor, that it has had
+    progress: tuple[tuple[float, float, float], ...] = ()  # after so many: the best order so far, and the bound
 
     @property
     def schedule(self) -> Schedule:
@@ -120,7 +122,8 @@ def _costs(said: Mapping) -> Costs:
 
 
 def _point(row: Mapping) -> Point:
-    return Point(**{**row, "rows": tuple(row.get("rows", ()))})
+    progress = tuple(map(tuple, row.get("progress", ())))
+    return Point(**{**row, "rows": tuple(row.get("rows", ())), "progress": progress})
 
 
 # The look of a placement, whole backwards apart: a marker, and a colour.

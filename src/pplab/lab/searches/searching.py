@@ -8,9 +8,9 @@ building blocks; the best of them are improved step by step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import inf
 
 from ...builders import build, known, register
@@ -21,7 +21,7 @@ from ...footprint import Memory
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
-from ..schedules import v_blocks
+from ..schedules import Block, v_blocks
 from .growth import grown, policies
 from .improving import improved
 from .problem import built
@@ -31,6 +31,7 @@ _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
 _SEARCHED = ("ZB-1P", "ZB-2P")
 _STARTS = 4  # candidates that are improved
+_INTERVALS = (7, 8, 9, 10, 12, 14, 16, 20, 24)  # of a block, in units of F = I = W
 _GOALS = ("makespan", "span")
 
 OnProgress = Callable[[int, int, float], None]
@@ -203,19 +204,35 @@ class _Search:
         yield from filter(problem.allows, built(others, problem.num_ranks, M, given))
 
     def _blocks(self) -> Iterator[Schedule]:
-        """On a V, the controllable-memory paper's space: blocks by their offsets, the best of them reordered."""
-        problem, P, M = self.problem, self.problem.num_ranks, self.problem.num_microbatches
-        if problem.placement != _placed("V", P):
-            return
-        made = []
-        for block in v_blocks(P):
+        """On a V, the controllable-memory paper's space: blocks by their offsets, the best of them reordered; and the
+        best of those that follow each other less closely."""
+        problem, P = self.problem, self.problem.num_ranks
+        if problem.placement == _placed("V", P):
+            yield from self._reordered(v_blocks(P), 3)
+            yield from self._reordered(self._wider(), 1)
+
+    def _reordered(self, blocks: Iterable[Block], most: int) -> Iterator[Schedule]:
+        problem, M, made = self.problem, self.problem.num_microbatches, []
+        for block in blocks:
             schedule = block.stamp(M).schedule
             if problem.allows(schedule):
                 made.append((self.key(schedule), len(made), block))
-        for _, _, block in sorted(made)[:3]:
+        for _, _, block in sorted(made)[:most]:
             schedule = block.reorder(M, problem.costs).schedule
             if problem.allows(schedule):
                 yield schedule
+
+    def _wider(self) -> Iterator[Block]:
+        """For messages that take long, or little memory: of some steps, at the shortest interval that it allows."""
+        problem, P, M = self.problem, self.problem.num_ranks, self.problem.num_microbatches
+        unit = sum(map(sum, problem.takes)) / (6 * P)
+        steps = sorted({1, 2, 3, 1 + round(max(map(max, problem.lag_of)) / unit)})
+        for down, up in combinations_with_replacement(steps, 2):
+            for interval in _INTERVALS:
+                blocks = list(v_blocks(P, [(down, up, down, up)], interval))
+                if blocks and problem.allows(blocks[0].stamp(M).schedule):
+                    yield blocks[0]
+                    break
 
 
 @register("ZB-1P", rules=_RULES, source=_SOURCE)
