@@ -97,6 +97,15 @@ def simulated(capsys, command: str) -> tuple[float, str]:
     return float(said["makespan"]), said.get("times", "")
 
 
+@pytest.mark.parametrize(("schedule", "sends", "units"), [("1F1B", "both wait", 52), ("1F1B", "nobody waits", 49)])
+def test_simulate_takes_who_waits_for_sends(schedule, sends, units, capsys):
+    asked = ["simulate", "--schedule", schedule, "--ranks", "4", "--microbatches", "8", "--latency", "1"]
+    assert main([*asked, "--sends", sends, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == units
+    assert main([*asked, "--sends", "forwards wait"]) == 1
+    assert "'forwards wait' is for Interleaved1F1B's (Megatron-LM from core 0.18 on)" in capsys.readouterr().err
+
+
 def test_simulate_compares_schedules_on_one_model(tmp_path, capsys):
     """A number is of a rank's whole share, however many stages that is cut into; a list is of stages."""
     size, costs = "--ranks 4 --microbatches 8", pp.Costs(3, 4, 2, latency=0.5, recompute=1)

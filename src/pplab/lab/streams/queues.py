@@ -14,7 +14,7 @@ from typing import Any
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end
-from ...errors import ScheduleError, unknown
+from ...errors import ScheduleError, expect, unknown
 from ...lowering import LoweredRow
 from ...schedule import Schedule
 from ...text import parse
@@ -68,7 +68,8 @@ def simulate_lowered(
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
-    costs = costs or Costs()
+    costs = Costs() if costs is None else costs
+    expect(Costs, costs=costs)
     schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     flow = _Flow(rows, schedule, costs, queue, waits)

@@ -8,7 +8,7 @@ from typing import Any
 from ...actions import COMPUTE, RECV_B, RECV_F, SEND_B, SEND_F, F
 from ...builders import build
 from ...costs import Costs
-from ...errors import unknown
+from ...errors import expect, unknown
 from ...lowering import LoweredRow, lower
 from ...schedule import Schedule
 from ...simulator import simulate
@@ -48,6 +48,7 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
 def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
     """The rows as their framework posts messages, and the sends for which it waits there. What is posted with a send
     stands before it."""
+    expect(Schedule, schedule=schedule)
     if sends not in SENDS:
         raise unknown("sends", sends, SENDS)
     ahead = sends == "forwards wait"
