@@ -50,6 +50,9 @@ class Owned(Ledger):
         found.columns = (*bare.columns, "who has it", "torch.compile")
         return found
 
+    def _repr_html_(self) -> str:
+        return super()._repr_html_().replace(", ", ", <br>")  # narrow, so that a page has room for all columns
+
 
 def _owner(entry: Entry) -> tuple[str, str]:
     if not entry.timeline:

@@ -114,3 +114,9 @@ def test_pieces_of_halves(half, pieces):
     letters = {"attention": "A", "dispatch": "d", "experts": "E", "combine": "c", "head": "h"}
     assert "".join(letters[name] for name, *_ in made) == pieces.replace(" ", "")
     assert all(computes == (name not in ("dispatch", "combine")) for name, computes, _ in made)
+
+
+@pytest.mark.parametrize("half", [(B, 2, 3), (F, -1), (I, 2, -1)])
+def test_layers_that_cannot_be_are_refused(half):
+    with pytest.raises(ValueError, match="some of a half's layers run again, got .* of .*: give 0 to all of them"):
+        lab.Pieces().at_best((F, 1), half)

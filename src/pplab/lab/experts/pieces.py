@@ -50,8 +50,10 @@ class Pieces:
         """The pieces of an action of this kind on so many layers, in order.
 
         Before the backward of `again` of the layers their forward runs again. A stage that has a `head` has it behind
-        its layers in a forward, and before them in the other kinds.
+        its layers in a forward, and before them in the other kinds. ValueError for more layers again than there are.
         """
+        if not 0 <= again <= layers:
+            raise ValueError(f"some of a half's layers run again, got {again} of {layers}: give 0 to all of them")
         times = 2 if kind is B else 1
         forward = [(name, computes, getattr(self, name)) for name, computes in _LAYER]
         last = [("head", True, head * times)] * (head > 0)
