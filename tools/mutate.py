@@ -105,9 +105,6 @@ HARMLESS = {
     "lab/extras/meter.py, Allocator.begin | `cuda.synchronize(self._device)` | `None`": (
         "the allocator counts when the host asks for memory, not when the GPU uses it"
     ),
-    "lab/extras/pace.py, _Pacing.end (2) | `settle(self.device)` | `None`": (
-        "the action that follows settles before it begins"
-    ),
     "lab/extras/pace.py, paced | `settle(device)` | `None`": "who calls it has settled",
     "lab/measuring/probe.py, message_times | `context.channel(one, other)` | `context.channel(other, one)`": ROUND_TRIP,
     "lab/measuring/probe.py, message_times | `context.channel(other, one)` | `context.channel(one, other)`": ROUND_TRIP,

@@ -13,7 +13,7 @@ from pplab.lab.forms import Table, unknown_to_torch
 
 ROWS, AUTHORS = "rows in a file", "its authors"
 OWNERS = {
-    "naive": "Transformers' device_map, rows in a file",
+    "naive": "device_map, rows in a file",
     "GPipe": "torch",
     "1F1B": "Megatron-LM, DeepSpeed, torch",
     "Interleaved1F1B": "Megatron-LM (VPP), torch",
@@ -40,14 +40,14 @@ def who_has(schedule: Schedule) -> tuple[str, str]:
 
 @dataclass(repr=False)
 class Owned(Ledger):
-    """A ledger whose rows say who has them, and what becomes of `torch.compile`."""
+    """A ledger whose rows say who has them, and what becomes of stages that torch compiled."""
 
     @property
     def table(self) -> Table:
         """The ledger's table and two columns."""
         bare = super().table
         found = Table((*row, *_owner(entry)) for row, entry in zip(bare, self.entries, strict=True))
-        found.columns = (*bare.columns, "who has it", "torch.compile")
+        found.columns = (*bare.columns, "who has it", "compiled stages")
         return found
 
     def _repr_html_(self) -> str:
@@ -55,8 +55,8 @@ class Owned(Ledger):
 
 
 def _owner(entry: Entry) -> tuple[str, str]:
-    if not entry.timeline:
-        return "", ""
+    if not entry.timeline:  # shards, or a perfect pipeline
+        return ("torch, DeepSpeed", "kept") if entry.held_gb else ("", "")
     has, compiled = who_has(entry.timeline.schedule)
     sends = WAITING if entry.what.endswith(" wait") else NOBODY_WAITS
     return sends.get(entry.timeline.schedule.name, has), compiled

@@ -93,16 +93,18 @@ def test_a_ledger_with_owners_has_their_columns():
         case.row("Interleaved1F1B", 16, **loop),
         case.row("Interleaved1F1B", 16, **loop, sends="forwards wait"),
         case.row("ZB-H1", 16, cut=[8, 9, 8, 7]),
+        lab.fsdp_row(case, 16),
         case.row("a perfect pipeline", 16),
     ]
     table = Owned(case, rows).table
-    assert table.columns[-2:] == ("who has it", "torch.compile")
+    assert table.columns[-2:] == ("who has it", "compiled stages")
     assert [row[-2:] for row in table] == [
         ("rows in a file", "kept"),
         ("Megatron-LM, torch", "kept"),
         ("torch", "kept"),
         ("Megatron-LM (VPP)", "kept"),
         ("its authors, rows in a file", "lost"),
+        ("torch, DeepSpeed", "kept"),
         ("", ""),
     ]
     assert [row[:-2] for row in table] == list(lab.Ledger(case, rows).table)

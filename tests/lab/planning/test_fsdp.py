@@ -69,3 +69,14 @@ def test_what_cannot_be_shared_out_or_does_not_fit_is_refused():
         lab.fsdp_row(lab.Case(), 6)
     with pytest.raises(ValueError, match="it doesn't fit in 30 GB"):
         lab.fsdp_row(replace(lab.Case(), memory_gb=30, reserve_gb=0), 4)
+
+
+def test_replicas_of_frozen_weights_send_nothing():
+    """Each has the whole model, and nobody's weights change: so its step is its own sequences' work."""
+    frozen = lab.Case(state=lab.State(2, 0, 0))
+    row = lab.fsdp_row(frozen, 16)
+    alone = replace(frozen, num_ranks=1).row("one GPU", 4)
+    assert row.what == "ZeRO-1, 1 at a time" and row.fits
+    assert row.step_s == pytest.approx(alone.step_s) and row.held_gb[0] == pytest.approx(alone.held_gb[0])
+    assert row.dollars == pytest.approx(frozen.row("a perfect pipeline", 16).dollars)
+    assert lab.fsdp_row(frozen, 16, zero=3).step_s > 2 * row.step_s  # shards are gathered all the same

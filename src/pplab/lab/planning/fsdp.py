@@ -49,7 +49,8 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
             if again <= model.num_layers:
                 forward = at_a_time * work
                 backward = (1 + bool(state.gradients)) * forward + at_a_time * again * case.layer_ms / 1e3
-                step = sharded_step(each // at_a_time, forward, backward, gather, reduce, zero=stage)
+                new = gather * (stage == 3 or bool(state.optimizer))  # frozen weights, held whole, are never new
+                step = sharded_step(each // at_a_time, forward, backward, new, reduce, zero=stage)
                 found.append((step, stage, at_a_time, again, held - max(again - 1, 0) * freed))
     if not found:
         raise ValueError(f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks")
