@@ -41,7 +41,7 @@ attack: $(ENVIRONMENT) ## break what can be broken, far more often than the test
 bench: $(ENVIRONMENT) ## measure the simulator, the runtime against PyTorch's, and this machine's cores; write results/<processor>.json (minutes)
 	@$(PY) benchmarks/bench.py
 
-frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (some thirty minutes)
+frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (a minute for each that is open: an hour or two)
 	@$(PY) benchmarks/frontier.py
 
 gpu: $(ENVIRONMENT) ## on a GPU box: check and measure the runtime on CUDA, write results/<device>.json (DEADLINE=540: in so many seconds; ONLY=smoke: that part)

@@ -51,7 +51,8 @@ class Owned(Ledger):
         return found
 
     def _repr_html_(self) -> str:
-        return super()._repr_html_().replace(", ", ", <br>")  # narrow, so that a page has room for all columns
+        told = super()._repr_html_().replace(", ", ", <br>")  # narrow, so that a page has room for all columns
+        return told.replace("LM (", "LM <br>(")
 
 
 def _owner(entry: Entry) -> tuple[str, str]:

@@ -96,6 +96,15 @@ def test_what_it_finds_beside_the_papers():
     assert loop.makespan / 2 <= 27 and max(loop.peak_in_flight) == 6  # the loop's own schedules hold 8 or more
 
 
+@pytest.mark.parametrize(("costs", "limit", "was"), [(pp.Costs(latency=1), 8, 159.5), (pp.Costs(3, 4, 2), 8, 227)])
+def test_slow_messages_and_little_memory_ask_for_blocks_that_follow_less_closely(costs, limit, was):
+    """On a V of eight ranks, where without such blocks the search found nothing below what `was` is."""
+    found = lab.search(8, 16, placement="V", costs=costs.finer(2), limit=limit)
+    assert found.origin.startswith("block") and max(found.schedule.peak_in_flight) <= limit
+    least = lab.floor(lab.Problem(8, 16, placement="V", costs=costs.finer(2), limit=limit)).value
+    assert least <= found.timeline.makespan < 0.95 * was
+
+
 def test_the_same_is_found_again_and_progress_ends_where_it_said():
     seen: list[tuple] = []
     one, two = (lab.search(3, 5, limit=3, tries=40, on_progress=lambda *each: seen.append(each)) for _ in range(2))

@@ -200,7 +200,7 @@ def _rings(ax: Axes, points: Sequence[Point]) -> None:
     for (held, time), there in names.items():
         marker, colour = _LOOK[_look(there[0])]
         ax.plot(held, time, marker, mfc="none", mec=colour, ms=9, mew=1.4, zorder=4)
-        text = ", ".join(point.name for point in there)
+        text = ",\n".join(point.name for point in there)
         left = not before[2] and held == before[0] and time - before[1] < near  # else it lies on the one below
         where = {"xytext": (-7, -3), "ha": "right"} if left else {"xytext": (6, 4)}
         ax.annotate(text, (held, time), textcoords="offset points", fontsize=LABEL_SIZE, zorder=5, **where)
