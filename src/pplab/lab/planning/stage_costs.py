@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...costs import Costs, Link
 from ...footprint import Memory
@@ -34,7 +34,7 @@ def layers_of(model: Transformer, num_stages: int, cut: Sequence[int] | None) ->
     return tuple(cut)
 
 
-def _layers(given: object, count: int) -> bool:
+def _layers(given: Any, count: int) -> bool:
     """Whether these are so many whole numbers from 0 on."""
     several = isinstance(given, Sequence) and len(given) == count
     return several and all(isinstance(n, Integral) and n >= 0 for n in given)
