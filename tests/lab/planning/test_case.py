@@ -145,6 +145,10 @@ def test_bytes_of_state():
         lab.State(2, 0, 12)
     with pytest.raises(ValueError, match="gradients must be a number from 0"):
         lab.State(gradients=-4)
+    with pytest.raises(ValueError, match="shards must be an integer of at least 1, got 0"):
+        lab.State().bytes(0)
+    with pytest.raises(ValueError, match=r"state is a case's, not a row's: give lab.Case\(state=State"):
+        CASE.row("1F1B", 16, state=lab.State())
 
 
 def test_the_bounds():

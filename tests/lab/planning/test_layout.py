@@ -240,11 +240,23 @@ def test_what_does_not_divide_is_refused(layout, batch, message):
         ({"schedule": "DualPipe"}, "DualPipe on 2 ranks needs an even number of microbatches"),
         ({"schedule": "2F2B"}, "unknown schedule '2F2B'"),
         ({"stages_per_rank": 2}, "unknown option of 1F1B 'stages_per_rank'"),
+        ({"state": 16}, "state must be a State, got 16"),
+        ({"microbatch": 0}, "microbatch must be an integer of at least 1, got 0"),
     ],
 )
 def test_a_plan_says_what_it_cannot_take(options, message):
     with pytest.raises(ValueError, match=message):
         plan(MODEL, MACHINE, Layout(pp=2), 3, **options)
+
+
+def test_a_plan_takes_a_machine_and_a_layout():
+    for given, message in (
+        ((None, MACHINE, Layout()), "model must be a Transformer"),
+        ((MODEL, "h100", Layout()), "machine must be a Machine, got 'h100'"),
+        ((MODEL, MACHINE, (1, 2, 1)), "layout must be a Layout"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan(*given, 8)
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,8 @@ def test_the_heads_backward_is_little_longer_than_its_forward():
         ({"backward_at": {8: 0}}, r"backward_at\[8\] must be above 0, got 0"),
         ({"head_backward": None}, "head_backward must be a number from 0 to"),
         ({"flops": 0}, "flops must be above 0, got 0"),
+        ({"memory": "80e9"}, "memory must be a number from 0 to"),
+        ({"between": 50e9}, r"between must be a Link, got 5"),
     ],
 )
 def test_a_machine_that_cant_be_is_refused(wrong, said):

@@ -118,6 +118,9 @@ def test_others_dont_wait():
         ask("1F1B", "both")
     with pytest.raises(ValueError, match="unknown sends"):
         lab.Case().row("1F1B", 8, sends="always")
+    for M in (4, 6, 10):  # Megatron-LM refuses the last two
+        with pytest.raises(ValueError, match=rf"at least two whole rounds of 4, one for each rank, got {M}"):
+            lab.Case().row("Interleaved1F1B", M, stages_per_rank=2, sends="forwards wait")
 
 
 @pytest.mark.timed

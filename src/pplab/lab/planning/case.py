@@ -121,6 +121,8 @@ class Case:
 
     def plan(self, schedule: str | Schedule, num_microbatches: int, microbatch: int = 1, **options: object) -> Plan:
         """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
+        if "state" in options:
+            raise ValueError(f"state is a case's, not a row's: give lab.Case(state={options['state']!r})")
         layout, batch = Layout(pp=self.num_ranks), num_microbatches * microbatch
         found = plan(
             self.model, self.machine, layout, batch, microbatch, schedule=schedule, state=self.state, **options

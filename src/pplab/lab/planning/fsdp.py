@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from ...errors import positive_int
+from ...errors import expect, positive_int
 from .case import Case, Entry
 from .formulas import ring_gather_time, sharded_step
 
@@ -26,6 +26,9 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
                                               M   step    busy   fullest rank  fits in 80 GB  a billion tokens
     FSDP, 4 at a time, recomputing 26 layers  16  5.29 s  100 %  76.9 GB       yes            $89.7 in 11.2 h
     """
+    expect(Case, case=case)
+    if zero not in (None, *NAMES):
+        raise ValueError(f"zero must be 1, 2 or 3, got {zero!r}")
     ranks, model = case.num_ranks, case.model
     if positive_int("sequences", sequences) % ranks:
         raise ValueError(f"{sequences} sequences don't divide among {ranks} ranks")

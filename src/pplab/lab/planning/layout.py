@@ -120,7 +120,8 @@ class Machine:
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "ports"):
             positive_int(name, getattr(self, name))
-        given = {"flops": self.flops, "head_backward": self.head_backward}
+        expect(Link, inside=self.inside, between=self.between)
+        given = {"flops": self.flops, "memory": self.memory, "head_backward": self.head_backward}
         if self.ring is not None:
             given["ring"] = self.ring
         for name in ("flops_at", "backward_at"):
@@ -207,8 +208,8 @@ def plan(
     (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
     in it: head and loss go over a sequence in chunks.
 
-    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, and for a Schedule of
-    other ranks or microbatches.
+    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, for a Schedule of other
+    ranks or microbatches, and for what isn't a Transformer, Machine, Layout or State.
 
     >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
     >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
@@ -216,7 +217,13 @@ def plan(
     >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
     1.22 s, 21 GB, 10.6% bubble
     """
-    state, (num_microbatches, rest) = state or State(), divmod(batch, layout.dp * microbatch)
+    state = State() if state is None else state
+    expect(Transformer, model=model)
+    expect(Machine, machine=machine)
+    expect(Layout, layout=layout)
+    expect(State, state=state)
+    batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
+    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
     if model.width % layout.tp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...errors import accept, number
+from ...errors import accept, number, positive_int
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ class State:
 
     def bytes(self, shards: int = 1) -> float:
         """Of a parameter, where the optimizer's share is divided among so many ranks (ZeRO-1)."""
-        return self.weights + self.gradients + self.optimizer / shards
+        return self.weights + self.gradients + self.optimizer / positive_int("shards", shards)

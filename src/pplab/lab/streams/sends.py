@@ -28,8 +28,9 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     - "nobody waits": as `simulate`, as pplab's executor and torch's interpreter of rows;
     - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for it, which a rank does
       when it needs it, and its sender stands still until it has arrived. Torch's Schedule1F1B takes as long with equal
-      stages, and never longer. Torch's ScheduleGPipe asks as late, and waits for its sends where that costs no time;
-    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for at least 2P microbatches. A rank
+      stages and latencies of at most F and B, and never longer. Torch's ScheduleGPipe asks as late, and waits for its
+      sends where that costs no time;
+    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for 2P, 3P, ... microbatches. A rank
       asks for a message behind its last action of that kind, and stands still until what a forward sends has arrived;
       in the cool-down for what backwards send, too.
 
@@ -59,6 +60,11 @@ def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
         theirs = " and ".join(f"{name}'s ({whose})" for name, whose in _WHOSE[sends].items())
         raise ValueError(
             f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give sends='nobody waits'"
+        )
+    P, M = schedule.num_ranks, schedule.num_microbatches
+    if ahead and (M % P or M < 2 * P):
+        raise ValueError(
+            f"sends={sends!r} needs microbatches in at least two whole rounds of {P}, one for each rank, got {M}"
         )
     rows, waits = [], set()
     for row in lower(schedule):
