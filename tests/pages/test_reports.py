@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ def test_every_program_of_the_page_is_a_report_with_its_output():
 @pytest.mark.parametrize("title", REPORTS)
 def test_a_report_holds(title, tmp_path):
     program, printed = REPORTS[title].groups()
+    if "inductor" in program and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("inductor compiles C++, and there is no compiler")
     at = re.sub(r"args=\(\d+,\)", f"args=({free_port()},)", program)
     assert at != program or "spawn" not in program
     (tmp_path / "report.py").write_text(at)

@@ -116,7 +116,13 @@ def test_pieces_of_halves(half, pieces):
     assert all(computes == (name not in ("dispatch", "combine")) for name, computes, _ in made)
 
 
-@pytest.mark.parametrize("half", [(B, 2, 3), (F, -1), (I, 2, -1)])
+@pytest.mark.parametrize("layers", [-1, 1.5, "2"])
+def test_a_half_has_a_number_of_layers(layers):
+    with pytest.raises(ValueError, match="layers of a half must be an integer of at least 0, got"):
+        lab.Pieces().at_best((F, 1), (B, layers))
+
+
+@pytest.mark.parametrize("half", [(B, 2, 3), (I, 2, -1)])
 def test_layers_that_cannot_be_are_refused(half):
     with pytest.raises(ValueError, match="some of a half's layers run again, got .* of .*: give 0 to all of them"):
         lab.Pieces().at_best((F, 1), half)

@@ -288,6 +288,9 @@ def test_a_case_that_cannot_be_is_refused(given, message):
     ("name", "asked", "message"),
     [
         ("1F1B", {"num_microbatches": 16, "cut": [8, 8, 8, 7]}, "for each of 4 stages how many of 32 layers it has"),
+        ("1F1B", {"num_microbatches": 16, "cut": [8.5, 7.5, 8, 8]}, "how many of 32 layers it has, got .8.5, 7.5"),
+        ("1F1B", {"num_microbatches": 16, "cut": 7}, "how many of 32 layers it has, got 7"),
+        ("1F1B", {"num_microbatches": 16, "recompute": 2}, "recompute must be True, or say how many .* got 2"),
         ("1F1B", {"num_microbatches": 4, "microbatch": 0}, "microbatch must be an integer of at least 1, got 0"),
         ("1F1B", {}, "num_microbatches must be an integer of at least 1, got None"),
         ("1F2B", {"num_microbatches": 16}, "unknown schedule '1F2B': did you mean 1F1B"),

@@ -225,6 +225,8 @@ def test_the_best_plan_fits():
 def test_what_does_not_divide_is_refused(layout, batch, message):
     with pytest.raises(ValueError, match=message):
         plan(MODEL, MACHINE, layout, batch)
+    with pytest.raises(ValueError, match="heads 16 doesn't divide into 32 parts"):
+        plan(replace(MODEL, heads=16), MACHINE, Layout(tp=32), 32)
 
 
 @pytest.mark.parametrize(

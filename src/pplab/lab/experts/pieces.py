@@ -17,7 +17,7 @@ from typing import Any
 
 from ...actions import B, F, I, Kind, W
 from ...costs import Costs
-from ...errors import number
+from ...errors import number, positive_int
 from ...schedule import Schedule
 
 ATTENTION, DISPATCH, EXPERTS, COMBINE = "attention", "dispatch", "experts", "combine"
@@ -52,6 +52,7 @@ class Pieces:
         Before the backward of `again` of the layers their forward runs again. A stage that has a `head` has it behind
         its layers in a forward, and before them in the other kinds. ValueError for more layers again than there are.
         """
+        layers = positive_int("layers of a half", layers, 0)
         if not 0 <= again <= layers:
             raise ValueError(f"some of a half's layers run again, got {again} of {layers}: give 0 to all of them")
         times = 2 if kind is B else 1

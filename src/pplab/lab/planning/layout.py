@@ -43,7 +43,7 @@ class Layout:
     def __post_init__(self) -> None:
         for axis in AXES:
             positive_int(axis, getattr(self, axis))
-        if sorted(self.order.split("-")) != sorted(AXES):
+        if sorted(str(self.order).split("-")) != sorted(AXES):
             raise ValueError(f'order must name each of tp, dp and pp once, such as "tp-dp-pp", got {self.order!r}')
 
     @property
@@ -226,8 +226,9 @@ def plan(
     num_microbatches, rest = divmod(batch, layout.dp * microbatch)
     if rest or not num_microbatches:
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
-    if model.width % layout.tp:
-        raise ValueError(f"width {model.width} doesn't divide into {layout.tp} parts")
+    for name, size in (("width", model.width), ("heads", model.heads if model.heads > 1 else layout.tp)):
+        if size % layout.tp:
+            raise ValueError(f"{name} {size} doesn't divide into {layout.tp} parts")
     rows = _rows(schedule, layout.pp, num_microbatches, options)
     layers = layers_of(model, rows.num_stages, cut)
     again = recomputed_of(layers, recompute)

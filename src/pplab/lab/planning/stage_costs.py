@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 from ...costs import Costs, Link
 from ...footprint import Memory
@@ -26,18 +27,24 @@ def layers_of(model: Transformer, num_stages: int, cut: Sequence[int] | None) ->
                 f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the layers of each stage"
             )
         return (each,) * num_stages
-    if len(cut) != num_stages or sum(cut) != model.num_layers or min(cut) < 0:
+    if not _layers(cut, num_stages) or sum(cut) != model.num_layers:
         raise ValueError(
             f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers it has, got {cut!r}"
         )
     return tuple(cut)
 
 
+def _layers(given: Any, count: int) -> bool:
+    """Whether these are so many whole numbers from 0 on."""
+    several = isinstance(given, Sequence) and len(given) == count
+    return several and all(isinstance(n, Integral) and n >= 0 for n in given)
+
+
 def recomputed_of(layers: Sequence[int], recompute: bool | Sequence[int]) -> tuple[int, ...]:
     """How many layers of each stage run their forward again."""
     if isinstance(recompute, bool):
         return tuple(n * recompute for n in layers)
-    if len(recompute) != len(layers) or not all(0 <= r <= n for r, n in zip(recompute, layers, strict=True)):
+    if not _layers(recompute, len(layers)) or any(r > n for r, n in zip(recompute, layers, strict=True)):
         raise ValueError(
             f"recompute must be True, or say how many of each stage's {', '.join(map(str, layers))} layers run their "
             f"forward again, got {recompute!r}"
