@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pplab import Schedule
+from pplab import Schedule, build
 from pplab.lab import Entry, Ledger
 from pplab.lab.forms import Table, unknown_to_torch
 
@@ -32,7 +32,9 @@ WAITING = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM (VPP)"}
 
 def who_has(schedule: Schedule) -> tuple[str, str]:
     """Where one gets it, and what becomes of compiled stages: "kept", "lost" with split backwards, "" outside torch."""
-    has = OWNERS.get(schedule.name)
+    has, (P, M) = OWNERS.get(schedule.name), (schedule.num_ranks, schedule.num_microbatches)
+    if schedule.name == "1F1B" and schedule != build("1F1B", num_ranks=P, num_microbatches=M):
+        has = ROWS  # no class has tickets
     if schedule.copies > 1 or has == AUTHORS or any(map(unknown_to_torch, schedule.rows)):
         return has or "nobody", ""  # torch knows no two copies, no slices, and of pairs only whole ones
     return has or ROWS, "lost" if "I" in str(schedule.rows) else "kept"

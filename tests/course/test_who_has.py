@@ -85,6 +85,15 @@ def test_what_torch_does_not_know_has_no_answer():
     assert who_has(halves) == ("nobody", "")
 
 
+@pytest.mark.parametrize("P, M, tickets", [(4, 16, [7, 5, 3, 1]), (4, 16, [3, 2, 2, 1]), (2, 1, None), (4, 8, None)])
+def test_no_class_has_tickets(P, M, tickets):
+    """Every framework's 1F1B holds P - r forwards, or all microbatches if these are fewer."""
+    schedule = pp.build("1F1B", num_ranks=P, num_microbatches=M, in_flight=tickets)
+    own = schedule.peak_in_flight == tuple(min(P - rank, M) for rank in range(P))
+    assert own == (tickets is None)
+    assert who_has(schedule) == ("Megatron-LM, DeepSpeed, torch" if own else "rows in a file", "kept")
+
+
 def test_a_ledger_with_owners_has_their_columns():
     case, loop = lab.Case(), {"stages_per_rank": 2}
     rows = [
