@@ -38,14 +38,18 @@ def test_a_report_holds(title, tmp_path):
     at = re.sub(r"args=\(\d+,\)", f"args=({free_port()},)", program)
     assert at != program or "spawn" not in program
     (tmp_path / "report.py").write_text(at)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "report.py"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    said = [line for line in ran.stdout.splitlines() if not line.startswith("USDT:")]  # the profiler's own
+    said: list[str] = []
+    for _ in range(3 if "isn't in every run" in SECTIONS[title].replace("\n", " ") else 1):
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "report.py"],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ran.returncode == 0, ran.stderr
+        said = [line for line in ran.stdout.splitlines() if not line.startswith("USDT:")]  # the profiler's own
+        if said == printed.splitlines():
+            return
     assert said == printed.splitlines()

@@ -108,7 +108,7 @@ def test_what_is_too_large_from_the_start_is_told_at_once(pools):
 @pytest.mark.slow
 def test_the_small_case_has_the_proportions_of_the_case():
     """GPipe with four microbatches fits, barely; with eight it ends at a forward, as in the case; 1F1B trains."""
-    small, case, P = lab.SmallCase(), lab.Case(), 4
+    small, case, P = lab.SmallCase(), lab.Case(state=lab.State(2, 2, 12)), 4  # as many bytes as float32 and Adam
     with Pool(P, device="cpu") as pool:
         train = partial(pool.train, warmup=0, optimizer=ADAM)
         with pytest.raises(RankError) as error:

@@ -26,7 +26,7 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     """Predict the timeline of a schedule whose ranks wait for what they send, as their framework does. `sends`:
 
     - "nobody waits": as `simulate`, as pplab's executor, and torch's interpreter over gloo. Over NCCL a receive that
-      the interpreter posts early can hold a send up: `simulate_lowered(lower_by_torch(schedule), costs, queue="pair")`;
+      the interpreter posts early can hold a send up: `simulate_lowered` of `lower_by_torch`'s rows, a queue per pair;
     - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for it, which a rank does
       when it needs it, and its sender stands still until it has arrived. Torch's Schedule1F1B takes as long with equal
       stages and latencies of at most F and B, and never longer. Torch's ScheduleGPipe asks as late, and waits for its
