@@ -9,6 +9,7 @@ __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
         "attribution": "Gap IDLE_PARTS Where calibrate calibrating where",
+        "explaining": "Explained WhatIf explain",
         "gpu_batch": "MOST Reached USABLE gpu_bytes kept_by_layer long_enough on_card out_of_memory parameters",
         "launches": "BOUND Launches",
         "layers": "MeasuredLayers measure_layers",
