@@ -15,8 +15,8 @@ _ROOMS = {
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
     "measuring": (
-        "Gap Launches MeasuredLayers Mps Prediction Profile Reached Where calibrate calibrating "
-        "fit_link long_enough measure_layers measure_link message_times multiply_times predict profiles where"
+        "Gap Launches MeasuredLayers Profile Where calibrate calibrating "
+        "fit_link measure_layers measure_link message_times multiply_times where"
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (

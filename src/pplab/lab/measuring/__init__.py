@@ -10,13 +10,9 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "attribution": "Gap IDLE_PARTS Where calibrate calibrating where",
         "explaining": "Explained WhatIf explain",
-        "gpu_batch": "MOST Reached USABLE gpu_bytes kept_by_layer long_enough on_card out_of_memory parameters",
         "launches": "BOUND Launches",
         "layers": "MeasuredLayers measure_layers",
-        "mps": "CONTROL Mps",
-        "prediction": "Prediction check predict",
         "probe": "fit_link measure_link message_times multiply_times",
-        "profiles": "profile_table profiles",
         "profiling": "Profile",
     },
 )
