@@ -15,7 +15,7 @@ _ROOMS = {
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
     "measuring": (
-        "Gap Launches MeasuredLayers Profile Where calibrate calibrating "
+        "Explained Gap Launches MeasuredLayers Profile WhatIf Where calibrate calibrating explain "
         "fit_link measure_layers measure_link message_times multiply_times where"
     ),
     "models": "Decoded SmallCase data decode models",
