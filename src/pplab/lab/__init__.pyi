@@ -54,6 +54,7 @@ from .measuring import Gap as Gap
 from .measuring import Launches as Launches
 from .measuring import MeasuredLayers as MeasuredLayers
 from .measuring import Profile as Profile
+from .measuring import Traced as Traced
 from .measuring import WhatIf as WhatIf
 from .measuring import Where as Where
 from .measuring import calibrate as calibrate
@@ -64,6 +65,8 @@ from .measuring import measure_layers as measure_layers
 from .measuring import measure_link as measure_link
 from .measuring import message_times as message_times
 from .measuring import multiply_times as multiply_times
+from .measuring import read_traces as read_traces
+from .measuring import watch_torch as watch_torch
 from .measuring import where as where
 from .models import Decoded as Decoded
 from .models import SmallCase as SmallCase
