@@ -2,10 +2,14 @@
 would make of it.
 
 All is predicted from one step, the median one: `calibrate` takes its means, and a simulation puts them together again.
-The error of a prediction is the larger of two, as shares of the step:
+Torch's Schedule1F1B and ScheduleGPipe wait for what they send. So a step of theirs is replayed both ways, and what else
+is predicted of the two is sent in the way that comes nearer to the step.
 
-    of the replay    how far a simulation of what ran is from what was measured
+The error of a prediction is a sum, in shares of the step:
+
+    of the replay    how far the nearer replay is from what was measured
     of the steps     half of how far predictions from single steps lie apart, each against the same step's own replay
+    of the sending   for another order: how far the two replays lie apart
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...actions import B, I, Kind, parts
+from ...actions import B, I
 from ...builders import Builder, known
 from ...costs import Costs
 from ...errors import shown
@@ -26,7 +30,8 @@ from ...plot import compare, end_of
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
-from ..forms import STATIC, Table, explore, figure_html
+from ..forms import STATIC, Table, explore, figure_html, timeline_to_dict
+from ..streams import SENDS, simulate_sends
 from .attribution import Where, _machines, where
 
 
@@ -65,9 +70,8 @@ class Explained:
         return rows
 
     def to_dict(self) -> dict:
-        """The figures as plain JSON values."""
-        names = "what", "change", "error"
-        rows = [{name: vars(row)[name] for name in names} | {"step": row.timeline.makespan} for row in self.what_ifs]
+        """All of it as plain JSON values."""
+        rows = [vars(row) | {"timeline": timeline_to_dict(row.timeline)} for row in self.what_ifs]
         return {"where": self.where.to_dict(), "what_ifs": rows, "notes": self.notes}
 
     def to_html(self, path: str | Path) -> None:
@@ -83,7 +87,7 @@ class Explained:
             "waterfall": figure_html(waterfall(self.where).figure),
             "compare": figure_html(compare(pair)[0].figure),
             "table": self.table._repr_html_(),
-            "notes": escape("\n".join(self.notes)),
+            "notes": "</li><li>".join(map(escape, self.notes)),
             "explorer": explore(pair)._repr_html_(),
         }
         page = (STATIC.parent / "explained.html").read_text("utf-8")
@@ -108,25 +112,38 @@ def explain(traced: Any) -> Explained:
     median = (len(steps) - 1) // 2
     step, worlds = steps[median], [*map(_worlds, steps)]
     own, costs = step.schedule, worlds[median][0]
-    replays = [simulate(own, each[0]).makespan for each in worlds]
-    of_replay = abs(replays[median] / step.makespan - 1)
+    both = {sends: _simulated(own, costs, sends).makespan for sends in SENDS[:2]}
+    nearest = min(both, key=lambda sends: abs(both[sends] - step.makespan))
+    replays = [_simulated(own, each[0], nearest).makespan for each in worlds]
+    of_replay = abs(both[nearest] / step.makespan - 1)
+    of_sending = max(both.values()) / min(both.values()) - 1
 
-    def what_if(what: str, schedule: Schedule = own, world: int = 0) -> WhatIf:
-        found = [simulate(schedule, each[world]) for each in worlds]
+    def what_if(what: str, schedule: Schedule = own, world: int = 0, sends: str = nearest) -> WhatIf:
+        found = [_simulated(schedule, each[world], sends) for each in worlds]
         ratios = [each.makespan / replayed for each, replayed in zip(found, replays, strict=True)]
         of_steps = (max(ratios) - min(ratios)) / 2 / ratios[median]
         change = ratios[median] * own.num_microbatches / schedule.num_microbatches - 1
-        return WhatIf(what, found[median], change, max(of_replay, of_steps))
+        return WhatIf(what, found[median], change, of_replay + of_steps + of_sending * (schedule != own))
 
     what_ifs = [
         what_if("nothing (replay)"),
+        what_if("nobody waits for sends", sends=SENDS[0]),
         what_if("stages equally long", world=1),
         what_if("messages at once", world=2),
         *(what_if(*named) for named in _schedules(own, costs)),
     ]
+    if nearest == SENDS[0]:
+        del what_ifs[1]
     told = f"{len(steps)} whole steps: the median one takes {end_of(step):.1f} {step.unit}, "
-    told += f"the slowest {end_of(steps[-1]):.1f}."
+    told += f"the slowest {end_of(steps[-1]):.1f}"
     return Explained(where(step), costs, tuple(what_ifs), (told, *traced.notes, *_unknown(own, costs)))
+
+
+def _simulated(schedule: Schedule, costs: Costs, sends: str) -> Timeline:
+    try:
+        return simulate_sends(schedule, costs, sends)
+    except ValueError:
+        return simulate(schedule, costs)  # rows of which no class waits for its sends
 
 
 def _worlds(step: Timeline) -> tuple[Costs, Costs, Costs]:
@@ -138,15 +155,13 @@ def _worlds(step: Timeline) -> tuple[Costs, Costs, Costs]:
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
     """What ran with other numbers of microbatches, if it is a registered schedule; then all others of its stages."""
-    M, told, V = own.num_microbatches, _items(own), own.num_stages // own.num_ranks
-    if (I,) in told:
-        told.add((B,))  # as long as both halves
+    M, V = own.num_microbatches, own.num_stages // own.num_ranks
     without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}  # of sequences, which would be other microbatches
 
     def built(builder: Builder, num_microbatches: int) -> Schedule | None:
         options = {"costs": costs, "stages_per_rank": V}
+        taken = {name: options[name] for name in builder.options if name in options}
         try:
-            taken = {name: options[name] for name in builder.options if name in options}
             return builder(own.num_ranks, num_microbatches, **taken)
         except ValueError:
             return None  # it takes other ranks or microbatches
@@ -155,25 +170,25 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
     ran = [builder for builder, schedule in found if schedule == own]
     for count in (2 * M, M // 2):
         if ran and (schedule := built(ran[0], count)):
-            yield f"{count} microbatches", schedule
+            yield f"{ran[0].name}, {count} microbatches", schedule
+    told = {*own.columns.kinds, B}  # which lasts as long as its halves
     seen: list[Schedule | None] = [own, None]
     for _, schedule in found:
-        if schedule not in seen and schedule.placement == own.placement and _items(schedule) <= told:
+        if schedule not in seen and schedule.placement == own.placement and told.issuperset(schedule.columns.kinds):
             seen.append(schedule)
             yield schedule.name, schedule
 
 
-def _items(schedule: Schedule) -> set[tuple[Kind, ...]]:
-    """The kinds of a row's items: (F,) of a forward, (B, F) of a pair."""
-    return {tuple(sorted(action.kind for action in parts(item))) for row in schedule.rows for item in row}
-
-
 def _unknown(own: Schedule, costs: Costs) -> Iterator[str]:
     """What the steps don't tell."""
-    yield "Believe differences that are larger than the error. Of one step alone, it doesn't say how far steps differ."
-    yield "Microbatches are as large as now: twice as many are twice the batch. Nobody checked that all in flight fits."
-    yield "Other stages per rank, another cut and microbatches of another size need a run of their own."
+    yield "believe differences that are larger than the error; of one step alone, it doesn't say how far steps differ"
+    yield "microbatches stay as large as they are; whether all that is in flight fits isn't checked"
+    yield "other stages per rank, another cut and microbatches of another size need a run of their own"
     if all(link.bandwidth == inf for link in costs.links.values()):
-        yield "No link's bandwidth is known: a message's whole time counts as latency, also where others would queue."
-    if (I,) not in _items(own):
-        yield "No backward is split in two, so schedules that split it aren't predicted."
+        yield "no link's bandwidth is known: a message's whole time counts as latency, also where others would queue"
+    if own.num_stages > own.num_ranks:
+        yield "a receive that is posted early can hold other messages up, which no error here knows of"
+    if I not in own.columns.kinds:
+        yield "no backward is split in two, so schedules that split it aren't predicted"
+    if not own.graph.second_half:
+        yield "pairs of actions count as one after the other, since none ran at once"
