@@ -21,8 +21,8 @@ _ROOMS = {
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan State Transformer best dp_degree formulas fsdp_row "
-        "layouts partition plan"
+        "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure best choose "
+        "dp_degree formulas fsdp_row layouts machine_of partition plan"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "

@@ -72,7 +72,9 @@ from .models import Decoded as Decoded
 from .models import SmallCase as SmallCase
 from .models import data as data
 from .models import decode as decode
+from .planning import Candidate as Candidate
 from .planning import Case as Case
+from .planning import Choice as Choice
 from .planning import Entry as Entry
 from .planning import ExpertLayers as ExpertLayers
 from .planning import Layout as Layout
@@ -81,11 +83,14 @@ from .planning import Machine as Machine
 from .planning import Plan as Plan
 from .planning import State as State
 from .planning import Transformer as Transformer
+from .planning import Unsure as Unsure
 from .planning import best as best
+from .planning import choose as choose
 from .planning import dp_degree as dp_degree
 from .planning import formulas as formulas
 from .planning import fsdp_row as fsdp_row
 from .planning import layouts as layouts
+from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
 from .schedules import Block as Block
