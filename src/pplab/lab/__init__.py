@@ -19,7 +19,7 @@ _ROOMS = {
         "fit_link measure_layers measure_link message_times multiply_times "
         "read_traces watch_torch where"
     ),
-    "models": "Decoded SmallCase data decode models",
+    "models": "SmallCase data models",
     "planning": (
         "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure best choose "
         "dp_degree formulas fsdp_row layouts machine_of partition plan"
@@ -34,7 +34,7 @@ _ROOMS = {
     ),
     "shell": "train_here",
     "streams": (
-        "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls "
+        "GpuMachine Offload Offloaded VocabularyParallel hanging_waits host_calls "
         "offloaded_row parse_lowered simulate_lowered simulate_sends vocabulary_row"
     ),
 }

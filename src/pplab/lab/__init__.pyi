@@ -68,10 +68,8 @@ from .measuring import multiply_times as multiply_times
 from .measuring import read_traces as read_traces
 from .measuring import watch_torch as watch_torch
 from .measuring import where as where
-from .models import Decoded as Decoded
 from .models import SmallCase as SmallCase
 from .models import data as data
-from .models import decode as decode
 from .planning import Candidate as Candidate
 from .planning import Case as Case
 from .planning import Choice as Choice
@@ -129,8 +127,6 @@ from .shell import train_here as train_here
 from .streams import GpuMachine as GpuMachine
 from .streams import Offload as Offload
 from .streams import Offloaded as Offloaded
-from .streams import OnHost as OnHost
-from .streams import ToHost as ToHost
 from .streams import VocabularyParallel as VocabularyParallel
 from .streams import hanging_waits as hanging_waits
 from .streams import host_calls as host_calls

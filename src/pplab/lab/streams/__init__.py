@@ -12,10 +12,9 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "gpu_calls": "host_calls",
         "gpu_machine": "GpuMachine hanging_waits",
-        "offload": "Offload Offloaded offloaded_row",
+        "offload": "Offload Offloaded leaving_of offloaded_row",
         "queues": "compute_of parse_lowered simulate_lowered",
         "sends": "SENDS posted simulate_sends",
-        "to_host": "OnHost ToHost",
         "vocabulary": "VocabularyParallel vocabulary_row",
     },
 )
