@@ -49,7 +49,6 @@ INSTEAD: dict[str, list[str]] = {
 # The same names, of other things.
 OTHERS = {
     "explorer.py",
-    "gpu_machine.py",
     "json_form.py",
     "problem.py",
     "processes.py",

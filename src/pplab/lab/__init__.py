@@ -34,8 +34,8 @@ _ROOMS = {
     ),
     "shell": "train_here",
     "streams": (
-        "GpuMachine Offload Offloaded VocabularyParallel hanging_waits host_calls "
-        "offloaded_row parse_lowered simulate_lowered simulate_sends vocabulary_row"
+        "Offload Offloaded VocabularyParallel offloaded_row parse_lowered simulate_lowered "
+        "simulate_sends vocabulary_row"
     ),
 }
 __all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)

@@ -124,12 +124,9 @@ from .searches import search as search
 from .searches import zb_1p as zb_1p
 from .searches import zb_2p as zb_2p
 from .shell import train_here as train_here
-from .streams import GpuMachine as GpuMachine
 from .streams import Offload as Offload
 from .streams import Offloaded as Offloaded
 from .streams import VocabularyParallel as VocabularyParallel
-from .streams import hanging_waits as hanging_waits
-from .streams import host_calls as host_calls
 from .streams import offloaded_row as offloaded_row
 from .streams import parse_lowered as parse_lowered
 from .streams import simulate_lowered as simulate_lowered

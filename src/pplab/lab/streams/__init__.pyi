@@ -1,8 +1,5 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
-from .gpu_calls import host_calls as host_calls
-from .gpu_machine import GpuMachine as GpuMachine
-from .gpu_machine import hanging_waits as hanging_waits
 from .offload import Offload as Offload
 from .offload import Offloaded as Offloaded
 from .offload import leaving_of as leaving_of
