@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gpu_mps import CONTROL
 from gpu_setting import shared_memory
 
-from pplab.lab.measuring import CONTROL
 from pplab.runtime import gpu as door
 from pplab.runtime.pool import versions
 

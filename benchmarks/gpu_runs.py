@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
+from gpu_batch import MOST, USABLE, gpu_bytes, long_enough, on_card, out_of_memory
+from gpu_profiles import summarise
 from gpu_setting import Part, Setting, Size, piece, shared_memory
 
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.against_torch import InMicrobatches
-from pplab.lab.measuring import MOST, USABLE, gpu_bytes, on_card, out_of_memory
 from pplab.runtime import Extra, Pool, RankError, Run, Workload
 from pplab.runtime import gpu as door
 
@@ -86,7 +88,7 @@ def _batch(setting: Setting, part: Part) -> dict:
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
         make = partial(models.gpt, **sizes)
         options = {"batch_size": min(first, most), "least_ms": size.forward_ms, "most": most, "widest": 1}
-        found = lab.long_enough(pool, schedule, make, **options)
+        found = long_enough(pool, schedule, make, **options)
     print(f"a GPT for what follows: {found}", flush=True)
     return {"batch_size": found.batch_size, "forward_ms": found.forward_ms, **row}
 
@@ -183,6 +185,8 @@ def training_run(
     row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": _wrong(run)}
     del row["versions"]  # the file's
     row["hosts_share"] = run.extras["launches"]
+    if traces := row.get("profile"):
+        row["profile"] = [summarise(Path(trace), rank).to_dict() for rank, trace in enumerate(traces)]
     row["warmup"], row["settled"] = warmup, settled(row["step_times_ms"])
     row["timelines"] = [lab.timeline_to_dict(run.timeline)]
     row["measured"] = {"makespan_ms": run.timeline.makespan, "bubble_fraction": run.timeline.bubble_fraction}

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpu_mps import Mps
+
 import pplab as pp
-from pplab.lab import Mps
 from pplab.runtime import Pool
 from pplab.runtime.processes import Ranks
 

@@ -10,12 +10,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import combinations
 
+from gpu_mps import Mps
 from gpu_setting import Part, Setting, Size, piece
 from one_gpu import SWITCH, OneGpuPool
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import Mps, message_times, models, multiply_times
+from pplab.lab import message_times, models, multiply_times
 from pplab.runtime import Pool, RankError
 
 _MESSAGES = (64, 2**16, 2**20, 2**24)  # bytes

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 
 import torch
+from gpu_batch import kept_by_layer, parameters
 from gpu_runs import warm_up_steps
 from gpu_setting import Part, Setting, piece
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.measuring import BOUND, kept_by_layer, parameters
+from pplab.lab.measuring import BOUND
 from pplab.runtime import Batch, Pool, RankContext, Stage
 from pplab.runtime import gpu as door
 

@@ -187,11 +187,10 @@ def _where(row: Mapping) -> Mapping:
 
 
 def _profile(row: Mapping) -> Mapping:
-    """Means over the ranks; the peak is the fullest one's."""
-    ranks = row["profile"]["ranks"]
+    """Means over the ranks, and the slowest one's step."""
     names = ("utilisation", "communication_share", "overlap_share")
-    shares = {name: statistics.fmean(rank[name] for rank in ranks) for name in names}
-    return {**shares, "peak": _mega([rank["peak_bytes"] or 0 for rank in ranks])}
+    shares = {name: statistics.fmean(rank[name] for rank in row["profile"]) for name in names}
+    return {**shares, "slowest": max(rank["step_ms"] for rank in row["profile"])}
 
 
 def _clocks(recording: Recording) -> Iterator[Mapping]:
@@ -397,11 +396,11 @@ SHAPES = (
         "profile",
         "profile",
         "Three ranks, eight microbatches, DistilBERT: means over the ranks of their torch.profiler traces, which slow "
-        "every operation; the peak is the fullest rank's. Communication, as a share of it and compute, contains "
+        "every operation. Communication, as a share of it and compute, contains "
         "waiting.",
         "sharing {sharing} | workload {workload} | schedule {schedule} | runtime {engine} | "
-        "step ms {profile[step_ms]:.1f} | compute {utilisation:.1%} | communication {communication_share:.1%} | "
-        "overlapped {overlap_share:.1%} | peak MB {peak}",
+        "step ms {slowest:.1f} | compute {utilisation:.1%} | communication {communication_share:.1%} | "
+        "overlapped {overlap_share:.1%}",
         of("profile", _profile),
     ),
     Shape(

@@ -433,7 +433,9 @@ def book(pytestconfig: pytest.Config) -> Path:
 
 def on_fake_gpus(arguments: list[str], gpus: int, **environment: str) -> subprocess.CompletedProcess:
     """Run Python where tests/fake_gpus plays so many GPUs."""
-    path = os.pathsep.join([str(ROOT / "tests" / "fake_gpus"), str(ROOT / "src"), str(ROOT / "tests")])
+    path = os.pathsep.join(
+        [str(ROOT / "tests" / "fake_gpus"), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+    )
     asked = {**os.environ, "FAKE_GPUS": str(gpus), "PYTHONPATH": path, **environment}
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=asked, text=True, capture_output=True, timeout=300

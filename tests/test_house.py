@@ -60,7 +60,7 @@ def test_drawing_does_not_load_torch():
 def test_what_is_loaded_late_is_found():
     run(
         "import pplab as pp; pp.gantt; pp.compare; pp.runtime.Pool\n"
-        "from pplab import lab; lab.predict; lab.models.gpt; lab.data.reviews"
+        "from pplab import lab; lab.calibrate; lab.models.gpt; lab.data.reviews"
     )
 
 

@@ -51,7 +51,6 @@ OTHERS = {
     "explorer.py",
     "gpu_machine.py",
     "json_form.py",
-    "mps.py",
     "problem.py",
     "processes.py",
     "progress.py",

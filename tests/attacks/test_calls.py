@@ -17,7 +17,7 @@ import torch
 
 import pplab as pp
 from pplab import Action, Costs, Kind, Link, Memory, Overlap, Schedule, Timeline, lab
-from pplab.lab import partition, profiles, replicate, results
+from pplab.lab import partition, replicate, results
 from pplab.runtime import check_divides
 
 SLOWEST_S = 10  # of a call that takes milliseconds: a machine may be busy
@@ -99,7 +99,6 @@ def calls() -> Iterator[tuple[str, str, Callable[[], object]]]:
         "check_divides(..., 3)": lambda v: check_divides(v, 3),
         "partition(...)": lambda v: partition([1, 2, 3], v),
         "replicate(...)": lambda v: replicate(SMALL, v),
-        "profiles.summarise({...})": lambda v: profiles.summarise({"traceEvents": v}),
         "results.problems(...)": results.problems,
     }
     for entry, act in entries.items():

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from types import CodeType
 
-from pplab import lab
 from pplab.runtime import Pool
 
 
@@ -102,6 +101,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    lab.long_enough.__kwdefaults__["least_ms"] = 0.1  # since GPUs that are played are slow
     for name in sys.argv[1:]:
         main(Path(name))

@@ -1,6 +1,7 @@
 """Everything that waits for a GPU, or chooses a stream, a device or a group, on four played GPUs, in one short program.
 
-`PYTHONPATH=tests/fake_gpus:src:tests FAKE_GPUS=4 python tests/fake_gpus/drill.py` ends with "the drill is done".
+`PYTHONPATH=tests/fake_gpus:src:tests:benchmarks FAKE_GPUS=4 python tests/fake_gpus/drill.py` ends with "the drill is
+done".
 """
 
 import os
@@ -11,6 +12,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import streams
+from gpu_batch import long_enough
 from torch import nn, optim
 
 import modules
@@ -52,7 +54,7 @@ def drill(pool: Pool) -> None:
     print(lab.measure_link(pool, sizes=(64, 4096), count=3), pool.notes)
     assert all(each > 0 for found in pool.run(lab.multiply_times, [0, 1], 16, 3) for each in found)
     assert lab.reference(pool, gpt, 4, steps=1).step_times_ms
-    few = lab.long_enough(pool, build("1F1B"), partial(models.gpt, **TINY), batch_size=8, least_ms=0)
+    few = long_enough(pool, build("1F1B"), partial(models.gpt, **TINY), batch_size=8, least_ms=0)
     assert few.batch_size == 8
 
 

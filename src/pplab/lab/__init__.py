@@ -15,8 +15,9 @@ _ROOMS = {
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
     "measuring": (
-        "Gap Launches MeasuredLayers Mps Prediction Profile Reached Where calibrate calibrating "
-        "fit_link long_enough measure_layers measure_link message_times multiply_times predict profiles where"
+        "Gap Launches MeasuredLayers Profile Traced Where calibrate calibrating "
+        "fit_link measure_layers measure_link message_times multiply_times "
+        "read_traces watch_torch where"
     ),
     "models": "Decoded SmallCase data decode models",
     "planning": (

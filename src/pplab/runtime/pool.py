@@ -40,8 +40,8 @@ class Pool:
     GPUs there are. `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl"
     (one GPU per rank). `threads` per rank default to a fair share of the cores. A rank that makes
     no progress for `timeout_s` seconds ends the run with an error. `beside` runs for as long as the
-    ranks are up, such as `pplab.lab.Mps()` for ranks that share a GPU, whose public methods say
-    what it is asked to do.
+    ranks are up: `Mps` in benchmarks/gpu_mps.py, for ranks that share a GPU, says what it is asked
+    to do.
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a
     `with` block, or the end of the program. Whatever goes wrong in one of them ends them all and

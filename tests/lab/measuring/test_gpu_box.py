@@ -147,7 +147,7 @@ def test_the_tables_show_the_recording(recorded):
     page = shown["runs"]._repr_html_()
     assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
     profile = str(shown["profile"]).splitlines()
-    assert [line.split()[-6] for line in profile[2:]] == ["pplab"] * 3
+    assert [line.split()[-5] for line in profile[2:]] == ["pplab"] * 3
     assert "times that" in str(shown["sharing"]) and "ZB-H1" in str(shown["paced"])
     assert "the machine has 1" in str(shown["not run"])
 

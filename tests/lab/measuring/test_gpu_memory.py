@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, long_enough, on_card, parameters
 from gpu_runs import most_that_fits
 from gpu_setting import SIZES, for_machine
 
@@ -15,7 +16,6 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.extras.meter import SavedBytes
-from pplab.lab.measuring.gpu_batch import gpu_bytes, kept_by_head, kept_by_layer, on_card, parameters
 from pplab.runtime import Pool, RankError, autocast
 
 
@@ -132,21 +132,19 @@ CHAPTER_10 = partial(models.gpt, context=64, source="sample")
 def test_models_grow_in_batch_then_width_then_batch_until_a_forward_is_long_enough():
     s = pp.build("ZB-H1", num_ranks=2, num_microbatches=8)
     pool = Card(141e9)
-    reached = lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
+    reached = long_enough(pool, s, CHAPTER_10, batch_size=16)
     growing = [(16 * 2**n, 128, 4) for n in range(6)] + [(512, 128 * 2**n, 4 * 2**n) for n in range(1, 5)]
     assert pool.tried == [*growing, (1024, 2048, 64)]
     sizes, ms = "width 2048, batch 1024, 8,192 tokens a microbatch", "the shortest forward takes 8.2 ms"
     assert str(reached) == f"{sizes}, {ms}, if its rank had the GPU alone" and reached.workload.config.width == 2048
-    assert str(lab.long_enough(Card(141e9), s, CHAPTER_10, batch_size=16, least_ms=0.5)).startswith(
-        "width 128, batch 16,"
-    )
+    assert str(long_enough(Card(141e9), s, CHAPTER_10, batch_size=16, least_ms=0.5)).startswith("width 128, batch 16,")
 
 
 @pytest.mark.parametrize("card", [24, 80, 141])
 def test_what_models_grow_to_has_room(card):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
     chapter_15 = partial(models.gpt, source="sample", num_layers=8, width=128, context=128, vocabulary=4096)
-    reached = lab.long_enough(Card(card * 1e9), s, chapter_15, batch_size=8, least_ms=1000, widest=2**20)
+    reached = long_enough(Card(card * 1e9), s, chapter_15, batch_size=8, least_ms=1000, widest=2**20)
     assert str(reached).startswith("1000 ms weren't reached: width ")
     for M in (1, 2, 8):
         for name in ("GPipe", "1F1B"):
@@ -163,11 +161,11 @@ def test_what_models_grow_to_has_room(card):
 def test_where_a_wider_model_finds_no_memory_the_batch_grows_on():
     s = pp.build("ZB-H1", num_ranks=2, num_microbatches=8)
     pool = Card(80e9, widest=256)
-    reached = lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
+    reached = long_enough(pool, s, CHAPTER_10, batch_size=16)
     assert [width for _, width, _ in pool.tried].count(512) == 1 and reached.config.width == 256
     assert reached.batch_size > 512 and str(reached).startswith("5 ms weren't reached: width 256, batch ")
     pool = Card(80e9, widest=100)
     with pytest.raises(RankError, match="out of memory"):
-        lab.long_enough(pool, s, CHAPTER_10, batch_size=16)
-    bounded = lab.long_enough(Card(80e9), s, CHAPTER_10, batch_size=16, most=64, widest=1)
+        long_enough(pool, s, CHAPTER_10, batch_size=16)
+    bounded = long_enough(Card(80e9), s, CHAPTER_10, batch_size=16, most=64, widest=1)
     assert (bounded.batch_size, bounded.config.width) == (64, 128)

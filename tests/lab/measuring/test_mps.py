@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from gpu_mps import CONTROL, Mps
 
 import modules
 import pplab as pp
+from conftest import ROOT
 from pplab import lab
-from pplab.lab import Mps
-from pplab.lab.measuring.mps import CONTROL
 from pplab.runtime import Pool, RankError, devices
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_daemon_is_started_asked_and_ended(control, tmp_path, monkeypatch):
 
 
 def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
-    monkeypatch.setattr("pplab.lab.measuring.mps.END_S", 1)
+    monkeypatch.setattr("gpu_mps.END_S", 1)
     control.write_text(DAEMON.replace("echo quit > control", "true"))
     mps = started(tmp_path)
     mps.close()
@@ -119,7 +119,7 @@ def test_a_daemon_that_does_not_quit_is_killed(control, tmp_path, monkeypatch):
 
 
 def test_a_daemon_that_does_not_start_says_why(control, tmp_path, monkeypatch):
-    monkeypatch.setattr("pplab.lab.measuring.mps.START_S", 1)
+    monkeypatch.setattr("gpu_mps.START_S", 1)
     control.write_text('#!/bin/sh\necho "MPS is not supported here"; exit 1\n')
     with pytest.raises(RuntimeError, match="did not answer within 1 s: leave Mps out; .*MPS is not supported here"):
         started(tmp_path)
@@ -130,7 +130,9 @@ def test_a_daemon_ends_with_the_process_that_started_it(control, tmp_path):
     code = f"""
         import time
         from pathlib import Path
-        from pplab.lab import Mps
+        import sys
+        sys.path.append({str(ROOT / "benchmarks")!r})
+        from gpu_mps import Mps
         mps = Mps()
         mps.check(["cuda:0"] * 2)
         mps.start(Path({str(tmp_path)!r}))

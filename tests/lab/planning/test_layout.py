@@ -151,6 +151,29 @@ def test_some_layers_are_recomputed():
     assert tensors.sent_bytes["tp"] == 8 * (4 * 8 + 2 * 3) * 512 * 1024 * 2  # the busiest rank is the first
 
 
+def test_heads_may_be_wider_than_their_share_of_the_width():
+    """Qwen3-30B-A3B's attention: 32 heads of 128, and 4 of keys and values, on a width of 2,048."""
+    usual = Transformer(1, 2048, 512, heads=32, kv_heads=4)
+    wide = replace(usual, head_width=128)
+    queries, output, keys, values = 2048 * 4096, 4096 * 2048, 2048 * 512, 2048 * 512
+    mlp = 8 * 2048 * 2048
+    assert wide.layer_parameters == queries + output + keys + values + mlp
+    assert wide.layer_flops(1) == 512 * 2 * (wide.layer_parameters + 512 * 4096)
+    assert replace(usual, head_width=64).layer_bytes(3) == usual.layer_bytes(3)
+    more = 2 * (2 * (4096 - 2048) + 2 * (512 - 256))  # bytes a token: queries, what attention gives, keys and values
+    assert wide.layer_bytes(1) - usual.layer_bytes(1) == 512 * more
+    assert Transformer(1, 100, 8, heads=3, head_width=64).layer_parameters == 4 * 100 * 192 + 8 * 100 * 100
+
+
+def test_a_plan_keeps_what_was_asked():
+    asked = {"cut": [2, 3, 2, 1], "recompute": [0, 2, 0, 0], "shard_optimizer": True}
+    found = plan(MODEL, MACHINE, Layout(pp=4, dp=2), 16, 2, **asked)
+    assert (found.model, found.machine, found.layout) == (MODEL, MACHINE, Layout(pp=4, dp=2))
+    assert (found.layers, found.recomputed) == ((2, 3, 2, 1), (0, 2, 0, 0))
+    assert (found.batch, found.microbatch, found.experts, found.shard_optimizer) == (16, 2, None, True)
+    assert plan(MODEL, MACHINE, Layout(pp=4), 8, recompute=True).recomputed == (2, 2, 2, 2)
+
+
 def test_a_plan_takes_a_schedule_of_ones_own():
     rows = pp.build("ZB-H1", num_ranks=4, num_microbatches=8)
     own, named = (plan(MODEL, MACHINE, Layout(pp=4), 8, schedule=s) for s in (pp.Schedule(rows.rows), "ZB-H1"))

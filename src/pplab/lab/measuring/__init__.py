@@ -9,13 +9,10 @@ __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
         "attribution": "Gap IDLE_PARTS Where calibrate calibrating where",
-        "gpu_batch": "MOST Reached USABLE gpu_bytes kept_by_layer long_enough on_card out_of_memory parameters",
         "launches": "BOUND Launches",
         "layers": "MeasuredLayers measure_layers",
-        "mps": "CONTROL Mps",
-        "prediction": "Prediction check predict",
         "probe": "fit_link measure_link message_times multiply_times",
-        "profiles": "profile_table profiles",
         "profiling": "Profile",
+        "traces": "Traced read_traces watch_torch",
     },
 )

@@ -1,33 +1,20 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
-from . import profiles as profiles
 from .attribution import IDLE_PARTS as IDLE_PARTS
 from .attribution import Gap as Gap
 from .attribution import Where as Where
 from .attribution import calibrate as calibrate
 from .attribution import calibrating as calibrating
 from .attribution import where as where
-from .gpu_batch import MOST as MOST
-from .gpu_batch import USABLE as USABLE
-from .gpu_batch import Reached as Reached
-from .gpu_batch import gpu_bytes as gpu_bytes
-from .gpu_batch import kept_by_layer as kept_by_layer
-from .gpu_batch import long_enough as long_enough
-from .gpu_batch import on_card as on_card
-from .gpu_batch import out_of_memory as out_of_memory
-from .gpu_batch import parameters as parameters
 from .launches import BOUND as BOUND
 from .launches import Launches as Launches
 from .layers import MeasuredLayers as MeasuredLayers
 from .layers import measure_layers as measure_layers
-from .mps import CONTROL as CONTROL
-from .mps import Mps as Mps
-from .prediction import Prediction as Prediction
-from .prediction import check as check
-from .prediction import predict as predict
 from .probe import fit_link as fit_link
 from .probe import measure_link as measure_link
 from .probe import message_times as message_times
 from .probe import multiply_times as multiply_times
-from .profiles import profile_table as profile_table
 from .profiling import Profile as Profile
+from .traces import Traced as Traced
+from .traces import read_traces as read_traces
+from .traces import watch_torch as watch_torch

@@ -3,82 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ...actions import Action, F, Kind, Overlap, parts
+from ...actions import Action, Overlap
 from ...runtime import Extra, Job, Listener, Rank
 from ..extras import settle
-from .profiles import ProfileReport, RankProfile, summarise
 
-_NAMES = {Kind.F: "pp.forward", Kind.B: "pp.backward", Kind.I: "pp.backward_input", Kind.W: "pp.backward_weight"}
-_EVENTS = {"step": "pp.step", "send": "pp.send", "receive": "pp.receive", "optimizer": "pp.optimizer_step"}
+TRACE = "rank{}.json.gz"
 
 
 @dataclass(frozen=True)
 class Profile(Extra):
     """Record every rank's measured steps with `torch.profiler` in `folder`: rank0.json.gz and so on.
 
-    The Run's `extras["profile"]` sums them up. Recording slows every operation.
+    `lab.read_traces(folder)` reads them; the Run's `extras["profile"]` has their paths. A span is named by its action,
+    pplab:0F1, and a step as torch.profiler names it. Recording slows every operation. OSError where the folder can't be
+    made.
     """
 
     folder: str | Path
     name = "profile"
-    flag = {"name": "--profile", "metavar": "DIR", "help": "record torch.profiler traces of all ranks, and sum them up"}
-    printed = True  # what it found, by `pplab train`
+    flag = {"name": "--profile", "metavar": "DIR", "help": "record torch.profiler traces of all ranks"}
 
     def check(self, job: Job) -> Job:
-        """Makes the folder. OSError where it can't."""
+        """Makes the folder."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         return job
 
     def listen(self, rank: Rank) -> Listener:
         """Record this rank."""
-        return _Tracing(Path(self.folder).resolve() / f"rank{rank.context.rank}.json.gz", rank)
+        return _Tracing(Path(self.folder).resolve() / TRACE.format(rank.context.rank), rank)
 
-    def finish(self, job: Job, reports: Sequence[RankProfile]) -> ProfileReport:
-        """The summaries of all ranks."""
-        by = " by torch" * (job.engine_name == "torch")
-        return ProfileReport(f"{job.schedule.name}{by}", tuple(reports))
+    def finish(self, job: Job, reports: Sequence[str]) -> tuple[str, ...]:
+        """Where the traces are, rank by rank."""
+        return tuple(reports)
+
+    def lines(self, found: Sequence[str]) -> Sequence[str]:
+        """What the Run says of it."""
+        return [f"traces          {Path(found[0]).parent}: pplab explain reads them"]
 
 
 class _Tracing(Listener):
-    """Spans of the measured steps: each of the row's items inside the phase that it belongs to.
-
-    The warm-up ends where the first backward starts, and the drain starts after the last forward.
-    """
-
-    events = frozenset(("steps", "item", "call", *_EVENTS))
+    events = frozenset(("steps", "step", "item", "call"))
 
     def __init__(self, path: Path, rank: Rank):
-        self.path, self.rank, self.on = path, rank, False
-        row = rank.job.schedule.rows[rank.context.rank]
-        if rank.job.engine_name == "torch":  # which runs the halves of an overlap in turn
-            row = [action for item in row for action in parts(item)]
-        kinds = [{action.kind for action in parts(item)} for item in row]
-        self.first_backward = next((i for i, found in enumerate(kinds) if found != {F}), len(row))
-        self.last_forward = max((i for i, found in enumerate(kinds) if F in found), default=-1)
-        self.position, self.length = 0, len(row)
-        self.phase: ExitStack | None = None
+        self.path, self.rank, self.on, self.steps = path, rank, False, 0
         self.open: list[record_function] = []
-        on_gpu = rank.context.device.type == "cuda"
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.context.device.type == "cuda")
         self.profiler = profile(activities=activities, profile_memory=True)
 
     def begin(self, event: str, what: Action | Overlap | None) -> None:
         """Open a span."""
         if event == "steps":
-            tensors = [t for module in self.rank.modules.values() for t in (*module.parameters(), *module.buffers())]
-            self.resident = sum({t.data_ptr(): t.nbytes for t in tensors}.values())
             self.profiler.__enter__()
             self.on = True
         elif self.on:
-            if event in ("item", "call"):
-                self._advance()
-            name = _EVENTS.get(event) or ("pp.overlap" if isinstance(what, Overlap) else _NAMES[what.kind])
+            self.steps += event == "step"
+            name = f"ProfilerStep#{self.steps}" if event == "step" else f"pplab:{what}"
             self.open.append(record_function(name))
             self.open[-1].__enter__()
 
@@ -92,23 +76,7 @@ class _Tracing(Listener):
             if event == "step":
                 settle(self.rank.context.device)
             self.open.pop().__exit__(None, None, None)
-            if event in ("item", "call") and self.position % self.length == 0:
-                self._enter(None)
 
-    def report(self) -> RankProfile:
-        """What the trace says."""
-        return summarise(self.path, self.rank.context.rank, resident_bytes=self.resident)
-
-    def _advance(self) -> None:
-        at = self.position % self.length
-        self.position += 1
-        if at in (0, self.first_backward, self.last_forward + 1):
-            self._enter("warmup" if at < self.first_backward else "steady" if at <= self.last_forward else "drain")
-
-    def _enter(self, phase: str | None) -> None:
-        if self.phase is not None:
-            self.phase.close()
-        self.phase = None
-        if phase is not None:
-            self.phase = ExitStack()
-            self.phase.enter_context(record_function(f"pp.{phase}"))
+    def report(self) -> str:
+        """Where it is."""
+        return str(self.path)

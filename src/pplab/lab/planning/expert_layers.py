@@ -99,6 +99,7 @@ class ExpertLayers:
         own = [n * mlp * self.mlp_share() for n in layers]
         return replace(
             plan,
+            experts=self,
             timeline=timeline,
             costs=costs,
             memory=self._memory(plan, self.kept_bytes(model, microbatch), layers, again, shared, own),

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ...builders import build
 from ...costs import Costs, Link
@@ -21,6 +22,9 @@ from ..streams import simulate_sends
 from .stage_costs import all_reduce, costs_of, layers_of, memory_of, recomputed_of, sends_of, weights_of
 from .state import State
 from .transformer import Transformer
+
+if TYPE_CHECKING:
+    from .expert_layers import ExpertLayers
 
 AXES = ("tp", "dp", "pp")
 
@@ -151,9 +155,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a layout is predicted to take: seconds, and bytes."""
+    """What a layout is predicted to take: seconds, and bytes; and what was asked."""
 
+    model: Transformer
+    machine: Machine
     layout: Layout
+    layers: tuple[int, ...]  # of each stage
+    recomputed: tuple[int, ...]  # how many of them run their forward again
+    batch: int  # sequences of a step, of all replicas
+    microbatch: int  # sequences
+    experts: ExpertLayers | None  # in place of every layer's MLP
+    shard_optimizer: bool
     timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
     costs: Costs  # of its stages, in seconds
     memory: Memory  # of its stages, in bytes
@@ -251,7 +263,15 @@ def plan(
     ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
     reduced = max(end + all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
     return Plan(
+        model,
+        machine,
         layout,
+        layers,
+        again,
+        batch,
+        microbatch,
+        None,
+        shard_optimizer,
         timeline,
         costs,
         memory_of(model, layout, microbatch, layers, again, state.bytes(layout.dp if shard_optimizer else 1)),

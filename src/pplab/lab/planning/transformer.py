@@ -11,10 +11,11 @@ from ...errors import positive_int
 class Transformer:
     """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each.
 
-    `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out). The MLP is
-    `mlp_width` wide, four times the width when left out, and has a third matrix when it is `gated` (SwiGLU). Weights,
-    gradients and activations take `bytes_each` per number. Norms and biases aren't counted. An attention that isn't
-    FlashAttention `keeps_scores`, its weights of every pair of tokens.
+    `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out), and each is
+    `head_width` wide, the width over the heads when left out. The MLP is `mlp_width` wide, four times the width when
+    left out, and has a third matrix when it is `gated` (SwiGLU). Weights, gradients and activations take `bytes_each`
+    per number. Norms and biases aren't counted. An attention that isn't FlashAttention `keeps_scores`, its weights of
+    every pair of tokens.
 
     >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
     >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
@@ -31,23 +32,29 @@ class Transformer:
     gated: bool = False
     vocabulary: int = 0
     keeps_scores: bool = False
+    head_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width"):
+        for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width", "head_width"):
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value)
         if self.vocabulary:
             positive_int("vocabulary", self.vocabulary)
-        if self.width % self.heads or self.heads % (self.kv_heads or 1):
+        if (not self.head_width and self.width % self.heads) or self.heads % (self.kv_heads or 1):
             raise ValueError(
-                f"width must be a multiple of heads, and heads of kv_heads, got {self.width}, {self.heads} and "
-                f"{self.kv_heads}"
+                "width must be a multiple of heads, unless head_width is given, and heads of kv_heads, got "
+                f"{self.width}, {self.heads} and {self.kv_heads}"
             )
+
+    @property
+    def query_width(self) -> int:
+        """Of a layer's queries, of all heads."""
+        return self.heads * (self.head_width or self.width // self.heads)
 
     @property
     def kv_width(self) -> int:
         """Of a layer's keys, and of its values."""
-        return self.width // self.heads * (self.kv_heads or self.heads)
+        return self.query_width // self.heads * (self.kv_heads or self.heads)
 
     @property
     def mlp_columns(self) -> int:
@@ -57,7 +64,7 @@ class Transformer:
     @property
     def layer_parameters(self) -> int:
         """Of a layer: queries and output, keys and values, the MLP. 12 C^2 when nothing but the width C is given."""
-        return self.width * (2 * self.width + 2 * self.kv_width + self.mlp_columns)
+        return self.width * (2 * self.query_width + 2 * self.kv_width + self.mlp_columns)
 
     @property
     def table_parameters(self) -> int:
@@ -75,7 +82,7 @@ class Transformer:
         Two per weight and token, and attention's two products, of which the causal mask leaves half.
         """
         tokens = samples * self.sequence
-        return 2 * self.layer_parameters * tokens + 2 * tokens * self.sequence * self.width
+        return 2 * self.layer_parameters * tokens + 2 * tokens * self.sequence * self.query_width
 
     def head_flops(self, samples: int) -> int:
         """Of the head's forward. The embedding is a look-up."""
@@ -90,7 +97,7 @@ class Transformer:
         width for GPT, with scores before and after their dropout and its mask 5 a s / h more for `heads` a, tokens s
         and width h (Korthikanti et al. 2022, section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
         """
-        numbers = 6 * self.width + 2 * self.kv_width + self.mlp_columns
+        numbers = 4 * self.width + 2 * self.query_width + 2 * self.kv_width + self.mlp_columns
         kept = self.bytes_each * numbers + (0 if self.gated else 2 * self.width)
         if self.keeps_scores:
             kept += self.heads * self.sequence * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)

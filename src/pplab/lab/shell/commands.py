@@ -1,4 +1,4 @@
-"""What runs schedules from a shell: `pplab train`, `pplab predict` and `pplab bench`.
+"""What runs schedules from a shell: `pplab train` and `pplab bench`.
 
 Loading this module loads no torch: what does is imported where it is used.
 """
@@ -22,10 +22,9 @@ from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, 
 if TYPE_CHECKING:
     from ...runtime import Extra, Run, Workload
     from ...schedule import Schedule
-    from ..measuring import Mps
 
 # What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
-# the flag's value, by `from_flag` where it has that, and is an Extra of the run, or what its pool has beside it.
+# the flag's value, by `from_flag` where it has that.
 EXTRAS = [
     "pplab.lab.extras.clip:Clip",
     "pplab.lab.extras.learning_rate:LearningRate",
@@ -35,7 +34,6 @@ EXTRAS = [
     "pplab.lab.measuring.profiling:Profile",
     "pplab.lab.against_torch.torch_engine:TorchEngine",
     "pplab.lab.extras.recompute:Recompute",
-    "pplab.lab.measuring.mps:Mps",
 ]
 
 
@@ -96,11 +94,9 @@ def _train(given: argparse.Namespace) -> int:
 
     options = {each.name: getattr(given, each.name) for each in fields(Options)}
     what = replicate(schedule_of(given), given.replicas), workload_of(given)
-    extras, beside = _extras(given)
+    extras = _extras(given)
     if not is_torchrun():
-        run = _train_in_pool(given, *what, *extras, beside=beside, **options)
-    elif beside is not None:
-        raise ValueError("--share mps is for ranks that pplab starts: torchrun has started these")
+        run = _train_in_pool(given, *what, *extras, **options)
     elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
         return 0  # another rank has the run
     found = None
@@ -110,32 +106,28 @@ def _train(given: argparse.Namespace) -> int:
         found = where(run.timeline)
     explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
     draw(given, run.timeline, explained)
-    printed = [run.extras[extra.name] for extra in run.job.extras if getattr(extra, "printed", False)]
     data = {**run_to_dict(run), "where": found and found.to_dict()}
-    write(given, data, (run, *([explained] if explained else []), *printed))
+    write(given, data, (run, *([explained] if explained else [])))
     return 0 if run.gradients is None or run.gradients.equal else 1
 
 
-def _extras(given: argparse.Namespace) -> tuple[list[Extra], Mps | None]:
-    """What the flags of EXTRAS ask for: of the run, and of its pool. ValueError for what doesn't go together."""
-    from ...runtime import Extra
+def _extras(given: argparse.Namespace) -> list[Extra]:
+    """What the flags of EXTRAS ask for. ValueError for what doesn't go together."""
     from ..against_torch import TorchEngine
     from ..extras import Causes, Meter
 
-    extras, beside = [Meter(), *([Causes()] if given.check_gradients else [])], None
+    extras: list[Extra] = [Meter(), *([Causes()] if given.check_gradients else [])]
     for path in EXTRAS:
         kind, value = resolve_name(path), getattr(given, path)
         if value is None or value is False:
             continue
         make = getattr(kind, "from_flag", kind)
         asked = make() if value is True else make(value)
-        if isinstance(asked, Extra):
+        if asked is not None:
             extras.append(asked)
-        elif asked is not None:
-            beside = asked
     if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
         raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
-    return extras, beside
+    return extras
 
 
 def _train_in_pool(
@@ -143,14 +135,13 @@ def _train_in_pool(
     schedule: Schedule,
     workload: Workload,
     *extras: Extra,
-    beside: Mps | None,
     **options: object,
 ) -> Run:
     from ...runtime import Pool, make_job
 
     num_ranks = schedule.num_ranks
     make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
-    with Pool(num_ranks, device=given.device, beside=beside) as pool:
+    with Pool(num_ranks, device=given.device) as pool:
         say(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
         return pool.train(schedule, workload, *extras, **options)
 
@@ -166,28 +157,6 @@ def workload_of(given: argparse.Namespace) -> Workload:
     if (width := sizes.get("width", 0)) > 4 * _HEAD and width % _HEAD == 0:
         sizes["num_heads"] = width // _HEAD
     return models.workload(given.model, batch_size=given.batch_size, source=given.source, **sizes)
-
-
-def _predict(given: argparse.Namespace) -> None:
-    from ...runtime import Pool
-    from ..measuring import check, predict
-
-    rows = [argparse.Namespace(**{**vars(given), "schedule": name, "csv": None}) for name in given.predict]
-    (measured, *others), workload = map(schedule_of, (given, *rows)), workload_of(given)
-    asked = {"steps": given.steps, "rounds": given.rounds}
-    check(measured.num_ranks, measured, others, workload, **asked)  # so that errors come before "measuring"
-    with Pool(measured.num_ranks, device=given.device) as pool:
-        say(f"measuring {measured.name} on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        found = predict(pool, measured, others, workload, **asked)
-    write(given, found.to_dict(), [found])
-
-
-def _predict_flags() -> Iterator[Flag]:
-    yield from (*SCHEDULE, *WORKLOAD, JSON)
-    yield dict(name="predict", nargs="+", metavar="NAME", help="schedules to predict, of the same stages")
-    yield dict(name="--steps", type=int, default=3, metavar="N", help="measured steps of a run")
-    rounds = "runs of each, in turn; the fastest step counts"
-    yield dict(name="--rounds", type=int, default=3, metavar="N", help=rounds)
 
 
 def _bench(given: argparse.Namespace) -> None:
@@ -227,7 +196,6 @@ WORKLOAD: tuple[Flag, ...] = (
 )
 COMMANDS = (
     Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
-    Command("predict", "measure one schedule, predict others, measure them too", _predict, _predict_flags),
     Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
 )
 

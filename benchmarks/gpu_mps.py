@@ -24,8 +24,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import unknown
-
 CONTROL = "nvidia-cuda-mps-control"
 START_S = 10.0  # a daemon that doesn't answer after this has failed
 END_S = 10.0  # a daemon that is still there this long after "quit" is killed
@@ -46,15 +44,6 @@ kill -KILL 0
 
 class Mps:
     """A daemon for one pool: `Pool(4, device="cuda", beside=Mps())`. Ranks that share a GPU get equal parts of it."""
-
-    flag = {"name": "--share", "default": "turns", "help": "of one GPU by several ranks: turns or mps"}
-
-    @classmethod
-    def from_flag(cls, how: str) -> Mps | None:
-        """None for turns; ValueError for what there isn't."""
-        if how not in ("turns", "mps"):
-            raise unknown("way to share a GPU", how, ("turns", "mps"))
-        return cls() if how == "mps" else None
 
     def __init__(self) -> None:
         self._guard: subprocess.Popen | None = None

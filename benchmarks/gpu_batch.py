@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...actions import COMPUTE, SEND_B, SEND_F, parts
-from ...builders import build
-from ...errors import positive_int
-from ...footprint import Memory
-from ...lowering import lower
-from ...runtime import Pool, RankError, Workload
-from ...schedule import Schedule
-from ..models import GPTConfig, layer_ranges
+from pplab.actions import COMPUTE, SEND_B, SEND_F, parts
+from pplab.builders import build
+from pplab.errors import positive_int
+from pplab.footprint import Memory
+from pplab.lab.models import GPTConfig, layer_ranges
+from pplab.lowering import lower
+from pplab.runtime import Pool, RankError, Workload
+from pplab.schedule import Schedule
 
 if TYPE_CHECKING:
-    from ...runtime import RankContext
+    from pplab.runtime import RankContext
 
 MOST = 4096  # sequences
 WIDEST = 2048  # each stage builds the whole model: some seconds of a CPU then, four times as many at twice the width
@@ -135,7 +135,7 @@ def _has_room(schedule: Schedule, size: Reached, card_bytes: float, num_gpus: in
 
 def card_bytes(context: RankContext) -> int:
     """The memory of a rank's GPU."""
-    from ...runtime import cuda
+    from pplab.runtime import cuda
 
     return cuda.get_device_properties(context.device).total_memory
 
