@@ -31,7 +31,5 @@ from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import best as best
 from .planner import plan as plan
-from .stage_costs import layers_of as layers_of
-from .stage_costs import recomputed_of as recomputed_of
 from .state import State as State
 from .transformer import Transformer as Transformer
