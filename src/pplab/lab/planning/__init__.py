@@ -10,6 +10,8 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
+        "choosing": "Candidate Choice Unsure choose",
+        "gpus": "GPUS machine_of",
         "case": "Case Entry LLAMA_3_8B Ledger",
         "expert_layers": "ExpertLayers",
         "formulas": (
