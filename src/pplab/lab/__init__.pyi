@@ -86,11 +86,13 @@ from .planning import best as best
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
 from .planning import formulas as formulas
+from .planning import fsdp_plan as fsdp_plan
 from .planning import fsdp_row as fsdp_row
 from .planning import layouts as layouts
 from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
+from .planning import read_config as read_config
 from .schedules import Block as Block
 from .schedules import Slices as Slices
 from .schedules import best_slices as best_slices
