@@ -118,14 +118,16 @@ def plan(
     asked = Asked(
         model, machine, layout, layers, again, batch, microbatch, experts, state, bool(shard_optimizer), sends
     )
-    costs = asked.stage_costs(rows)
+    messages = sends_of(rows)
+    costs = asked.stage_costs(rows, messages)
     timeline = simulate_sends(rows, costs, sends)
 
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    passes = [stage for (stage, _), rank in rows.home().items() if rank == busiest]
-    both_ways = sum(2 * layers[stage] + again[stage] for stage in passes)  # layers' forwards and input gradients
-    around = both_ways + sum(layers[stage] for stage in passes)  # keys and values, or as many gradients of them
-    times, alone = asked.times, sum(costs.of(F, stage) + costs.of(B, stage) for stage in passes)  # pairs take less
+    passes = Counter(stage for (stage, _), rank in rows.home().items() if rank == busiest)
+    both_ways = sum(n * (2 * layers[stage] + again[stage]) for stage, n in passes.items())  # F and I of layers
+    around = both_ways + sum(n * layers[stage] for stage, n in passes.items())  # keys and values, or their gradients
+    alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())  # pairs take less
+    times = asked.times
     tp_s, cp_s, ep_s = both_ways * times.sums, around * times.ring, both_ways * times.copies
 
     ends, sent, weights = [], [], asked.weights(rows.copies)
@@ -137,7 +139,6 @@ def plan(
         ]
         ends.append(timeline.ends[bound - 1] + sum(all_reduce(*each) for each in sums))
         sent.append(sum(_ring(n) * size for n, size, _ in sums))
-    messages = Counter(source for source, _ in sends_of(rows).elements())
     return Plan(
         **vars(asked),
         timeline=timeline,
@@ -152,7 +153,8 @@ def plan(
             "tp": both_ways * _ring(layout.tp) * asked.boundary * asked.summed,
             "cp": around * (layout.cp - 1) * asked.keys_and_values,
             "ep": both_ways * 2 * experts.all_to_all_bytes(model, microbatch) / layout.tp / layout.cp if experts else 0,
-            "pp": max(messages.values(), default=0) * asked.boundary / layout.tp,
+            "pp": max(sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp))
+            * (asked.boundary / layout.tp),
             "dp": max(sent),
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, product
 from numbers import Integral
@@ -113,7 +113,7 @@ class Asked:
             2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts else 0,
         )
 
-    def stage_costs(self, rows: Schedule) -> Costs:
+    def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
         """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
         model, machine, layout, times = self.model, self.machine, self.layout, self.times
         layer = times.computing + times.sums
@@ -131,7 +131,7 @@ class Asked:
             [(n * weights + end * half) * learns for n, end in zip(self.layers, ends, strict=True)],
             recompute=[n * forward for n in self.recomputed],
             message=self.boundary / layout.tp,
-            links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in sends_of(rows)},
+            links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in messages},
             unit="s",
         )
         if not self.experts or not rows.columns.overlaps:
