@@ -13,6 +13,7 @@ from ...errors import accept, expect, number, positive_int
 from ...schedule import Schedule, plural
 from ..forms import Table
 from .expert_layers import ExpertLayers
+from .fsdp import NAMES, fsdp_plan
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .stage_costs import all_reduce
@@ -22,7 +23,7 @@ from .transformer import Transformer
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 WAITS = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait"}  # for sends, as Megatron-LM does
 _MOST_STAGES = 5  # of a rank
-_SLACK = 1.1  # a layout whose estimate is so much slower than the fastest plan isn't planned
+_SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN = 3, 12
 
 
@@ -84,7 +85,7 @@ class Candidate:
         again = f", {sum(p.recomputed)} again" * any(p.recomputed)
         return (
             " ".join(f"{axis} {n}" for axis, n in degrees.items() if n and n > 1) or "one GPU",
-            rows.name if p.layout.pp > 1 else "none",
+            rows.name if p.layout.pp > 1 else NAMES[p.zero],
             f"{rows.num_stages // rows.num_ranks}",
             f"{rows.num_microbatches}" + f" x {p.microbatch}" * (p.microbatch > 1),
             _short(p.layers) + again,
@@ -98,7 +99,7 @@ class Candidate:
         return {
             **{axis: getattr(p.layout, axis) for axis in ("tp", "cp", "pp", "dp")},
             "ep": p.experts.gpus if p.experts else 1,
-            "schedule": rows.name,
+            "schedule": rows.name if p.zero is None else NAMES[p.zero],
             "stages_per_rank": rows.num_stages // rows.num_ranks,
             "num_microbatches": rows.num_microbatches,
             "microbatch": p.microbatch,
@@ -206,7 +207,7 @@ def choose(
     cp: int | Iterable[int] = 1,
     ep: int | Iterable[int] = 1,
     dp: int | Iterable[int] | None = None,
-    microbatch: int | Iterable[int] = 1,
+    microbatch: int | Iterable[int] | None = None,
     schedules: Iterable[str] = SCHEDULES,
     experts: ExpertLayers | None = None,
     state: State | None = None,
@@ -216,17 +217,25 @@ def choose(
 
     Given are the degrees of tensor, context, expert and data parallelism, one or several each; the rest of the GPUs
     are stages. Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute again
-    so that it fits, and the schedule, each with the sends of those who run it. Optimizers are sharded (ZeRO-1).
+    so that it fits, and the schedule; a pipeline's optimizer is sharded (ZeRO-1), and its ranks wait for sends as
+    Megatron-LM's do, where it has the schedule. A layout without stages is the fastest that `fsdp_plan` finds.
+    `microbatch` left out is a sequence for pipelines, and whatever is fastest without one.
 
     Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the machine's numbers
     off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there.
 
-    Raises ValueError where no layout divides the model, the batch and the GPUs: it says why not.
+    Raises ValueError for experts that a model doesn't have, and where no layout divides the model, the batch and the
+    GPUs: it says why not.
+
+    >>> node = Machine(8, Link(5e-6, 450e9), Link(10e-6, 50e9), flops=400e12, memory=80e9)
+    >>> found = choose(Transformer(32, 4096, 4096, heads=32, vocabulary=128000), node, 8, batch=64)
+    >>> found.best.plan.layout, len(found.equal)
+    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 1)
     """
     state, unsure, gpus = state or State(), unsure or Unsure(), positive_int("gpus", gpus)
     expect(Unsure, unsure=unsure)
     found, refused = [], dict[str, int]()
-    ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), _several(microbatch), schedules, experts)
+    ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), microbatch, schedules, experts, state)
     fastest = float("inf")
     for estimate, *way in sorted(ways, key=lambda way: way[0]):
         if estimate > _SLACK * fastest:
@@ -249,7 +258,9 @@ def choose(
     fitting[:_FINALISTS] = map(_polished, fitting[:_FINALISTS])
     fitting.sort(key=lambda each: each.step_s)
     large = sorted((each for each in found if each.memory_bytes > machine.memory), key=lambda each: each.memory_bytes)
-    return Choice(gpus, tuple(_compared(fitting[:_SHOWN], unsure)), tuple(_compared(large[:3], unsure)), refused)
+    whole = next((each for each in fitting[_SHOWN:] if each.zero is not None), None)
+    rows = _compared([*fitting[:_SHOWN], *([whole] if whole else [])], unsure)
+    return Choice(gpus, tuple(rows), tuple(_compared(large[:3], unsure)), refused)
 
 
 def _ways(
@@ -258,27 +269,31 @@ def _ways(
     gpus: int,
     batch: int,
     degrees: Sequence[int | Iterable[int] | None],
-    microbatches: Sequence[int],
+    microbatches: int | Iterable[int] | None,
     schedules: Iterable[str],
     experts: ExpertLayers | None,
+    state: State,
 ) -> Iterator[tuple]:
     """Every way to divide the GPUs and the batch: an estimate of its step, and what it is."""
     expect(Transformer, model=model)
     expect(Machine, machine=machine)
     tps, cps, eps, dps = (None if each is None else _several(each) for each in degrees)
     head = model.head_flops(1) / model.layer_flops(1)  # in layers
+    passes = 2 + bool(state.gradients)  # of frozen weights two
+    if not experts and eps != (1,):
+        raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
     for tp, cp, ep in product(tps, cps, eps):
         for pp in range(1, min(model.num_layers, gpus) + 1):
             dp, rest = divmod(gpus, tp * cp * pp)
-            if rest or (dps is not None and dp not in dps) or (ep > 1 and (cp * dp) % ep):
+            if rest or (dps is not None and dp not in dps) or (cp * dp) % ep or (experts and experts.count % ep):
                 continue
             spread = replace(experts, gpus=ep) if experts else None
-            for b in microbatches:
+            for b in (1,) if microbatches is None or pp == 1 else _several(microbatches):
                 M, rest = divmod(batch, dp * b)
                 if rest or not M:
                     continue
                 for name, V in _stages(schedules, pp, M, model.num_layers):
-                    work = 3 * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
+                    work = passes * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
                     link = machine.ring_link(Layout(tp, pp, dp, cp=cp).groups("tp"))
                     sums = 4 * all_reduce(tp, model.boundary_bytes(b) / cp, link)
                     work += M * model.num_layers / pp * sums
@@ -289,7 +304,7 @@ def _ways(
 def _stages(schedules: Iterable[str], pp: int, M: int, num_layers: int) -> Iterator[tuple[str, int]]:
     """The schedules that can have so many ranks and microbatches, with their stages per rank."""
     if pp == 1:
-        yield "1F1B", 1
+        yield "no pipeline", 1
         return
     for name in schedules:
         if find(name).name == "Interleaved1F1B":
@@ -313,6 +328,8 @@ def _planned(
     experts: ExpertLayers | None,
 ) -> Plan:
     """The plan with the better of an even cut and one that weighs the head, recomputing as little as fits."""
+    if layout.pp == 1:
+        return fsdp_plan(model, machine, layout, batch, state=state, experts=experts)
     options = {"stages_per_rank": V} if name == "Interleaved1F1B" else {}
     rows = build(name, num_ranks=layout.pp, num_microbatches=batch // layout.dp // b, **options)
     head = model.head_flops(1) / model.layer_flops(1)
@@ -385,6 +402,9 @@ def again_planned(
     sends: str = "nobody waits",
 ) -> Plan:
     """The same plan on another machine, with another cut, or with other sends."""
+    if found.zero is not None:
+        how = {"zero": found.zero, "state": found.state, "experts": found.experts}
+        return fsdp_plan(found.model, machine, found.layout, found.batch, found.microbatch, **how)
     return plan(
         found.model,
         machine,
@@ -420,7 +440,9 @@ def _compared(plans: Sequence[Plan], unsure: Unsure) -> list[Candidate]:
         slow, fast, halves = (other / bare.step_s - 1 for other in mine[1:])
         usual = hypot(unsure.flops, unsure.model, max(abs(slow), abs(fast)))
         ratio = each.step_s / sent[0][0].step_s
-        _, *apart = (ratio * (one / mine[0]) / (first / steps[0][0]) - ratio for one, first in zip(mine, steps[0]))
+        _, *apart = (
+            ratio * (one / mine[0]) / (first / steps[0][0]) - ratio for one, first in zip(mine, steps[0], strict=True)
+        )
         least = ratio - hypot(unsure.model, max(map(abs, apart[:2])), min(apart[2], 0))
         high = each.step_s * (1 + hypot(usual, halves))
         found.append(Candidate(each, each.step_s * (1 - usual), high, max(0.0, least - 1)))
