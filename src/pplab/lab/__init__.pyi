@@ -4,12 +4,10 @@ from . import models as models
 from . import schedules as schedules
 from .against_torch import Reference as Reference
 from .against_torch import TorchEngine as TorchEngine
-from .against_torch import Versus as Versus
 from .against_torch import lower_by_torch as lower_by_torch
 from .against_torch import reference as reference
 from .against_torch import refusals as refusals
 from .against_torch import take_steps as take_steps
-from .against_torch import versus as versus
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import CheckpointError as CheckpointError
 from .checkpoints import NotSaved as NotSaved
@@ -86,11 +84,13 @@ from .planning import best as best
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
 from .planning import formulas as formulas
+from .planning import fsdp_plan as fsdp_plan
 from .planning import fsdp_row as fsdp_row
 from .planning import layouts as layouts
 from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
+from .planning import read_config as read_config
 from .schedules import Block as Block
 from .schedules import Slices as Slices
 from .schedules import best_slices as best_slices

@@ -9,6 +9,7 @@ from .choosing import Candidate as Candidate
 from .choosing import Choice as Choice
 from .choosing import Unsure as Unsure
 from .choosing import choose as choose
+from .configs import read_config as read_config
 from .expert_layers import ExpertLayers as ExpertLayers
 from .formulas import bubble_fraction as bubble_fraction
 from .formulas import bubble_ratio as bubble_ratio
@@ -18,6 +19,7 @@ from .formulas import free_tokens as free_tokens
 from .formulas import message_time as message_time
 from .formulas import one_f_one_b_peak_in_flight as one_f_one_b_peak_in_flight
 from .formulas import sharded_step as sharded_step
+from .fsdp import fsdp_plan as fsdp_plan
 from .fsdp import fsdp_row as fsdp_row
 from .gpus import GPUS as GPUS
 from .gpus import machine_of as machine_of
