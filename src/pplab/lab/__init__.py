@@ -6,7 +6,7 @@ imports `pplab`, and `pplab` never imports it.
 from ..optional import lazily as _lazily
 
 _ROOMS = {
-    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps versus",
+    "against_torch": "Reference TorchEngine lower_by_torch reference refusals take_steps",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
     "extras": "Budget Causes Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
