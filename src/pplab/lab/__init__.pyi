@@ -49,14 +49,17 @@ from .forms import timeline_to_dict as timeline_to_dict
 from .forms import to_csv as to_csv
 from .forms import to_perfetto as to_perfetto
 from .forms import waterfall as waterfall
+from .measuring import Explained as Explained
 from .measuring import Gap as Gap
 from .measuring import Launches as Launches
 from .measuring import MeasuredLayers as MeasuredLayers
 from .measuring import Profile as Profile
 from .measuring import Traced as Traced
+from .measuring import WhatIf as WhatIf
 from .measuring import Where as Where
 from .measuring import calibrate as calibrate
 from .measuring import calibrating as calibrating
+from .measuring import explain as explain
 from .measuring import fit_link as fit_link
 from .measuring import measure_layers as measure_layers
 from .measuring import measure_link as measure_link

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+import pplab as pp
 from pplab import lab
 from pplab.actions import B, F, I, W
 from pplab.lab.planning.case import LLAMA_3_8B
@@ -95,6 +96,92 @@ def test_two_copies_add_up_everything_and_four_what_all_have():
     shared, own = 2 * (16 * ATTENTION + 2 * TABLE), 2 * 16 * MLP  # rank 0: the first and the last stage
     sums = ring_all_reduce_time(4, shared, 0, 12.5e9) + ring_all_reduce_time(2, own, 0, 12.5e9)
     assert row.step_s - row.timeline.makespan == pytest.approx(sums)
+
+
+# Qwen3-30B-A3B: 128 experts of width 768, of which a token uses 8; of a layer, attention and one expert
+QWEN = lab.Transformer(48, 2048, 4096, 2, 32, 4, 6144, True, 151936, head_width=128)
+HEADS, ONE, WORDS = 2048 * (4096 + 512 + 512 + 4096), 3 * 2048 * 768, 151936 * 2048
+H100 = lab.Machine(8, pp.Link(5e-6, 450e9), pp.Link(10e-6, 50e9), flops=300e12, memory=80e9)
+
+
+def test_experts_on_nodes_of_eight_by_hand():
+    """32 GPUs: tp 2, cp 2, dp 4, pp 2. Ranks 0, 2, 4, 6, 8, ... share or repeat experts: four of them in a node."""
+    layout = lab.Layout(tp=2, pp=2, dp=4, cp=2)
+    tokens = 4096 / 2 / 2  # that a rank has between tensor sums
+    copies = tokens * 8 * 2048 * 2  # bytes of them
+    for gpus, wait in ((4, 5e-6 + 3 / 4 * copies / 450e9), (8, 10e-6 + 4 / 8 * copies / 50e9)):
+        experts = lab.ExpertLayers(128, used=8, gpus=gpus)
+        found = lab.plan(QWEN, H100, layout, 64, experts=experts)
+        dense = lab.plan(QWEN, H100, layout, 64)
+        sums = 7 * 2 * (4096 / 2 * 2048 * 2) / 2 / 450e9  # over two tensor ranks, of 8 outputs and not one
+        more = found.costs.forward[0] - dense.costs.forward[0]
+        assert more == pytest.approx(24 * (2 * wait + sums))
+        assert found.ep_s == pytest.approx(16 * 24 * 4 * wait) and found.compute_s == pytest.approx(dense.compute_s)
+        assert found.sent_bytes["ep"] == 16 * 24 * 4 * copies * (gpus - 1) / gpus
+
+        own, shared = 24 * 128 / gpus * ONE / 2, (24 * HEADS + WORDS) / 2  # halves of tensor ranks
+        activations = found.memory.activation[0]
+        assert activations == pytest.approx(24 * (QWEN.layer_bytes(1) / 4 + copies))
+        assert found.held_bytes[0] == pytest.approx(18 * (own + shared) + 2 * activations)
+        zero = lab.plan(QWEN, H100, layout, 64, experts=experts, shard_optimizer=True)
+        assert zero.held_bytes[0] == pytest.approx(
+            (6 + 12 / 8) * shared + (6 + 12 / (8 / gpus)) * own + 2 * activations
+        )
+        repeated = 8 // gpus  # ranks that have the same experts: one in each node, or none
+        assert found.dp_s == pytest.approx(
+            ring_all_reduce_time(8, 4 * shared, 10e-6, 50e9) + ring_all_reduce_time(repeated, 4 * own, 10e-6, 50e9)
+        )
+        again = lab.plan(QWEN, H100, layout, 64, experts=experts, recompute=[3, 0])
+        once_more = again.costs.of(B, 0) - found.costs.of(B, 0)
+        assert once_more == pytest.approx(found.costs.forward[0] * 3 / 24)
+    with pytest.raises(ValueError, match="3 GPUs .* divide 2 x 4 = 8 of them: change gpus, cp or dp"):
+        lab.plan(QWEN, H100, layout, 64, experts=lab.ExpertLayers(126, used=6, gpus=3))
+    with pytest.raises(ValueError, match="experts must be a ExpertLayers, got 8"):
+        lab.plan(QWEN, H100, layout, 64, experts=8)
+
+
+def test_some_experts_may_be_shared():
+    """Of nine experts that a token uses, one is everybody's: as in DeepSeek-V3, nine times 2,048 wide."""
+    model = lab.Transformer(1, 7168, 4096, mlp_width=9 * 2048, gated=True)
+    one = 3 * 7168 * 2048
+    experts = lab.ExpertLayers(256, used=8, gpus=64, shared=1)
+    assert experts.parameters(model) == 4 * 7168**2 + 257 * one
+    found = lab.plan(model, H100, lab.Layout(dp=64), 64, experts=experts, state=lab.State(2, 2, 12))
+    assert found.memory.parameters == pytest.approx([16 * (4 * 7168**2 + (1 + 4) * one)])
+    pieces = experts.pieces(model, H100)
+    assert pieces.experts == pytest.approx(2e3 * 8 * one * 4096 / 300e12)
+    assert pieces.attention + pieces.experts == pytest.approx(1e3 * model.layer_flops(1) / 300e12)
+
+
+def test_a_node_gets_a_token_once():
+    """Eight copies to two of 128 experts' nodes: some of them are in the other one, but for one token in 323."""
+    experts = lab.ExpertLayers(128, used=8, gpus=16, once_per_node=True)
+    none = 1.0
+    for chosen in range(8):
+        none *= (64 - chosen) / (128 - chosen)
+    token = 4096 * 2048 * 2
+    assert 1 / none == pytest.approx(323, abs=0.5)
+    far, near = token * (1 - none) / 50e9, 8 * token * 7 / 8 / 450e9
+    assert experts.all_to_all_time(QWEN, H100) == pytest.approx(10e-6 + max(far, near))
+    assert replace(experts, gpus=8).all_to_all_time(QWEN, H100) == pytest.approx(5e-6 + near)
+
+
+def test_published_steps_of_a_mixture():
+    """Qwen3-30B-A3B on 16 H100: NVIDIA's Megatron-Bridge, with experts in a node and two stages, and over both nodes.
+    FLOP/s are fitted to the first, whose precision isn't stated; the second is without overlap, in bfloat16."""
+    first = lab.plan(
+        QWEN, H100, lab.Layout(pp=2, dp=8), 512, 2, schedule="Interleaved1F1B", stages_per_rank=24,
+        experts=lab.ExpertLayers(128, used=8, gpus=8, once_per_node=True), shard_optimizer=True,
+    )  # fmt: skip
+    assert first.step_s == pytest.approx(12.4902, rel=0.02)
+    second = lab.ExpertLayers(128, used=8, gpus=16, once_per_node=True)
+    found = lab.plan(QWEN, H100, lab.Layout(dp=16), 1024, experts=second, shard_optimizer=True)
+    assert found.step_s == pytest.approx(24.7138, rel=0.03)
+    assert found.step_s - found.ep_s < 21.0725  # measured with overlap
+    one_by_one = lab.plan(
+        QWEN, H100, lab.Layout(dp=16), 1024, experts=replace(second, once_per_node=False), shard_optimizer=True
+    )
+    assert one_by_one.step_s > 1.4 * 24.7138  # what copies one by one would take
 
 
 @pytest.mark.parametrize(

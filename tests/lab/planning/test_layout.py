@@ -41,6 +41,19 @@ def test_megatrons_default_keeps_tensors_inside_and_the_pipeline_outside():
     assert [axis for axis in AXES if inverted.crosses(axis, 8)] == ["tp"]
 
 
+def test_context_ranks_are_neighbours_right_after_tensor_ranks_unless_the_order_names_them():
+    layout = Layout(tp=2, pp=2, dp=2, cp=2)
+    assert layout.num_ranks == 16 and layout.place(13) == {"tp": 1, "cp": 0, "dp": 1, "pp": 1}
+    first = {axis: layout.groups(axis)[0] for axis in AXES}
+    assert first == {"tp": (0, 1), "cp": (0, 2), "dp": (0, 4), "pp": (0, 8)}
+    assert layout.groups("cp", "dp") == ((0, 2, 4, 6), (1, 3, 5, 7), (8, 10, 12, 14), (9, 11, 13, 15))
+    assert Layout(2, 2, 2, "tp-dp-cp-pp", 2).groups("cp")[0] == (0, 4)
+    with pytest.raises(ValueError, match="cp must be an integer of at least 1, got 0"):
+        Layout(cp=0)
+    with pytest.raises(ValueError, match="order must name .* got 'tp-cp-cp-pp'"):
+        Layout(order="tp-cp-cp-pp")
+
+
 def test_replicate_is_the_layout_with_the_pipeline_nearest():
     layout = Layout(pp=4, dp=2, order="pp-dp-tp")
     assert layout.groups("pp") == lab.replicate(pp.build("1F1B", num_ranks=4, num_microbatches=4), 2).replicas
@@ -163,6 +176,32 @@ def test_heads_may_be_wider_than_their_share_of_the_width():
     more = 2 * (2 * (4096 - 2048) + 2 * (512 - 256))  # bytes a token: queries, what attention gives, keys and values
     assert wide.layer_bytes(1) - usual.layer_bytes(1) == 512 * more
     assert Transformer(1, 100, 8, heads=3, head_width=64).layer_parameters == 4 * 100 * 192 + 8 * 100 * 100
+
+
+def test_context_ranks_by_hand():
+    """A sequence of 512 on 4 context ranks, of width 1,024, 8 layers; two replicas of them on nodes of 4."""
+    found, alone = (plan(MODEL, MACHINE, Layout(cp=cp, dp=2), 16) for cp in (4, 1))
+    tokens, weights = 512 / 4, 12 * 1024**2
+    forward = 8 * (2 * weights * tokens + 2 * 512 * tokens * 1024) / 1e14  # a mean token sees half of 512
+    message = 1e-6 + 2 * 1024 * tokens * 2 / 100e9  # keys and values, in a node
+    beside = 2 * 512 * tokens * 1024 / 1e14 / 4  # of the attention, while one of 4 parts is there
+    waits = 8 * 3 * (message - beside)
+    assert waits > 0 and found.costs.forward[0] == pytest.approx(forward + waits)
+    assert found.costs.backward_input[0] == pytest.approx(forward + 2 * waits)
+    assert found.costs.backward_weight[0] == pytest.approx(forward)
+    assert (found.cp_s, found.compute_s) == pytest.approx((8 * 3 * waits, 8 * 3 * forward)) and found.ep_s == 0
+    assert found.sent_bytes["cp"] == 8 * 8 * 3 * 3 * 2 * 1024 * tokens * 2  # twice in a backward
+    assert found.held_bytes[0] == pytest.approx(18 * 8 * weights + 8 * 34 * 1024 * tokens)
+    assert found.dp_s == pytest.approx(2 * 7 * (1e-5 + 8 * weights * 4 / 8 / 10e9))  # over all 8, between nodes
+    assert alone.cp_s == alone.sent_bytes["cp"] == 0 and alone.costs.forward[0] == pytest.approx(4 * forward)
+
+    long = plan(replace(MODEL, sequence=2**20), MACHINE, Layout(cp=4), 4)
+    assert long.cp_s == 0 < long.sent_bytes["cp"]  # beside so much attention
+    three, sharded = (plan(MODEL, MACHINE, Layout(cp=4, pp=2, dp=2), 16, shard_optimizer=s) for s in (False, True))
+    assert three.memory_bytes - sharded.memory_bytes == pytest.approx(4 * weights * 12 * 7 / 8)
+    assert three.sent_bytes["pp"] == 8 * 512 * 1024 * 2 / 4 and three.costs.message == tokens * 1024 * 2
+    with pytest.raises(ValueError, match="a sequence of 512 doesn't divide into two parts for each of 3 context ranks"):
+        plan(MODEL, MACHINE, Layout(cp=3), 16)
 
 
 def test_a_plan_keeps_what_was_asked():
@@ -304,7 +343,7 @@ def test_a_bad_layout_is_refused():
         Layout(tp=0)
     with pytest.raises(ValueError, match="order must name each of tp, dp and pp once"):
         Layout(order="tp-pp")
-    with pytest.raises(ValueError, match="axis must be tp, dp or pp, got 'ep'"):
+    with pytest.raises(ValueError, match="axis must be tp, cp, dp or pp, got 'ep'"):
         Layout().groups("ep")
 
 

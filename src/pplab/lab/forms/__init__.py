@@ -13,6 +13,7 @@ __all__, __getattr__, __dir__ = lazily(
         "charts": "bars block_chart ranks stacked waterfall",
         "csv_form": "read_csv to_csv unknown_to_torch",
         "explorer": "Exploration SCRIPTS STATIC TOLD explore in_script",
+        "figures": "alternative_text figure_html",
         "json_form": "reading run_to_dict timeline_from_dict timeline_to_dict",
         "memory": "held_over_time memory_chart",
         "palette": "CATEGORIES LIMIT",

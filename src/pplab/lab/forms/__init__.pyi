@@ -18,6 +18,8 @@ from .explorer import TOLD as TOLD
 from .explorer import Exploration as Exploration
 from .explorer import explore as explore
 from .explorer import in_script as in_script
+from .figures import alternative_text as alternative_text
+from .figures import figure_html as figure_html
 from .json_form import reading as reading
 from .json_form import run_to_dict as run_to_dict
 from .json_form import timeline_from_dict as timeline_from_dict

@@ -9,6 +9,7 @@ __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
         "attribution": "Gap IDLE_PARTS Where calibrate calibrating where",
+        "explaining": "Explained WhatIf explain",
         "launches": "BOUND Launches",
         "layers": "MeasuredLayers measure_layers",
         "probe": "fit_link measure_link message_times multiply_times",

@@ -6,6 +6,9 @@ from .attribution import Where as Where
 from .attribution import calibrate as calibrate
 from .attribution import calibrating as calibrating
 from .attribution import where as where
+from .explaining import Explained as Explained
+from .explaining import WhatIf as WhatIf
+from .explaining import explain as explain
 from .launches import BOUND as BOUND
 from .launches import Launches as Launches
 from .layers import MeasuredLayers as MeasuredLayers

@@ -17,8 +17,9 @@ __all__, __getattr__, __dir__ = lazily(
             "one_f_one_b_peak_in_flight sharded_step"
         ),
         "fsdp": "fsdp_row",
-        "layout": "Layout Machine Plan best dp_degree layouts plan",
+        "layout": "Layout Machine dp_degree layouts",
         "partitioning": "partition",
+        "planner": "Plan best plan",
         "stage_costs": "layers_of recomputed_of",
         "state": "State",
         "transformer": "Transformer",

@@ -17,12 +17,12 @@ from .formulas import sharded_step as sharded_step
 from .fsdp import fsdp_row as fsdp_row
 from .layout import Layout as Layout
 from .layout import Machine as Machine
-from .layout import Plan as Plan
-from .layout import best as best
 from .layout import dp_degree as dp_degree
 from .layout import layouts as layouts
-from .layout import plan as plan
 from .partitioning import partition as partition
+from .planner import Plan as Plan
+from .planner import best as best
+from .planner import plan as plan
 from .stage_costs import layers_of as layers_of
 from .stage_costs import recomputed_of as recomputed_of
 from .state import State as State

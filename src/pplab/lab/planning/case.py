@@ -15,8 +15,8 @@ from ...schedule import Schedule
 from ...timeline import Timeline, total
 from ..forms import Table
 from .expert_layers import ExpertLayers
-from .layout import Layout, Machine, Plan, plan
-from .stage_costs import layers_of, recomputed_of
+from .layout import Layout, Machine
+from .planner import Plan, plan
 from .state import State
 from .transformer import Transformer
 
@@ -105,7 +105,7 @@ class Case:
     @property
     def all_to_all_ms(self) -> float:
         """How long one of a layer's two all-to-alls takes, of a sequence; 0 without experts."""
-        return self.experts.all_to_all_time(self.model, self.machine.between) * 1e3 if self.experts else 0.0
+        return self.experts.all_to_all_time(self.model, self.machine) * 1e3 if self.experts else 0.0
 
     def stage_ms(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
         """Per rank: its stage's forward of a sequence, on the last rank with the head."""
@@ -123,15 +123,10 @@ class Case:
         """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
         if "state" in options:
             raise ValueError(f"state is a case's, not a row's: give lab.Case(state={options['state']!r})")
-        layout, batch = Layout(pp=self.num_ranks), num_microbatches * microbatch
-        found = plan(
-            self.model, self.machine, layout, batch, microbatch, schedule=schedule, state=self.state, **options
-        )
-        if self.experts is None:
-            return found
-        layers = layers_of(self.model, found.timeline.schedule.num_stages, options.get("cut"))
-        again = recomputed_of(layers, options.get("recompute", False))
-        return self.experts.spread(found, self.model, self.machine, microbatch, layers, again)
+        layout = Layout(pp=self.num_ranks, dp=self.num_gpus // self.num_ranks)
+        batch = num_microbatches * microbatch * layout.dp
+        asked = {"schedule": schedule, "state": self.state, "experts": self.experts}
+        return plan(self.model, self.machine, layout, batch, microbatch, **asked, **options)
 
     def row(
         self,

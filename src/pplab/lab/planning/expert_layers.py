@@ -1,38 +1,30 @@
-"""A mixture of experts in every layer of a plan: what its all-to-alls add, and what a pair of actions hides of them."""
+"""A mixture of experts in every layer of a plan: what it holds, computes and sends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, product
-from operator import add
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
 
-from ...actions import B, F, I, W
-from ...costs import Costs, Link
 from ...errors import positive_int
 from ..experts import Pieces
-from ..streams import simulate_sends
-from .stage_costs import all_reduce
-
-if TYPE_CHECKING:
-    from ...footprint import Memory
-    from ...timeline import Timeline
-    from .layout import Machine, Plan
-    from .transformer import Transformer
+from .layout import Layout, Machine
+from .transformer import Transformer
 
 
 @dataclass(frozen=True)
 class ExpertLayers:
     """`count` experts in place of every layer's MLP, of which a token uses `used`, spread over `gpus` GPUs.
 
-    The experts that a token uses are together as wide as the MLP was, so its work stays what it was. The GPUs are one
-    rank of `gpus` pipelines side by side, each with sequences of its own; a token's copies go to its experts wherever
-    they are, and come back. Routing is balanced: a GPU gets as many copies as it sends. The router isn't counted.
+    The experts that a token uses are together as wide as the MLP was, so its work stays what it was; `shared` of them,
+    beside those, every token uses, and every GPU has them. The GPUs are neighbouring context and data ranks of a
+    Layout, each with tokens of its own; a token's copies go to its experts wherever they are, and come back: each by
+    itself, or `once_per_node`, as DeepEP and HybridEP send them, once to every node that has some of its experts, and
+    within it to each of those. Routing is balanced: a GPU gets as many copies as it sends. The router isn't counted.
 
     Raises ValueError unless a token can use that many and the GPUs share the experts evenly.
 
-    >>> from pplab.lab import Transformer
     >>> ExpertLayers(8, gpus=4).all_to_all_bytes(Transformer(1, 4096, 8192)) / 1e6
     100.663296
     """
@@ -40,10 +32,13 @@ class ExpertLayers:
     count: int = 4
     used: int = 2
     gpus: int = 2
+    shared: int = 0
+    once_per_node: bool = False
 
     def __post_init__(self) -> None:
         for name in ("count", "used", "gpus"):
             positive_int(name, getattr(self, name))
+        positive_int("shared", self.shared, 0)
         if self.used > self.count or self.count % self.gpus:
             raise ValueError(
                 f"a token uses some of the experts, and each GPU has as many as the next, got {self.used} used of "
@@ -51,121 +46,63 @@ class ExpertLayers:
             )
 
     def mlp_share(self) -> float:
-        """What a GPU holds of a layer's experts, in MLPs."""
+        """What a GPU holds of a layer's experts, in those that a token uses: shared ones aside."""
         return self.count / self.used / self.gpus
+
+    def spread_parameters(self, model: Transformer) -> int:
+        """Of a layer's MLP those of the experts that a token uses: shared ones aside."""
+        return model.width * model.mlp_columns * self.used // (self.used + self.shared)
 
     def parameters(self, model: Transformer) -> int:
         """Of the whole model, with all experts."""
-        return model.parameters + model.num_layers * (self.count - self.used) * self._mlp(model) // self.used
+        more = (self.count - self.used) * self.spread_parameters(model) // self.used
+        return model.parameters + model.num_layers * more
 
-    def all_to_all_bytes(self, model: Transformer, samples: int = 1) -> float:
-        """What a GPU sends in one: of its tokens' copies those whose expert is elsewhere."""
-        return model.boundary_bytes(samples) * self.used * (self.gpus - 1) / self.gpus
+    def groups(self, layout: Layout) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+        """The ranks that share a layer's experts, and those that have the same ones. ValueError where they can't."""
+        among = layout.groups("cp", "dp")
+        if len(among[0]) % self.gpus:
+            raise ValueError(
+                f"{self.gpus} GPUs that share experts are neighbouring context and data ranks, and {self.gpus} doesn't "
+                f"divide {layout.cp} x {layout.dp} = {len(among[0])} of them: change gpus, cp or dp"
+            )
+        together = [group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)]
+        return together, [group[at :: self.gpus] for group in among for at in range(self.gpus)]
 
-    def all_to_all_time(self, model: Transformer, link: Link, samples: int = 1) -> float:
-        """How long one takes, over links of the GPUs' own."""
-        return link.latency + self.all_to_all_bytes(model, samples) / link.bandwidth if self.gpus > 1 else 0.0
+    def all_to_all_bytes(self, model: Transformer, samples: int = 1, layout: Layout | None = None) -> float:
+        """What a GPU sends in one: of its tokens' copies those whose expert is elsewhere, each by itself."""
+        tokens = model.boundary_bytes(samples) / (layout.tp * layout.cp if layout else 1)
+        return tokens * self.used * (self.gpus - 1) / self.gpus
 
-    def pieces(self, model: Transformer, machine: Machine, samples: int = 1) -> Pieces:
-        """What a layer computes and sends, in ms. The router isn't counted."""
-        experts = 2e3 * self._mlp(model) * samples * model.sequence / machine.flops
-        wait = self.all_to_all_time(model, machine.between, samples) * 1e3
-        return Pieces(model.layer_flops(samples) / machine.flops * 1e3 - experts, wait, experts, wait)
+    def all_to_all_time(
+        self, model: Transformer, machine: Machine, samples: int = 1, layout: Layout | None = None
+    ) -> float:
+        """How long one takes, in seconds: copies within a node and between nodes travel at once, each GPU's over its
+        own links, and the GPU with the fewest others in its node is the last. A layout that is left out has `gpus`
+        replicas of one GPU."""
+        if self.gpus == 1:
+            return 0.0
+        layout = layout or Layout(dp=self.gpus)
+        tokens = model.boundary_bytes(samples) / (layout.tp * layout.cp)
+        groups = [Counter(rank // machine.ranks_per_node for rank in group) for group in self.groups(layout)[0]]
+        nodes = min(groups, key=lambda nodes: min(nodes.values()))
+        here, copies = min(nodes.values()), tokens * self.used
+        near, far = copies * (here - 1) / self.gpus, copies * (self.gpus - here) / self.gpus
+        if self.once_per_node and far:
+            others = self.count - self.count * here // self.gpus  # experts that aren't in one node
+            near = copies * (here - 1) / here
+            far = tokens * (len(nodes) - 1) * (1 - comb(others, self.used) / comb(self.count, self.used))
+        latency = machine.link(far > 0).latency
+        return latency + max(near / machine.inside.bandwidth, far / machine.between.bandwidth)
+
+    def pieces(self, model: Transformer, machine: Machine, samples: int = 1, layout: Layout | None = None) -> Pieces:
+        """What a layer computes and sends, in ms: sums over tensor ranks, and waits for keys and values, aside."""
+        layout = layout or Layout(dp=self.gpus)
+        rate = machine.rate(layout)
+        experts = 2e3 * self.spread_parameters(model) * samples * model.sequence / rate
+        wait = self.all_to_all_time(model, machine, samples, layout) * 1e3
+        return Pieces(model.layer_flops(samples) / rate * 1e3 - experts, wait, experts, wait)
 
     def kept_bytes(self, model: Transformer, samples: int = 1) -> int:
         """What a layer keeps for its backward beside what it keeps with an MLP: a token's copies, at their experts."""
         return model.boundary_bytes(samples) * self.used
-
-    def spread(
-        self,
-        plan: Plan,
-        model: Transformer,
-        machine: Machine,
-        microbatch: int,
-        layers: Sequence[int],
-        again: Sequence[int],
-    ) -> Plan:
-        """The plan of a model without experts, with them: its times, its memory, and the reduction of its gradients.
-
-        Pairs have the best order of their pieces. Messages between stages and all-to-alls don't hinder each other.
-        """
-        pieces, head = self.pieces(model, machine, microbatch), model.head_flops(microbatch) / machine.flops * 1e3
-        costs = self._costs(plan.costs, pieces, head, layers, again)
-        timeline = simulate_sends(plan.timeline.schedule, costs, plan.sends)
-        mlp = self._mlp(model)
-        shared = [n * (model.layer_parameters - mlp) for n in layers]
-        for end in (0, -1):
-            shared[end] += model.table_parameters
-        own = [n * mlp * self.mlp_share() for n in layers]
-        return replace(
-            plan,
-            experts=self,
-            timeline=timeline,
-            costs=costs,
-            memory=self._memory(plan, self.kept_bytes(model, microbatch), layers, again, shared, own),
-            dp_s=self._reduced(timeline, shared, own, plan.state.gradients, machine.between) - timeline.makespan,
-        )
-
-    def _reduced(
-        self, timeline: Timeline, shared: Sequence[float], own: Sequence[float], bytes_each: float, link: Link
-    ) -> float:
-        """When the last rank has its sums: its experts' over a schedule's copies, all others' over all pipelines."""
-        rows, last = timeline.schedule, timeline.makespan
-        for rank, bound in enumerate(rows.columns.bounds[1:]):
-            end = timeline.ends[bound - 1]
-            for replicas, weights in ((self.gpus * rows.copies, shared), (rows.copies, own)):
-                size = bytes_each * sum(weights[stage] for stage in rows.stages_of(rank))
-                end += all_reduce(replicas, size, link) if replicas > 1 else 0
-            last = max(last, end)
-        return last
-
-    @staticmethod
-    def _memory(
-        dense: Plan,
-        more: float,
-        layers: Sequence[int],
-        again: Sequence[int],
-        shared: Sequence[float],
-        own: Sequence[float],
-    ) -> Memory:
-        """The memory with what a layer keeps `more`, until its backward or until its forward runs again."""
-
-        def plus(name: str, layers: Iterable[int]) -> list[float]:
-            return [held + n * more for held, n in zip(getattr(dense.memory, name), layers, strict=True)]
-
-        return replace(
-            dense.memory,
-            activation=plus("activation", (n - r for n, r in zip(layers, again, strict=True))),
-            weight_input=plus("weight_input", layers),
-            recomputed=plus("recomputed", (min(r, 1) for r in again)),
-            while_input_gradient=plus("while_input_gradient", (max(r - 1, 0) for r in again)),
-            parameters=[dense.state.bytes() * sum(both) for both in zip(shared, own, strict=True)],
-        )
-
-    @staticmethod
-    def _costs(dense: Costs, pieces: Pieces, head: float, layers: Sequence[int], again: Sequence[int]) -> Costs:
-        """The costs with what stages wait in a forward, an input gradient and a forward run again, and with pairs."""
-
-        def plus(name: str, layers: Iterable[int]) -> list[float]:
-            waits = (n * (pieces.dispatch + pieces.combine) / 1e3 for n in layers)
-            return [*map(add, getattr(dense, name), waits)]
-
-        kinds = {F: F, I: I, W: W, B: B if any(dense.backward_weight) else I}
-        halves = [
-            (f"{stage}{kind}", (runs, layers[stage], again[stage], head * (stage == len(layers) - 1)))
-            for stage, (kind, runs) in product(range(len(layers)), kinds.items())
-        ]
-        return replace(
-            dense,
-            forward=plus("forward", layers),
-            backward_input=plus("backward_input", layers),
-            recompute=plus("recompute", again),
-            overlap={
-                (a, b): pieces.at_best(one, other) / 1e3
-                for (a, one), (b, other) in combinations_with_replacement(halves, 2)
-            },
-        )
-
-    @staticmethod
-    def _mlp(model: Transformer) -> int:
-        return model.width * model.mlp_columns

@@ -1,39 +1,25 @@
-"""Which rank does what when tensors, pipeline and replicas are combined, and what that costs on several nodes.
-
-A model of the first order: roofline compute, ring collectives, latency plus size over bandwidth, everything that isn't
-the pipeline's sends exposed. It ranks layouts; a measurement decides between near ones.
-"""
+"""Which rank does what when tensors, context, pipeline and replicas are combined, and the machines that they run on."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
-from ...builders import build
-from ...costs import Costs, Link
+from ...costs import Link
 from ...errors import expect, number, positive_int
-from ...footprint import Memory
-from ...schedule import Schedule, plural
-from ...timeline import Timeline
-from ..streams import simulate_sends
-from .stage_costs import all_reduce, costs_of, layers_of, memory_of, recomputed_of, sends_of, weights_of
-from .state import State
-from .transformer import Transformer
 
-if TYPE_CHECKING:
-    from .expert_layers import ExpertLayers
-
-AXES = ("tp", "dp", "pp")
+AXES = ("tp", "cp", "dp", "pp")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`tp * pp * dp` ranks: every layer cut over tp, the stack of layers over pp, the batch over dp.
+    """`tp * cp * pp * dp` ranks: every layer cut over tp, each sequence over cp, the stack of layers over pp, the batch
+    over dp.
 
-    `order` says which axis' neighbours get neighbouring ranks, nearest first. Megatron-LM's default is tp-dp-pp.
+    `order` says which axis' neighbours get neighbouring ranks, nearest first. Megatron-LM's default is tp-cp-dp-pp: an
+    order that doesn't name cp has it right after tp.
 
     >>> Layout(tp=2, pp=2, dp=2).groups("tp")
     ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -43,38 +29,52 @@ class Layout:
     pp: int = 1
     dp: int = 1
     order: str = "tp-dp-pp"
+    cp: int = 1
 
     def __post_init__(self) -> None:
         for axis in AXES:
             positive_int(axis, getattr(self, axis))
-        if sorted(str(self.order).split("-")) != sorted(AXES):
-            raise ValueError(f'order must name each of tp, dp and pp once, such as "tp-dp-pp", got {self.order!r}')
+        if sorted(self.axes) != sorted(AXES):
+            raise ValueError(
+                f'order must name each of tp, dp and pp once, such as "tp-dp-pp", and may name cp, got {self.order!r}'
+            )
+
+    @property
+    def axes(self) -> list[str]:
+        """All four, nearest first."""
+        named = str(self.order)
+        return (named if "cp" in named else named.replace("tp", "tp-cp")).split("-")
 
     @property
     def num_ranks(self) -> int:
-        """tp * pp * dp."""
-        return self.tp * self.pp * self.dp
+        """tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
 
     def place(self, rank: int) -> dict[str, int]:
         """A rank's number along each axis."""
         found = {}
-        for axis in self.order.split("-"):
+        for axis in self.axes:
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return found
 
-    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """The ranks that differ in this axis only, group by group: those that communicate for it."""
-        if axis not in AXES:
-            raise ValueError(f"axis must be tp, dp or pp, got {axis!r}")
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.num_ranks):
-            rest = {name: at for name, at in self.place(rank).items() if name != axis}
-            found.setdefault(tuple(rest.values()), []).append(rank)
-        return tuple(map(tuple, found.values()))
+    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ in this axis only, or in these, group by group: those that communicate for it."""
+        if not {*axes} <= {*AXES}:
+            raise ValueError(f"axis must be tp, cp, dp or pp, got {', '.join(map(repr, axes))}")
+        return _groups(self, axes)
 
     def crosses(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group of this axis has ranks on several nodes."""
         return any(len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis))
+
+
+@lru_cache(maxsize=512)
+def _groups(layout: Layout, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.num_ranks):
+        rest = tuple(at for name, at in layout.place(rank).items() if name not in axes)
+        found.setdefault(rest, []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
 def dp_degree(num_ranks: int, tp: int, pp: int) -> int:
@@ -137,6 +137,10 @@ class Machine:
             if not number(name, value):
                 raise ValueError(f"{name} must be above 0, got {value!r}")
 
+    def rate(self, layout: Layout) -> float:
+        """FLOP/s of the tensor and context ranks that compute a layer together."""
+        return layout.tp * layout.cp * at_degree(self.flops_at, layout.tp, self.flops)
+
     def link(self, crosses: bool) -> Link:
         """The slowest link of a group."""
         return self.between if crosses else self.inside
@@ -153,166 +157,6 @@ class Machine:
         return Link(self.between.latency, min(inside.bandwidth, self.ports * self.between.bandwidth))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a layout is predicted to take: seconds, and bytes; and what was asked."""
-
-    model: Transformer
-    machine: Machine
-    layout: Layout
-    layers: tuple[int, ...]  # of each stage
-    recomputed: tuple[int, ...]  # how many of them run their forward again
-    batch: int  # sequences of a step, of all replicas
-    microbatch: int  # sequences
-    experts: ExpertLayers | None  # in place of every layer's MLP
-    shard_optimizer: bool
-    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp ranks of its place
-    costs: Costs  # of its stages, in seconds
-    memory: Memory  # of its stages, in bytes
-    state: State  # of a parameter
-    sends: str  # who waits for them
-    compute_s: float  # of the busiest rank in a step
-    tp_s: float  # of that rank in a step, in its tensor collectives
-    dp_s: float  # what the gradients' reduction adds to the step
-    sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
-
-    @property
-    def step_s(self) -> float:
-        """The step: the pipeline, and what of the gradients' reduction comes after it."""
-        return self.timeline.makespan + self.dp_s
-
-    @cached_property
-    def held_bytes(self) -> tuple[float, ...]:
-        """What each of the pipeline's ranks holds at its fullest."""
-        return self.timeline.schedule.peak_held(self.memory)
-
-    @property
-    def memory_bytes(self) -> float:
-        """What the fullest rank holds."""
-        return max(self.held_bytes)
-
-
-def plan(
-    model: Transformer,
-    machine: Machine,
-    layout: Layout,
-    batch: int,
-    microbatch: int = 1,
-    *,
-    schedule: str | Schedule = "1F1B",
-    cut: Sequence[int] | None = None,
-    recompute: bool | Sequence[int] = False,
-    state: State | None = None,
-    shard_optimizer: bool = False,
-    sends: str = "nobody waits",
-    **options: object,
-) -> Plan:
-    """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
-
-    `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
-    the embedding as well, the last one the head. `recompute` says of how many layers the forward runs again: of all,
-    or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
-    parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
-    (DualPipe) as over two replicas. With `shard_optimizer` it scatters them and gathers the new weights.
-    `sends` says who waits for messages that it sends, as `simulate_sends` takes it.
-
-    Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's by dp
-    (ZeRO-1), and `layer_bytes` from forward to backward; of a layer that is recomputed, only its input. Logits aren't
-    in it: head and loss go over a sequence in chunks.
-
-    Raises ValueError for a batch, a stack of layers or a width that the layout doesn't divide, for a Schedule of other
-    ranks or microbatches, and for what isn't a Transformer, Machine, Layout or State.
-
-    >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
-    >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
-    >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
-    >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
-    1.22 s, 21 GB, 10.6% bubble
-    """
-    state = State() if state is None else state
-    expect(Transformer, model=model)
-    expect(Machine, machine=machine)
-    expect(Layout, layout=layout)
-    expect(State, state=state)
-    batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
-    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
-    if rest or not num_microbatches:
-        raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
-    for name, size in (("width", model.width), ("heads", model.heads if model.heads > 1 else layout.tp)):
-        if size % layout.tp:
-            raise ValueError(f"{name} {size} doesn't divide into {layout.tp} parts")
-    rows = _rows(schedule, layout.pp, num_microbatches, options)
-    layers = layers_of(model, rows.num_stages, cut)
-    again = recomputed_of(layers, recompute)
-
-    costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state)
-    timeline = simulate_sends(rows, costs, sends)
-
-    boundary, sent = model.boundary_bytes(microbatch), sends_of(rows)
-    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    passes = (stage for (stage, _), rank in rows.home().items() if rank == busiest)
-    all_reduces = sum(4 * layers[stage] + 2 * again[stage] for stage in passes)
-    tp_s = all_reduces * all_reduce(layout.tp, boundary, machine.ring_link(layout.groups("tp")))
-
-    weights, each = weights_of(model, layout, layers), state.gradients
-    if shard_optimizer and layout.dp > 1 and each:
-        each = (each + state.weights) / 2  # gradients go around the ring once, and new weights, not twice the gradients
-    gradients = [sum(weights[s] for s in rows.stages_of(rank)) * each for rank in range(layout.pp)]
-    replicas, axes = layout.dp * rows.copies, ("dp", "pp") if rows.copies > 1 else ("dp",)
-    link = machine.ring_link(group for axis in axes for group in layout.groups(axis))
-    ends = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
-    reduced = max(end + all_reduce(replicas, size, link) for end, size in zip(ends, gradients, strict=True))
-    return Plan(
-        model,
-        machine,
-        layout,
-        layers,
-        again,
-        batch,
-        microbatch,
-        None,
-        shard_optimizer,
-        timeline,
-        costs,
-        memory_of(model, layout, microbatch, layers, again, state.bytes(layout.dp if shard_optimizer else 1)),
-        state,
-        sends,
-        timeline.busy[busiest] - tp_s,
-        tp_s,
-        reduced - timeline.makespan,
-        {
-            "tp": all_reduces * _ring(layout.tp) * boundary,
-            "pp": max(sum(n for (at, _), n in sent.items() if at == rank) for rank in range(layout.pp))
-            * (boundary / layout.tp),
-            "dp": _ring(replicas) * max(gradients),
-        },
-    )
-
-
-def best(plans: list[Plan], memory: float) -> Plan:
-    """The fastest of the plans that fit; ValueError when none does."""
-    fitting = [each for each in plans if each.memory_bytes <= memory]
-    if not fitting:
-        least = min(each.memory_bytes for each in plans)
-        raise ValueError(f"no layout fits in {memory:.3g} bytes; the smallest needs {least:.3g}: take more ranks")
-    return min(fitting, key=lambda each: each.step_s)
-
-
-def _ring(n: int) -> float:
-    """How often a rank sends a sum's size around a ring of n."""
-    return 2 * (n - 1) / n
-
-
-def _rows(schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]) -> Schedule:
-    """The schedule of that name, or the one that was given."""
-    if not isinstance(schedule, Schedule):
-        return build(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, **options)
-    if options:
-        raise ValueError(
-            f"{', '.join(options)}: options are for a schedule's name, and {schedule.name} is built already"
-        )
-    given, needed = (schedule.num_ranks, schedule.num_microbatches), (num_ranks, num_microbatches)
-    if given != needed:
-        has, needs = (f"{plural(P, 'rank')} and {plural(M, 'microbatch')}" for P, M in (given, needed))
-        raise ValueError(f"{schedule.name} has {has}, and this needs {needs}: build it for those")
-    return schedule
+def at_degree(table: Mapping[int, float], degree: int, otherwise: float) -> float:
+    """The value of the largest key up to `degree`."""
+    return table[max(given)] if (given := [key for key in table if key <= degree]) else otherwise

@@ -81,8 +81,11 @@ class Transformer:
 
         Two per weight and token, and attention's two products, of which the causal mask leaves half.
         """
-        tokens = samples * self.sequence
-        return 2 * self.layer_parameters * tokens + 2 * tokens * self.sequence * self.query_width
+        return 2 * self.layer_parameters * samples * self.sequence + self.attention_flops(samples)
+
+    def attention_flops(self, samples: int) -> int:
+        """Of the two products of every two tokens in a layer's forward."""
+        return 2 * samples * self.sequence**2 * self.query_width
 
     def head_flops(self, samples: int) -> int:
         """Of the head's forward. The embedding is a look-up."""

@@ -50,7 +50,7 @@ def sliced_row(
     layers = layers_of(model, rows.num_stages, cut)
     flops = [n * model.layer_flops(microbatch) for n in layers]
     flops[-1] += model.head_flops(microbatch)
-    of_attention = 2 * microbatch * model.sequence**2 * model.query_width  # of a layer: see `Transformer.layer_flops`
+    of_attention = model.attention_flops(microbatch)
     cutting = replace(
         cutting,
         attention=[n * of_attention / each for n, each in zip(layers, flops, strict=True)],

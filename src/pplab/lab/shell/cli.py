@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
             inner.add_argument(flag["name"], **words)
     given = parser.parse_args(arguments)
     try:
-        if getattr(given, "png", None):
+        if getattr(given, "png", None) or getattr(given, "html", None):
             bring("matplotlib")
-        for name in ("json", "png", "perfetto", "csv"):  # before anything is measured that couldn't be written
+        for name in ("json", "png", "html", "perfetto", "csv"):  # before anything is measured that couldn't be written
             place = getattr(given, name, None)
             if place == "-" and name != "json":
                 raise ValueError(f"--{name} needs the name of a file, got -: only --json writes to standard output")

@@ -159,6 +159,21 @@ def workload_of(given: argparse.Namespace) -> Workload:
     return models.workload(given.model, batch_size=given.batch_size, source=given.source, **sizes)
 
 
+def _explain(given: argparse.Namespace) -> None:
+    from ..measuring import explain, read_traces
+
+    found = explain(read_traces(*given.traces))
+    if given.html:
+        found.to_html(given.html)
+    write(given, found.to_dict(), [found])
+
+
+def _explain_flags() -> Iterator[Flag]:
+    yield dict(name="traces", nargs="+", metavar="TRACE", help="torch.profiler's, one per rank, or a folder of them")
+    yield dict(name="--html", metavar="FILE", help="all of it with charts, as one page that needs nothing else")
+    yield JSON
+
+
 def _bench(given: argparse.Namespace) -> None:
     from ...runtime import Pool, make_job
     from ..against_torch import HEADINGS, TorchEngine, versus
@@ -196,6 +211,7 @@ WORKLOAD: tuple[Flag, ...] = (
 )
 COMMANDS = (
     Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
+    Command("explain", "where a step of PyTorch's pipelining went, and what would be faster", _explain, _explain_flags),
     Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
 )
 

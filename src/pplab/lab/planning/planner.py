@@ -1,0 +1,258 @@
+"""What a step takes on several nodes when tensors, context, experts, pipeline and replicas are combined.
+
+A model of the first order: roofline compute, ring collectives, latency plus size over bandwidth, everything that isn't
+the pipeline's sends exposed. It ranks layouts; a measurement decides between near ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...actions import B, F
+from ...builders import build
+from ...costs import Costs, Link
+from ...errors import expect, positive_int
+from ...footprint import Memory
+from ...schedule import Schedule, plural
+from ...timeline import Timeline
+from ..streams import simulate_sends
+from .expert_layers import ExpertLayers
+from .layout import Layout, Machine
+from .stage_costs import (
+    all_reduce,
+    copies_of,
+    costs_of,
+    keys_and_values,
+    layer_times,
+    layers_of,
+    memory_of,
+    recomputed_of,
+    sends_of,
+    weights_of,
+)
+from .state import State
+from .transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layout is predicted to take: seconds, and bytes; and what was asked."""
+
+    model: Transformer
+    machine: Machine
+    layout: Layout
+    layers: tuple[int, ...]  # of each stage
+    recomputed: tuple[int, ...]  # how many of them run their forward again
+    batch: int  # sequences of a step, of all replicas
+    microbatch: int  # sequences
+    experts: ExpertLayers | None  # in place of every layer's MLP
+    shard_optimizer: bool
+    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp * cp ranks of its place
+    costs: Costs  # of its stages, in seconds
+    memory: Memory  # of its stages, in bytes
+    state: State  # of a parameter
+    sends: str  # who waits for them
+    compute_s: float  # of the busiest rank in a step
+    tp_s: float  # of that rank in a step, in its tensor collectives
+    cp_s: float  # of that rank in a step, what it waits for keys and values
+    ep_s: float  # of that rank in a step, what it waits for all-to-alls
+    dp_s: float  # what the gradients' reduction adds to the step
+    sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
+
+    @property
+    def step_s(self) -> float:
+        """The step: the pipeline, and what of the gradients' reduction comes after it."""
+        return self.timeline.makespan + self.dp_s
+
+    @cached_property
+    def held_bytes(self) -> tuple[float, ...]:
+        """What each of the pipeline's ranks holds at its fullest."""
+        return self.timeline.schedule.peak_held(self.memory)
+
+    @property
+    def memory_bytes(self) -> float:
+        """What the fullest rank holds."""
+        return max(self.held_bytes)
+
+
+def plan(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    batch: int,
+    microbatch: int = 1,
+    *,
+    schedule: str | Schedule = "1F1B",
+    cut: Sequence[int] | None = None,
+    recompute: bool | Sequence[int] = False,
+    state: State | None = None,
+    shard_optimizer: bool = False,
+    sends: str = "nobody waits",
+    experts: ExpertLayers | None = None,
+    **options: object,
+) -> Plan:
+    """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
+
+    `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
+    the embedding as well, the last one the head. `recompute` says of how many layers the forward runs again: of all,
+    or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
+    parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
+    (DualPipe) as over two replicas. With `shard_optimizer` it scatters them and gathers the new weights.
+    `sends` says who waits for messages that it sends, as `simulate_sends` takes it.
+
+    Of each sequence, a rank computes one of cp parts, with as many pairs of tokens as any other. Keys and values go
+    around the ring of context ranks in every forward, and with their gradients in every backward, beside attention's
+    products; what takes longer than those is waited for. Gradients are reduced over cp as over dp.
+
+    With `experts` every layer has them for its MLP, of which `experts.gpus` neighbouring context and data ranks share
+    one set. Their all-to-alls are waited for, except in pairs of actions, which have the best order of their pieces;
+    all-to-alls and messages between stages don't hinder each other. Under tp every expert is cut, too, and a token's
+    copies are summed one by one. Gradients of experts are reduced over the ranks that have the same ones.
+
+    Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's among
+    the ranks that reduce its gradient (ZeRO-1), and `layer_bytes` from forward to backward, with experts also their
+    `kept_bytes`; of a layer that is recomputed, only its input. Logits aren't in it: head and loss go over a sequence
+    in chunks.
+
+    Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't divide, for a
+    Schedule of other ranks or microbatches, and for what isn't a Transformer, Machine, Layout, State or ExpertLayers.
+
+    >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
+    >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
+    >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
+    >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
+    1.22 s, 21 GB, 10.6% bubble
+    """
+    state = State() if state is None else state
+    num_microbatches = _checked(model, machine, layout, batch, microbatch, state, experts)
+    rows = _rows(schedule, layout.pp, num_microbatches, options)
+    layers = layers_of(model, rows.num_stages, cut)
+    again = recomputed_of(layers, recompute)
+    times = layer_times(model, machine, layout, microbatch, experts)
+    costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state, times, experts)
+    timeline = simulate_sends(rows, costs, sends)
+
+    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
+    passes = [stage for (stage, _), rank in rows.home().items() if rank == busiest]
+    both_ways = sum(2 * layers[stage] + again[stage] for stage in passes)  # layers' forwards and input gradients
+    around = both_ways + sum(layers[stage] for stage in passes)  # keys and values, or as many gradients of them
+    tp_s, cp_s, waits = both_ways * times.sums, around * times.ring, both_ways * times.copies
+    alone = sum(costs.of(F, stage) + costs.of(B, stage) for stage in passes)  # pairs take less
+
+    weights = weights_of(model, layout, layers, experts)
+    end_s, most = 0.0, 0.0
+    sums = [_reduction(machine, layout, rows, state, shard_optimizer, *alike) for alike in weights]
+    for rank, bound in enumerate(rows.columns.bounds[1:]):
+        end = timeline.ends[bound - 1] + sum(all_reduce(n, sizes[rank], link) for n, link, sizes in sums)
+        end_s, most = max(end_s, end), max(most, sum(_ring(n) * sizes[rank] for n, _, sizes in sums))
+    boundary, sent = model.boundary_bytes(microbatch) / layout.cp, sends_of(rows)
+    return Plan(
+        model,
+        machine,
+        layout,
+        layers,
+        again,
+        batch,
+        microbatch,
+        experts,
+        shard_optimizer,
+        timeline,
+        costs,
+        memory_of(model, layout, microbatch, layers, again, state, shard_optimizer, weights, experts),
+        state,
+        sends,
+        alone - tp_s - cp_s - waits,
+        tp_s,
+        cp_s,
+        waits and waits + timeline.busy[busiest] - alone,
+        end_s - timeline.makespan,
+        {
+            "tp": both_ways * _ring(layout.tp) * boundary * (1 + copies_of(experts)),
+            "cp": around * (layout.cp - 1) * keys_and_values(model, layout, microbatch),
+            "ep": both_ways * 2 * experts.all_to_all_bytes(model, microbatch, layout) if experts else 0,
+            "pp": max(sum(n for (at, _), n in sent.items() if at == rank) for rank in range(layout.pp))
+            * (boundary / layout.tp),
+            "dp": most,
+        },
+    )
+
+
+def _checked(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    batch: int,
+    microbatch: int,
+    state: State,
+    experts: ExpertLayers | None,
+) -> int:
+    """How many microbatches a replica has."""
+    expect(Transformer, model=model)
+    expect(Machine, machine=machine)
+    expect(Layout, layout=layout)
+    expect(State, state=state)
+    batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
+    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
+    if rest or not num_microbatches:
+        raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
+    for name, size in (("width", model.width), ("heads", model.heads if model.heads > 1 else layout.tp)):
+        if size % layout.tp:
+            raise ValueError(f"{name} {size} doesn't divide into {layout.tp} parts")
+    if layout.cp > 1 and model.sequence % (2 * layout.cp):
+        raise ValueError(
+            f"a sequence of {model.sequence} doesn't divide into two parts for each of {layout.cp} context ranks"
+        )
+    if experts is not None:
+        expect(ExpertLayers, experts=experts)
+        experts.groups(layout)
+    return num_microbatches
+
+
+def _reduction(
+    machine: Machine,
+    layout: Layout,
+    rows: Schedule,
+    state: State,
+    shard_optimizer: bool,
+    groups: Sequence[Sequence[int]],
+    weights: Sequence[float],
+) -> tuple[int, Link, list[float]]:
+    """Of weights that a group's ranks have alike: over how many their gradients are summed, the link, and what goes
+    around the ring twice, in bytes, per rank of the pipeline."""
+    shards, each = len(groups[0]), state.gradients
+    if shard_optimizer and shards > 1 and each:
+        each = (each + state.weights) / 2  # gradients go around once, and new weights, not twice the gradients
+    link = machine.ring_link([*groups, *(layout.groups("pp") if rows.copies > 1 else ())])
+    sizes = [each * sum(weights[s] for s in rows.stages_of(rank)) for rank in range(layout.pp)]
+    return shards * rows.copies, link, sizes
+
+
+def best(plans: list[Plan], memory: float) -> Plan:
+    """The fastest of the plans that fit; ValueError when none does."""
+    fitting = [each for each in plans if each.memory_bytes <= memory]
+    if not fitting:
+        least = min(each.memory_bytes for each in plans)
+        raise ValueError(f"no layout fits in {memory:.3g} bytes; the smallest needs {least:.3g}: take more ranks")
+    return min(fitting, key=lambda each: each.step_s)
+
+
+def _ring(n: int) -> float:
+    """How often a rank sends a sum's size around a ring of n."""
+    return 2 * (n - 1) / n
+
+
+def _rows(schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]) -> Schedule:
+    """The schedule of that name, or the one that was given."""
+    if not isinstance(schedule, Schedule):
+        return build(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, **options)
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: options are for a schedule's name, and {schedule.name} is built already"
+        )
+    given, needed = (schedule.num_ranks, schedule.num_microbatches), (num_ranks, num_microbatches)
+    if given != needed:
+        has, needs = (f"{plural(P, 'rank')} and {plural(M, 'microbatch')}" for P, M in (given, needed))
+        raise ValueError(f"{schedule.name} has {has}, and this needs {needs}: build it for those")
+    return schedule
