@@ -25,11 +25,10 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from math import inf
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...actions import Action, Item, Kind, Overlap
+from ...actions import Item
 from ...text import parse
 from ..forms import printable, reading
 
@@ -39,10 +38,10 @@ RECORD = """Record it so, on every rank:
         for _ in range(3):
             schedule.step(...)
     profiler.export_chrome_trace(f"rank{rank}.json.gz")"""
-_NAME = re.compile(r"(pplab|PP):\(?(\d+[FBIW]\d+)(?:;(\d+[FBIW]\d+)\).*)?|(Forward|Backward) (\d+)")
+_NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
+_SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
+_ACTION = re.compile(r"\d+[FBIW]\d+")
 _APART = ("c10d::", "record_param_comms")  # operators that are no computing
-
-Busy = tuple[float, float, float]  # an operator or a kernel: called, began, ended; in µs of the trace's own clock
 
 
 class Did(NamedTuple):
@@ -66,15 +65,13 @@ class Trace(NamedTuple):
 
 def read_trace(path: Path) -> Trace:
     """Read a rank's trace. ValueError where it names no action, or is something else."""
-    with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz"):
+    with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed"):
         raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+        info = data["distributedInfo"]
+        rank, groups = int(info["rank"]), [group.get("ranks", ()) for group in info.get("pg_config", ())]
         events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
-        info, number = data.get("distributedInfo", {}), re.search(r"rank[_-]?(\d+)", path.name)
-        rank = info.get("rank", number and number[1])
-        if rank is None:
-            raise ValueError("no distributedInfo, and no rank in the file's name, such as rank0.json")
-        dids, notes = _dids(events, int(rank), data.get("baseTimeNanoseconds", 0) / 1e6)
+        dids, notes = _dids(events, rank, data.get("baseTimeNanoseconds", 0) / 1e6)
     if not dids:
         raise ValueError(
             f"{path} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
@@ -82,70 +79,61 @@ def read_trace(path: Path) -> Trace:
         )
     if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
         raise ValueError(f"{path} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
-    groups = [group.get("ranks", ()) for group in info.get("pg_config", ())]
-    return Trace(int(rank), printable(str(data.get("host_name", ""))), groups, dids, notes)
+    return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
 
 
 def _dids(events: Sequence[dict], rank: int, base: float) -> tuple[list[Did], list[str]]:
     """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
-    named = [(e, _NAME.fullmatch(e["name"])) for e in events if e.get("cat") == "user_annotation"]
-    spans = sorted(((e["ts"], e["ts"] + e["dur"], match) for e, match in named if match), key=itemgetter(0))
-    alone = any(match[1] == "pplab" for *_, match in spans)  # then other names are around these
+    spans: list[tuple[float, float, str, str]] = []
+    for event in events:
+        if event.get("cat") == "user_annotation":
+            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
+            if match := _NAME.fullmatch(name):
+                spans.append((*_when(event), match[1], match[2]))
+    spans.sort()
+    alone = any(by == "pplab" for _, _, by, _ in spans)  # then other names are around these
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     backwards = sorted(event["ts"] for event in operators if event["name"].startswith("autograd::engine"))
-    computing = (event for event in operators if not event["name"].startswith(_APART))
-    kernels, notes = _kernels(events)
-    busy = kernels or sorted((event["ts"], event["ts"], event["ts"] + event["dur"]) for event in computing)
-    if any(match[4] for *_, match in spans) and not alone:
-        notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
+    kernels = _kernels(events)
+    busy = kernels or sorted((e["ts"], *_when(e)) for e in operators if not e["name"].startswith(_APART))
     found: list[tuple[Item, list[float]]] = []
     around, free = (-inf, -inf), -inf
-    for start, end, match in spans:
-        if match[1] != "pplab":
+    for start, end, by, text in spans:
+        if by == "PP":
             around = start, end
             if alone:
                 continue
-        turns = [(item, start, end) for item in _items(match, rank)]
-        if len(turns) > 1:
-            turn = backwards[bisect_left(backwards, start)]
-            turns = [(turns[0][0], start, turn), (turns[1][0], turn, end)]
-        for item, since, until in turns:
-            asked, begun, ended = max(around[0], free) if since < around[1] else since, since, until
+        items = [parse(text)] if alone else [*map(parse, _ACTION.findall(text))]
+        turns = [start, *(backwards[bisect_left(backwards, start)] for _ in items[1:]), end]
+        for item, since, until in zip(items, turns, turns[1:], strict=False):
+            asked = max(around[0], free) if since < around[1] else since
             if kernels or not alone:
                 inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
-                nothing = free if kernels else until
-                begun = min((each[1] for each in inside), default=nothing)
-                ended = max((each[2] for each in inside), default=nothing)
+                since = min((each[1] for each in inside), default=max(free, until))
+                until = max((each[2] for each in inside), default=since)
             if found and found[-1][0] == item:
-                found[-1][1][2] = ended
+                found[-1][1][2] = until
             else:
-                found.append((item, [begun if kernels else asked, begun, ended]))
-            free = ended
+                found.append((item, [since if kernels else asked, since, until]))
+            free = until
+    notes = ["times are those of a GPU's kernels, which don't show how long a message was waited for"] * bool(kernels)
+    if any(event["name"] == "Forward 0" for event in events) and not alone:
+        notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
     return [Did(item, *(base + at / 1e3 for at in times)) for item, times in found], notes
 
 
-def _items(match: re.Match, rank: int) -> list[Item]:
-    """What a name says that a rank does in turn."""
-    if match[4]:
-        return [Action(rank, Kind(match[4][0]), int(match[5]))]
-    actions = [parse(text) for text in match.group(2, 3) if text]
-    return [Overlap(*actions)] if match[3] and match[1] == "pplab" else [*actions]
+def _when(event: dict) -> tuple[float, float]:
+    return event["ts"], event["ts"] + event["dur"]
 
 
-def _kernels(events: Sequence[dict]) -> tuple[list[Busy], list[str]]:
-    """The kernels of the stream that has most, in the order of their launches, and a note."""
+def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
+    """When a kernel was launched, began and ended, of the stream that has most; in order."""
+    launched = {event["args"].get("correlation"): event["ts"] for event in events if "cuda" in event.get("cat", "")}
     kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" not in event["name"].lower()]
-    if not kernels:
-        return [], []
-    stream = Counter(event["tid"] for event in kernels).most_common(1)[0][0]
-    launched = {
-        event["args"].get("correlation"): event["ts"]
-        for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver")
-    }
-    calls = [(launched.get(event["args"].get("correlation")), event) for event in kernels if event["tid"] == stream]
-    found = sorted((call, event["ts"], event["ts"] + event["dur"]) for call, event in calls if call is not None)
-    return found, ["times are those of a GPU's kernels, which don't show how long a message was waited for"]
+    streams = Counter(event["tid"] for event in kernels).most_common(1)
+    kernels = [event for event in kernels if event["tid"] == streams[0][0]]
+    calls = ((launched.get(event["args"].get("correlation"), -inf), *_when(event)) for event in kernels)
+    return sorted(calls)
 
 
 def watch_torch() -> None:
@@ -158,6 +146,19 @@ def watch_torch() -> None:
     """
     from torch.distributed.pipelining.schedules import _PipelineSchedule
     from torch.distributed.pipelining.stage import _PipelineStageBase
+    from torch.profiler import record_function
+
+    def named(owner: type, method: str, name: Callable[..., str]) -> None:
+        plain = getattr(owner, method)
+
+        @wraps(plain)
+        def call(*given: Any, **options: Any) -> Any:
+            text = name(*given, **options)
+            with record_function(f"pplab:{text}") if text else nullcontext():
+                return plain(*given, **options)
+
+        if not hasattr(plain, "__wrapped__"):
+            setattr(owner, method, call)
 
     def backward(stage: Any, m: int, loss: object = None, full_backward: bool = True, **_: object) -> str:
         return f"{stage.stage_index}{'B' if full_backward else 'I'}{m}" * stage.has_backward
@@ -165,23 +166,7 @@ def watch_torch() -> None:
     def loss(_: object, stage: Any, output: object, target: object, m: int, *__: object) -> str:
         return f"{stage.stage_index}F{m}" * stage.is_last
 
-    _name(_PipelineStageBase, "forward_one_chunk", lambda stage, m, *_, **__: f"{stage.stage_index}F{m}")
-    _name(_PipelineStageBase, "backward_one_chunk", backward)
-    _name(_PipelineStageBase, "backward_weight_one_chunk", lambda stage, m, **_: f"{stage.stage_index}W{m}")
-    _name(_PipelineSchedule, "_maybe_compute_loss", loss)
-
-
-def _name(owner: type, method: str, name: Callable[..., str]) -> None:
-    """Put a span around every call of a method for which `name` gives one."""
-    from torch.profiler import record_function
-
-    plain = getattr(owner, method)
-
-    @wraps(plain)
-    def call(*given: Any, **options: Any) -> Any:
-        text = name(*given, **options)
-        with record_function(f"pplab:{text}") if text else nullcontext():
-            return plain(*given, **options)
-
-    if not hasattr(plain, "__wrapped__"):
-        setattr(owner, method, call)
+    named(_PipelineStageBase, "forward_one_chunk", lambda stage, m, *_, **__: f"{stage.stage_index}F{m}")
+    named(_PipelineStageBase, "backward_one_chunk", backward)
+    named(_PipelineStageBase, "backward_weight_one_chunk", lambda stage, m, **_: f"{stage.stage_index}W{m}")
+    named(_PipelineSchedule, "_maybe_compute_loss", loss)

@@ -54,9 +54,12 @@ def read_traces(*places: str | Path) -> Traced:
     whole = {rank: _whole(rank, steps[rank], notes) for rank in sorted(steps)}
     ranks = _pipeline({rank: found[0] for rank, found in whole.items()}, traces, notes)
     hosts = [next(trace.host for trace in traces if trace.rank == rank) for rank in ranks]
-    matched = [*_matched([whole[rank] for rank in ranks], hosts)]
+    matched = [*_matched([whole[rank] for rank in ranks])]
     if not matched:
-        raise ValueError(f"no step is in the traces of all ranks, {ranks}: give traces of the same steps. {RECORD}")
+        raise ValueError(
+            f"no step is in the traces of all ranks, {ranks}, at one time: give traces of the same steps, from hosts "
+            "whose clocks agree to within a step"
+        )
     if left := max(len(whole[rank]) for rank in ranks) - len(matched):
         notes.append(f"{plural(left, 'step')} left out that not all ranks' traces have")
     if apart:
@@ -107,41 +110,32 @@ def _whole(rank: int, steps: list[_Step], notes: list[str]) -> list[_Step]:
 
 def _pipeline(did: dict[int, _Step], traces: Sequence[Trace], notes: list[str]) -> list[int]:
     """The ranks of one pipeline, in order, by what each did in a step."""
-    ranks = [*did]
-    items = {rank: {str(each.item) for each in did[rank]} for rank in ranks}
-    stages = {rank: {action.stage for each in did[rank] for action in parts(each.item)} for rank in ranks}
-    given = ", ".join(f"rank {rank} with stage {' and '.join(map(str, sorted(stages[rank])))}" for rank in ranks)
+    items = {rank: [str(each.item) for each in step] for rank, step in did.items()}
+    every = sorted({*chain(*items.values())})
     groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
-    every = sorted(set.union(*items.values()))
-
-    def is_one(group: Sequence[int]) -> bool:
-        return sorted(item for rank in group for item in items.get(rank, ())) == every
-
-    if not is_one(ranks):
-        found = [[*group] for group in groups if is_one(group)]
-        if not found:
-            raise ValueError(f"the same actions are there twice: {given}. Give the traces of one pipeline's ranks")
-        ranks = found[0]
-        notes.append(f"of {len(found)} pipelines, that of ranks {', '.join(map(str, ranks))} is taken")
-    known = next((group for group in groups if {*ranks} <= {*group}), ())
-    held = set.union(*(stages[rank] for rank in ranks))
+    given = f"given are those of ranks {', '.join(map(str, did))}"
+    pipelines = [ranks for ranks in [(*did,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
+    if not pipelines:
+        raise ValueError(f"several traces have the same actions; {given}: give those of one pipeline")
+    ranks = pipelines[0]
+    if len(ranks) < len(did):
+        notes.append(f"of {len(pipelines)} pipelines, that of ranks {', '.join(map(str, ranks))} is taken")
+    known = next((group for group in groups if {*ranks} <= {*group}), ranks)
+    stages = {action.stage for rank in ranks for each in did[rank] for action in parts(each.item)}
     missing = [f"rank {rank}" for rank in known if rank not in ranks]
-    if missing := missing or [f"stage {stage}" for stage in range(max(held)) if stage not in held]:
-        raise ValueError(f"no trace is of {', '.join(missing)}; given are {given}. Give those of all ranks. {RECORD}")
-    return ranks
+    if missing := missing or [f"stage {stage}" for stage in range(max(stages)) if stage not in stages]:
+        raise ValueError(f"no trace is of {', '.join(missing)}; {given}: give those of all ranks of a pipeline")
+    return [*ranks]
 
 
-def _matched(found: Sequence[list[_Step]], hosts: Sequence[str]) -> Iterator[tuple[Schedule, list[_Step]]]:
-    """Of each step of the first rank, what all ranks did meanwhile. Steps are counted where hosts' clocks are so far
-    apart that nothing was."""
-    for place, first in enumerate(found[0]):
+def _matched(found: Sequence[list[_Step]]) -> Iterator[tuple[Schedule, list[_Step]]]:
+    """Of each step of the first rank, what all ranks did meanwhile."""
+    for first in found[0]:
         step = []
-        for steps, host in zip(found, hosts, strict=True):
+        for steps in found:
             together = [min(first[-1].end, each[-1].end) - max(first[0].start, each[0].start) for each in steps]
             if max(together) > 0:
                 step.append(steps[together.index(max(together))])
-            elif host != hosts[0] and len(steps) == len(found[0]):
-                step.append(steps[place])
         if len(step) == len(found):
             schedule = Schedule([[did.item for did in row] for row in step], "traced")
             validate(schedule)
