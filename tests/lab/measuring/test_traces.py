@@ -105,13 +105,13 @@ def test_an_interpreters_span_is_divided_into_wait_and_computing():
     assert whole - 2 < action.end - wait.start <= whole and action.end - action.start < whole - 15
 
 
+@pytest.mark.slow
 def test_a_run_that_is_recorded_now(tmp_path):
     """Not stripped; a message from rank 0 to rank 1 takes 20 ms more."""
     record(CASES["slow-link"], tmp_path / "now")
     found = lab.read_traces(tmp_path / "now")
     assert [[*map(str, row)] for row in found.timelines[0].schedule.rows] == torch_rows("slow-link")
-    links = lab.where(found.timelines[0]).links
-    assert links[0, 1].latency > 20 and links[0, 1].latency > links[1, 0].latency
+    assert lab.where(found.timelines[0]).links[0, 1].latency > 20
 
 
 def test_torchtitans_folders_are_steps():
@@ -146,7 +146,7 @@ def test_incomplete_steps_are_left_out(tmp_path, rank, end):
     kept = whole[:2] if end else whole[1:]
     assert [t.starts == pytest.approx(other.starts) for t, other in zip(found.timelines, kept, strict=True)]
     assert found.notes[0] == f"rank {rank}: 1 of 3 steps left out: not whole, or forwards alone"
-    assert found.notes[1] == "1 step left out that not all ranks' traces have"
+    assert found.notes[1] == "steps left out that not all ranks' traces have: 1"
 
 
 @pytest.mark.parametrize("offsets", [(0, 1.5), (0, -40), (4, 0, -7, 30)])
@@ -188,14 +188,16 @@ def test_clocks_that_run_unevenly_are_not_tied(tmp_path):
 
 def test_missing_ranks_are_named(tmp_path):
     four = [str(TRACES / "zbv" / f"rank{rank}.json.gz") for rank in range(4)]
-    with pytest.raises(ValueError, match=r"no trace is of rank 2; given are those of ranks 0, 1, 3: give those of all"):
+    with pytest.raises(ValueError, match="no trace is of rank 2: give those of all ranks"):
         lab.read_traces(four[0], four[1], four[3])
-    with pytest.raises(ValueError, match="no trace is of rank 2, rank 3; given are those of ranks 0, 1"):
+    with pytest.raises(ValueError, match="no trace is of rank 2, rank 3: give those of all ranks"):
         lab.read_traces(*four[:2])
     traces = [load("1f1b-four", rank) for rank in (0, 2, 3)]
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]  # as in older traces
-    with pytest.raises(ValueError, match="no trace is of stage 1; given are those of ranks 0, 2, 3"):
+    with pytest.raises(
+        ValueError, match="give one trace of every rank of one pipeline: in these, no rank runs stage 1"
+    ):
         lab.read_traces(save(tmp_path / "old", *traces))
 
 
@@ -212,7 +214,10 @@ def test_of_two_pipelines_the_first_is_taken(tmp_path):
     assert len(lab.read_traces(folder / "rank1.json", folder / "rank3.json").timelines) == 1
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]
-    with pytest.raises(ValueError, match="several traces have the same actions; given are those of ranks 0, 1, 2, 3"):
+    with pytest.raises(
+        ValueError,
+        match="give one trace of every rank of one pipeline: in these, rank 0 runs 0F0, but stage 0 lives on",
+    ):
         lab.read_traces(save(tmp_path / "unknown", *traces))
 
 
@@ -248,9 +253,9 @@ def test_bad_places(tmp_path):
         ValueError, match="(?s)names no action of a pipeline in its .* torch's Schedule1F1B .*watch_torch"
     ):
         lab.read_traces(TRACES / "unnamed")
-    with pytest.raises(ValueError, match="has no trace: expected files of torch.profiler"):
+    with pytest.raises(ValueError, match=f"{tmp_path}: expected traces of torch.profiler"):
         lab.read_traces(tmp_path)
-    with pytest.raises(ValueError, match="give the traces' files, one for each rank, or their folder"):
+    with pytest.raises(ValueError, match="nothing given: expected traces of torch.profiler"):
         lab.read_traces()
     with pytest.raises(FileNotFoundError):
         lab.read_traces(tmp_path / "none.json")

@@ -70,8 +70,12 @@ def read_trace(path: Path) -> Trace:
         data = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
         info = data["distributedInfo"]
         rank, groups = int(info["rank"]), [group.get("ranks", ()) for group in info.get("pg_config", ())]
-        events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
-        dids, notes = _dids(events, rank, data.get("baseTimeNanoseconds", 0) / 1e6)
+        base, events = data.get("baseTimeNanoseconds", 0) / 1e6, []
+        for event in data["traceEvents"]:
+            if event.get("ph") == "X":
+                start = base + event["ts"] / 1e3
+                events.append({**event, "start": start, "end": start + event["dur"] / 1e3})
+        dids, notes = _dids(events, rank)
     if not dids:
         raise ValueError(
             f"{path} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
@@ -82,21 +86,21 @@ def read_trace(path: Path) -> Trace:
     return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
 
 
-def _dids(events: Sequence[dict], rank: int, base: float) -> tuple[list[Did], list[str]]:
+def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
     """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
-    spans: list[tuple[float, float, str, str]] = []
+    spans = []
     for event in events:
         if event.get("cat") == "user_annotation":
             name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
             if match := _NAME.fullmatch(name):
-                spans.append((*_when(event), match[1], match[2]))
+                spans.append((event["start"], event["end"], match[1], match[2]))
     spans.sort()
     alone = any(by == "pplab" for _, _, by, _ in spans)  # then other names are around these
     operators = [event for event in events if event.get("cat") == "cpu_op"]
-    backwards = sorted(event["ts"] for event in operators if event["name"].startswith("autograd::engine"))
+    backwards = sorted(event["start"] for event in operators if event["name"].startswith("autograd::engine"))
     kernels = _kernels(events)
-    busy = kernels or sorted((e["ts"], *_when(e)) for e in operators if not e["name"].startswith(_APART))
-    found: list[tuple[Item, list[float]]] = []
+    busy = kernels or sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
+    dids: list[Did] = []
     around, free = (-inf, -inf), -inf
     for start, end, by, text in spans:
         if by == "PP":
@@ -111,29 +115,27 @@ def _dids(events: Sequence[dict], rank: int, base: float) -> tuple[list[Did], li
                 inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
                 since = min((each[1] for each in inside), default=max(free, until))
                 until = max((each[2] for each in inside), default=since)
-            if found and found[-1][0] == item:
-                found[-1][1][2] = until
+            if dids and dids[-1].item == item:
+                dids[-1] = dids[-1]._replace(end=until)
             else:
-                found.append((item, [since if kernels else asked, since, until]))
+                dids.append(Did(item, since if kernels else asked, since, until))
             free = until
     notes = ["times are those of a GPU's kernels, which don't show how long a message was waited for"] * bool(kernels)
     if any(event["name"] == "Forward 0" for event in events) and not alone:
         notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
-    return [Did(item, *(base + at / 1e3 for at in times)) for item, times in found], notes
-
-
-def _when(event: dict) -> tuple[float, float]:
-    return event["ts"], event["ts"] + event["dur"]
+    return dids, notes
 
 
 def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
     """When a kernel was launched, began and ended, of the stream that has most; in order."""
-    launched = {event["args"].get("correlation"): event["ts"] for event in events if "cuda" in event.get("cat", "")}
+    launched = {event["args"].get("correlation"): event["start"] for event in events if "cuda" in event.get("cat", "")}
     kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" not in event["name"].lower()]
     streams = Counter(event["tid"] for event in kernels).most_common(1)
-    kernels = [event for event in kernels if event["tid"] == streams[0][0]]
-    calls = ((launched.get(event["args"].get("correlation"), -inf), *_when(event)) for event in kernels)
-    return sorted(calls)
+    return sorted(
+        (launched.get(event["args"].get("correlation"), -inf), event["start"], event["end"])
+        for event in kernels
+        if event["tid"] == streams[0][0]
+    )
 
 
 def watch_torch() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...actions import F, I, W, parts
 from ...deps import incoming
-from ...schedule import Schedule, plural
+from ...schedule import Schedule
 from ...simulator import validate
 from ...timeline import Span, Timeline, total
 from .trace_file import RECORD, Did, Trace, read_trace
@@ -61,7 +61,7 @@ def read_traces(*places: str | Path) -> Traced:
             "whose clocks agree to within a step"
         )
     if left := max(len(whole[rank]) for rank in ranks) - len(matched):
-        notes.append(f"{plural(left, 'step')} left out that not all ranks' traces have")
+        notes.append(f"steps left out that not all ranks' traces have: {left}")
     if apart:
         mean = total(apart) / len(apart)
         notes.append(f"between its steps a rank spends {mean:.1f} ms, which are in no step: the optimizer, data")
@@ -72,12 +72,10 @@ def read_traces(*places: str | Path) -> Traced:
 def _files(places: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for place in map(Path, places):
-        inside = sorted(p for p in place.rglob("*.json*") if p.is_file()) if place.is_dir() else [place]
-        if not inside:
-            raise ValueError(f"{place} has no trace: expected files of torch.profiler, .json or .json.gz. {RECORD}")
-        found += inside
+        found += [each for each in place.rglob("*.json*") if each.is_file()] if place.is_dir() else [place]
     if not found:
-        raise ValueError("give the traces' files, one for each rank, or their folder")
+        given = ", ".join(map(str, places)) or "nothing given"
+        raise ValueError(f"{given}: expected traces of torch.profiler, .json or .json.gz, or their folder. {RECORD}")
     return sorted({*found})
 
 
@@ -104,7 +102,7 @@ def _whole(rank: int, steps: list[_Step], notes: list[str]) -> list[_Step]:
             f"{' '.join(str(did.item) for did in steps[-1][:9])} ... isn't one. {RECORD}"
         )
     if left := len(steps) - len(whole):
-        notes.append(f"rank {rank}: {left} of {plural(len(steps), 'step')} left out: not whole, or forwards alone")
+        notes.append(f"rank {rank}: {left} of {len(steps)} steps left out: not whole, or forwards alone")
     return whole
 
 
@@ -113,18 +111,13 @@ def _pipeline(did: dict[int, _Step], traces: Sequence[Trace], notes: list[str]) 
     items = {rank: [str(each.item) for each in step] for rank, step in did.items()}
     every = sorted({*chain(*items.values())})
     groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
-    given = f"given are those of ranks {', '.join(map(str, did))}"
     pipelines = [ranks for ranks in [(*did,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
-    if not pipelines:
-        raise ValueError(f"several traces have the same actions; {given}: give those of one pipeline")
-    ranks = pipelines[0]
+    ranks = pipelines[0] if pipelines else (*did,)
     if len(ranks) < len(did):
         notes.append(f"of {len(pipelines)} pipelines, that of ranks {', '.join(map(str, ranks))} is taken")
     known = next((group for group in groups if {*ranks} <= {*group}), ranks)
-    stages = {action.stage for rank in ranks for each in did[rank] for action in parts(each.item)}
-    missing = [f"rank {rank}" for rank in known if rank not in ranks]
-    if missing := missing or [f"stage {stage}" for stage in range(max(stages)) if stage not in stages]:
-        raise ValueError(f"no trace is of {', '.join(missing)}; {given}: give those of all ranks of a pipeline")
+    if missing := [f"rank {rank}" for rank in known if rank not in ranks]:
+        raise ValueError(f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline")
     return [*ranks]
 
 
@@ -138,31 +131,34 @@ def _matched(found: Sequence[list[_Step]]) -> Iterator[tuple[Schedule, list[_Ste
                 step.append(steps[together.index(max(together))])
         if len(step) == len(found):
             schedule = Schedule([[did.item for did in row] for row in step], "traced")
-            validate(schedule)
+            try:
+                validate(schedule)
+            except ValueError as error:
+                raise ValueError(f"give one trace of every rank of one pipeline: in these, {error}") from None
             yield schedule, step
 
 
 def _ahead(steps: Sequence[tuple[Schedule, list[_Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
     """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it has left: one way that
     says how far a clock is ahead at most, the other way at least."""
-    names = sorted(set(hosts))
-    if len(names) == 1:
-        return [0.0] * len(hosts)
+    first, names = hosts[0], sorted({*hosts})
     most = {(a, b): inf if a != b else 0.0 for a, b in product(names, names)}  # so far b's is ahead of a's, at most
     for schedule, step in steps:
         did, graph, on = [*chain(*step)], schedule.graph, [hosts[rank] for rank in schedule.columns.ranks]
         for i, user in enumerate(did):
             for _, entry in graph.awaited(i):
-                pair, room = (on[entry], on[i]), user.start - did[graph.id_of(entry)].end
-                most[pair] = min(most[pair], room if on[entry] != on[i] else inf)
+                if on[entry] != on[i]:
+                    room = user.start - did[graph.id_of(entry)].end
+                    most[on[entry], on[i]] = min(most[on[entry], on[i]], room)
     for via, a, b in product(names, names, names):
         most[a, b] = min(most[a, b], most[a, via] + most[via, b])
-    width = max(most[hosts[0], name] + most[name, hosts[0]] for name in names)
-    if not (width < inf and min(most[name, name] for name in names) == 0):
+    if min(most[name, name] for name in names) < 0:
         notes.append("clocks of the hosts aren't tied: no shift of them lets every message arrive after it has left")
         return [0.0] * len(hosts)
-    notes.append(f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms either way")
-    return [(most[hosts[0], host] - most[host, hosts[0]]) / 2 for host in hosts]
+    if len(names) > 1:
+        width = max(most[first, name] + most[name, first] for name in names)
+        notes.append(f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms either way")
+    return [(most[first, host] - most[host, first]) / 2 for host in hosts]
 
 
 def _timeline(schedule: Schedule, step: list[_Step], ahead: Sequence[float]) -> Timeline:
