@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 import torch
+from gpu_calls import host_calls
 
 import pplab as pp
-from pplab import lab
 from pplab.actions import INPUT_GRADIENT, F, parts
 from pplab.deps import incoming, other_end
 from pplab.runtime import Extra, Listener, process_groups
@@ -56,7 +56,7 @@ class _Counting(Listener):
 def predicted(schedule: pp.Schedule) -> tuple[int, ...]:
     """What the rows ask for: from its post, a message has its room until the backward that uses it has ended."""
     found, home = [], schedule.home()
-    for rank, calls in enumerate(lab.host_calls(schedule)):
+    for rank, calls in enumerate(host_calls(schedule)):
         there = most = 0
         for what, of in calls:
             there += what == "post"

@@ -19,10 +19,10 @@ _ROOMS = {
         "fit_link measure_layers measure_link message_times multiply_times "
         "read_traces watch_torch where"
     ),
-    "models": "Decoded SmallCase data decode models",
+    "models": "SmallCase data models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan State Transformer best dp_degree formulas fsdp_row "
-        "layouts partition plan"
+        "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure best choose "
+        "dp_degree formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "
@@ -34,8 +34,8 @@ _ROOMS = {
     ),
     "shell": "train_here",
     "streams": (
-        "GpuMachine Offload Offloaded OnHost ToHost VocabularyParallel hanging_waits host_calls "
-        "offloaded_row parse_lowered simulate_lowered simulate_sends vocabulary_row"
+        "Offload Offloaded VocabularyParallel offloaded_row parse_lowered simulate_lowered "
+        "simulate_sends vocabulary_row"
     ),
 }
 __all__, __getattr__, __dir__ = _lazily(__name__, _ROOMS)

@@ -8,8 +8,8 @@ is predicted of the two is sent in the way that comes nearer to the step.
 The error of a prediction is a sum, in shares of the step:
 
     of the replay    how far the nearer replay is from what was measured
-    of the steps     half of how far predictions from single steps lie apart, each against the same step's own replay
-    of the sending   for another order: how far the two replays lie apart
+    of the steps     how far they are from the median one, on average
+    of the sending   for another order or another way to send: how far the two replays lie apart
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ...actions import B, I
@@ -109,27 +110,26 @@ def explain(traced: Any) -> Explained:
     """
     if not (steps := sorted(getattr(traced, "timelines", ()), key=end_of)):
         raise ValueError(f"explain takes what lab.read_traces gives, with a whole step in it, got {shown(traced)}")
-    median = (len(steps) - 1) // 2
-    step, worlds = steps[median], [*map(_worlds, steps)]
-    own, costs = step.schedule, worlds[median][0]
+    step = steps[(len(steps) - 1) // 2]
+    own, (mean, *_, costs) = step.schedule, _machines(step)
+    even = replace(mean, links=costs.links, message=costs.message, overhead=costs.overhead)
     both = {sends: _simulated(own, costs, sends).makespan for sends in SENDS[:2]}
     nearest = min(both, key=lambda sends: abs(both[sends] - step.makespan))
-    replays = [_simulated(own, each[0], nearest).makespan for each in worlds]
     of_replay = abs(both[nearest] / step.makespan - 1)
+    of_steps = fmean(abs(each.makespan / step.makespan - 1) for each in steps)
     of_sending = max(both.values()) / min(both.values()) - 1
 
-    def what_if(what: str, schedule: Schedule = own, world: int = 0, sends: str = nearest) -> WhatIf:
-        found = [_simulated(schedule, each[world], sends) for each in worlds]
-        ratios = [each.makespan / replayed for each, replayed in zip(found, replays, strict=True)]
-        of_steps = (max(ratios) - min(ratios)) / 2 / ratios[median]
-        change = ratios[median] * own.num_microbatches / schedule.num_microbatches - 1
-        return WhatIf(what, found[median], change, of_replay + of_steps + of_sending * (schedule != own))
+    def what_if(what: str, schedule: Schedule = own, costs: Costs = costs, sends: str = nearest) -> WhatIf:
+        timeline = _simulated(schedule, costs, sends)
+        shares = timeline.makespan / schedule.num_microbatches, both[nearest] / own.num_microbatches
+        error = of_replay + of_steps + of_sending * (schedule != own or sends != nearest)
+        return WhatIf(what, timeline, shares[0] / shares[1] - 1, error)
 
     what_ifs = [
         what_if("nothing (replay)"),
         what_if("nobody waits for sends", sends=SENDS[0]),
-        what_if("stages equally long", world=1),
-        what_if("messages at once", world=2),
+        what_if("stages equally long", costs=even),
+        what_if("messages at once", costs=replace(costs, links={})),
         *(what_if(*named) for named in _schedules(own, costs)),
     ]
     if nearest == SENDS[0]:
@@ -144,13 +144,6 @@ def _simulated(schedule: Schedule, costs: Costs, sends: str) -> Timeline:
         return simulate_sends(schedule, costs, sends)
     except ValueError:
         return simulate(schedule, costs)  # rows of which no class waits for its sends
-
-
-def _worlds(step: Timeline) -> tuple[Costs, Costs, Costs]:
-    """A step's costs, those with the mean of all stages on each, and those with messages that are there at once."""
-    mean, *_, costs = _machines(step)
-    even = replace(mean, links=costs.links, message=costs.message, overhead=costs.overhead)
-    return costs, even, replace(costs, links={})
 
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:

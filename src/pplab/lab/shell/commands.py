@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import number, positive_int
 from ...optional import bring
 from ..forms import run_to_dict
-from . import cli
+from . import choice, cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ WORKLOAD: tuple[Flag, ...] = (
     dict(name="--context", type=int, metavar="N", help="of gpt or mixture: the length of a sequence"),
 )
 COMMANDS = (
+    choice.COMMAND,
     Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
     Command("explain", "where a step of PyTorch's pipelining went, and what would be faster", _explain, _explain_flags),
     Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),

@@ -1,10 +1,8 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
-from .gpu_calls import host_calls as host_calls
-from .gpu_machine import GpuMachine as GpuMachine
-from .gpu_machine import hanging_waits as hanging_waits
 from .offload import Offload as Offload
 from .offload import Offloaded as Offloaded
+from .offload import leaving_of as leaving_of
 from .offload import offloaded_row as offloaded_row
 from .queues import compute_of as compute_of
 from .queues import parse_lowered as parse_lowered
@@ -12,7 +10,5 @@ from .queues import simulate_lowered as simulate_lowered
 from .sends import SENDS as SENDS
 from .sends import posted as posted
 from .sends import simulate_sends as simulate_sends
-from .to_host import OnHost as OnHost
-from .to_host import ToHost as ToHost
 from .vocabulary import VocabularyParallel as VocabularyParallel
 from .vocabulary import vocabulary_row as vocabulary_row

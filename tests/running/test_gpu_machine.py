@@ -8,8 +8,11 @@ from functools import cache
 from types import SimpleNamespace
 from unittest import mock
 
+import gpu_calls
 import pytest
 import torch
+from gpu_calls import host_calls
+from gpu_machine import GpuMachine, hanging_waits
 from torch import nn
 
 import pplab as pp
@@ -17,7 +20,6 @@ from conftest import random_schedule
 from pplab import lab
 from pplab.actions import COMPUTE, RECV_B, RECV_F, Overlap
 from pplab.errors import ScheduleError
-from pplab.lab.streams import gpu_calls
 from pplab.runtime import Reducer
 from pplab.runtime.gpu import ENVIRONMENT
 
@@ -36,7 +38,7 @@ def built(num_ranks: int) -> tuple[pp.Schedule, ...]:
 
 def ends(schedule: pp.Schedule, **machine) -> bool:
     try:
-        lab.GpuMachine(schedule, **machine).run()
+        GpuMachine(schedule, **machine).run()
     except ScheduleError:
         return False
     return True
@@ -46,7 +48,7 @@ def hanging_single_waits(schedule: pp.Schedule, **machine) -> list[tuple]:
     """All calls, with their ranks, before which one wait of one host for its whole GPU never ends."""
     found = []
     for rank in range(schedule.num_ranks):
-        played = lab.GpuMachine(schedule, **machine)
+        played = GpuMachine(schedule, **machine)
         for at, call in enumerate(played.calls[rank]):
             played.stops[rank] = at  # a host that waits; the others do what they can without it
             played.settle()
@@ -76,7 +78,7 @@ def careless_receives():
         yield
 
 
-def most_at_once(machine: lab.GpuMachine) -> int:
+def most_at_once(machine: GpuMachine) -> int:
     """More transfers than this can't be on a GPU, whatever the times: a stream runs one at a time, and the copies' sums
     start when the rank has computed everything, so when all that it receives is there."""
     most = 0
@@ -94,7 +96,7 @@ def test_every_schedule_ends_with_at_most_four_kernels(num_ranks, ahead):
     """Four places never refuse a transfer, and the host may be as far ahead as the runtime lets it, or less."""
     assert len(built(num_ranks)) > 20
     for schedule in built(num_ranks):
-        machine = lab.GpuMachine(schedule, ahead).run()
+        machine = GpuMachine(schedule, ahead).run()
         assert machine.most_resident <= most_at_once(machine) <= 4
         assert all(ends(schedule, ahead=ahead, run_ahead=lag) for lag in (1, 2)), schedule.name
 
@@ -102,7 +104,7 @@ def test_every_schedule_ends_with_at_most_four_kernels(num_ranks, ahead):
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_replicas_add_up_with_at_most_four_kernels(num_ranks):
     for schedule in built(num_ranks)[1::2]:
-        machine = lab.GpuMachine(lab.replicate(schedule, 2), run_ahead=2).run()
+        machine = GpuMachine(lab.replicate(schedule, 2), run_ahead=2).run()
         assert any(call[0] == "start" for call in machine.calls[0])
         assert machine.most_resident <= most_at_once(machine) <= 4
 
@@ -122,7 +124,7 @@ def test_sums_come_in_the_reducers_order(monkeypatch):
         [],
     )
     monkeypatch.setattr("torch.distributed.all_reduce", lambda x, group, async_op: found.append(group))
-    for rank, calls in enumerate(lab.host_calls(schedule)):
+    for rank, calls in enumerate(host_calls(schedule)):
         context = SimpleNamespace(wire=torch.device("cpu"), rank=rank, group=lambda purpose, ranks: tuple(ranks))
         modules = {stage: nn.Linear(1, 1) for stage in schedule.stages_of(rank)}
         reducer = Reducer(
@@ -148,9 +150,7 @@ def test_too_few_kernels_queues_or_streams_deadlock():
 
 def cases(ahead: int, **asked) -> list[pp.Schedule]:
     """Which of the schedules on 2 to 4 ranks hang where every host waits before each call."""
-    return [
-        each for num_ranks in (2, 3, 4) for each in built(num_ranks) if lab.hanging_waits(each, ahead=ahead, **asked)
-    ]
+    return [each for num_ranks in (2, 3, 4) for each in built(num_ranks) if hanging_waits(each, ahead=ahead, **asked)]
 
 
 def test_what_hangs_where_all_hosts_wait():
@@ -168,7 +168,7 @@ def test_no_host_that_waits_before_what_may_allocate_gets_further_than_one_that_
     for num_ranks in (2, 3, 4):
         for schedule in built(num_ranks):
             for ahead in (0, 1):
-                calls = lab.host_calls(schedule, ahead=ahead)
+                calls = host_calls(schedule, ahead=ahead)
                 each = [(rank, i, what) for rank, row in enumerate(calls) for i, (what, _) in enumerate(row)]
                 some = {(rank, i) for rank, i, what in each if what in ("post", "compute")}
                 assert ends(schedule, ahead=ahead, waits=some) == ends(schedule, ahead=ahead, waits="all")
@@ -180,11 +180,11 @@ def test_where_all_hosts_may_wait_no_waits_hang(rng):
         schedule = random_schedule(rng, overlap_share=0.2)
         asked = {"ahead": rng.choice((0, 1)), "room": rng.choice((0, 0, 1, 4))}
         with careless_receives() if rng.random() < 0.3 else nullcontext():
-            calls = lab.host_calls(schedule, ahead=asked["ahead"])
+            calls = host_calls(schedule, ahead=asked["ahead"])
             every = [(rank, i) for rank, row in enumerate(calls) for i in range(len(row))]
             some = {wait for wait in every if rng.random() < 0.5}
             all_end = ends(schedule, waits="all", **asked)
-            assert all_end == (not lab.hanging_waits(schedule, **asked))
+            assert all_end == (not hanging_waits(schedule, **asked))
             fewer = set(rng.sample(sorted(some), len(some) // 2))
             assert all_end <= ends(schedule, waits=some, **asked) <= ends(schedule, waits=fewer, **asked)
             assert all_end <= (not hanging_single_waits(schedule, **asked))
@@ -193,7 +193,7 @@ def test_where_all_hosts_may_wait_no_waits_hang(rng):
 @pytest.mark.parametrize("ahead, pairs", [(0, 3), (1, 8)])
 def test_two_hosts_that_wait_hang_what_one_does_not(ahead, pairs):
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    first, second = lab.host_calls(schedule, ahead=ahead)
+    first, second = host_calls(schedule, ahead=ahead)
     waits = [{(0, i), (1, j)} for i in range(len(first)) for j in range(len(second))]
     assert not hanging_single_waits(schedule, ahead=ahead)
     assert sum(not ends(schedule, ahead=ahead, waits=each) for each in waits) == pairs
@@ -213,7 +213,7 @@ def test_what_buffers_hide():
     """Two ranks that both send before they receive. Too few places stay too few."""
     two, four = (pp.build("1F1B", num_ranks=P, num_microbatches=2 * P) for P in (2, 4))
     for ahead, found in ((0, [True, False]), (1, [True, True])):
-        assert [bool(lab.hanging_waits(two, ahead=ahead, room=room)) for room in (0, 1)] == found
+        assert [bool(hanging_waits(two, ahead=ahead, room=room)) for room in (0, 1)] == found
     assert not ends(four, room=8, kernels=1) and not ends(four, room=8, one_stream=True)
 
 
@@ -240,12 +240,12 @@ def test_an_early_receive_hangs_no_random_schedule():
 
 def test_a_careless_receive_hangs_a_wait_for_the_whole_device():
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
-    assert not lab.hanging_waits(schedule)  # of no hosts
+    assert not hanging_waits(schedule)  # of no hosts
     with careless_receives():
         found = hanging_single_waits(schedule)
         tried = [
             (rank, call)
-            for rank, calls in enumerate(lab.host_calls(schedule))
+            for rank, calls in enumerate(host_calls(schedule))
             for at, call in enumerate(calls)
             if not ends(schedule, waits={(rank, at)})
         ]
@@ -256,12 +256,12 @@ def test_what_is_stuck_is_named():
     schedule = pp.build("GPipe", num_ranks=2, num_microbatches=4)
     with careless_receives():
         rank, call = hanging_single_waits(schedule)[0]
-        at = lab.host_calls(schedule)[rank].index(call)
+        at = host_calls(schedule)[rank].index(call)
         says = rf"deadlock on GPUs.*rank {rank}: host before {call[0]} {call[1]}, running"
         with pytest.raises(ScheduleError, match=says):
-            lab.GpuMachine(schedule, waits={(rank, at)}).run()
+            GpuMachine(schedule, waits={(rank, at)}).run()
     with pytest.raises(ValueError, match="kernels"):
-        lab.GpuMachine(schedule, kernels=0)
+        GpuMachine(schedule, kernels=0)
     for wrong in ({"waits": "any"}, {"room": -1}):
         with pytest.raises(ValueError, match="any|room"):
-            lab.GpuMachine(schedule, **wrong)
+            GpuMachine(schedule, **wrong)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from ...actions import Action, Overlap
-from ...deps import other_end
-from ...errors import ScheduleError, positive_int, unknown
-from ...schedule import Schedule
-from .gpu_calls import Call, Together, host_calls
+from gpu_calls import Call, Together, host_calls
+
+from pplab.actions import Action, Overlap
+from pplab.deps import other_end
+from pplab.errors import ScheduleError, positive_int, unknown
+from pplab.schedule import Schedule
 
 
 @dataclass(eq=False)

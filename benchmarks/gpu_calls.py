@@ -11,10 +11,10 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from ...actions import Action, F, Overlap, W
-from ...lowering import lower
-from ...runtime import Executor, Listeners
-from ...schedule import Schedule
+from pplab.actions import Action, F, Overlap, W
+from pplab.lowering import lower
+from pplab.runtime import Executor, Listeners
+from pplab.schedule import Schedule
 
 
 class Together(NamedTuple):
