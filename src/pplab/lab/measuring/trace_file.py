@@ -28,7 +28,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...actions import Item
+from ...actions import B, F, Item, parts
 from ...text import parse
 from ..forms import printable, reading
 
@@ -113,6 +113,8 @@ def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
             asked = max(around[0], free) if since < around[1] else since
             if kernels or not alone:
                 inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
+                if not inside and parts(item)[0].kind in (F, B):  # of an evaluation, or before kernels were recorded
+                    continue
                 since = min((each[1] for each in inside), default=max(free, until))
                 until = max((each[2] for each in inside), default=since)
             if dids and dids[-1].item == item:

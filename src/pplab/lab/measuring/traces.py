@@ -6,13 +6,13 @@ What a trace tells of actions, and by which names, is said in `trace_file`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from math import inf
 from pathlib import Path
 
-from ...actions import F, I, W, parts
+from ...actions import F, parts
 from ...deps import incoming
 from ...schedule import Schedule
 from ...simulator import validate
@@ -51,17 +51,14 @@ def read_traces(*places: str | Path) -> Traced:
         found = _cut(trace.dids)
         steps[trace.rank] += found
         apart += [after[0].asked - before[-1].end for before, after in pairwise(found)]
-    whole = {rank: _whole(rank, steps[rank], notes) for rank in sorted(steps)}
-    ranks = _pipeline({rank: found[0] for rank, found in whole.items()}, traces, notes)
+    ranks = _pipeline({rank: {str(did.item) for did in chain(*steps[rank])} for rank in sorted(steps)}, traces, notes)
     hosts = [next(trace.host for trace in traces if trace.rank == rank) for rank in ranks]
-    matched = [*_matched([whole[rank] for rank in ranks])]
+    found = [steps[rank] for rank in ranks]
+    matched, why = _matched(found)
     if not matched:
-        raise ValueError(
-            f"no step is in the traces of all ranks, {ranks}, at one time: give traces of the same steps, from hosts "
-            "whose clocks agree to within a step"
-        )
-    if left := max(len(whole[rank]) for rank in ranks) - len(matched):
-        notes.append(f"steps left out that not all ranks' traces have: {left}")
+        raise ValueError(f"no whole step of training is in the traces of ranks {ranks}: {why}. {RECORD}")
+    if left := max(map(len, found)) - len(matched):
+        notes.append(f"steps left out that aren't whole on every rank, or have forwards alone: {left}")
     if apart:
         mean = total(apart) / len(apart)
         notes.append(f"between its steps a rank spends {mean:.1f} ms, which are in no step: the optimizer, data")
@@ -86,34 +83,13 @@ def _cut(dids: Sequence[Did]) -> list[_Step]:
     return [[*dids[start:end]] for start, end in pairwise([*bounds, len(dids)])]
 
 
-def _whole(rank: int, steps: list[_Step], notes: list[str]) -> list[_Step]:
-    """Those with a forward and a backward of every microbatch, in which something is computed."""
-    whole = []
-    for step in steps:
-        kinds: dict[tuple[int, int], str] = defaultdict(str)
-        for did in step:
-            for stage, kind, m in parts(did.item):
-                kinds[stage, m] += kind * (did.start < did.end or kind in (I, W))
-        if {*kinds.values()} <= {"FB", "FIW"}:
-            whole.append(step)
-    if not whole:
-        raise ValueError(
-            f"rank {rank} has no whole step of training, with a forward and a backward of every microbatch: "
-            f"{' '.join(str(did.item) for did in steps[-1][:9])} ... isn't one. {RECORD}"
-        )
-    if left := len(steps) - len(whole):
-        notes.append(f"rank {rank}: {left} of {len(steps)} steps left out: not whole, or forwards alone")
-    return whole
-
-
-def _pipeline(did: dict[int, _Step], traces: Sequence[Trace], notes: list[str]) -> list[int]:
-    """The ranks of one pipeline, in order, by what each did in a step."""
-    items = {rank: [str(each.item) for each in step] for rank, step in did.items()}
-    every = sorted({*chain(*items.values())})
+def _pipeline(items: dict[int, set[str]], traces: Sequence[Trace], notes: list[str]) -> list[int]:
+    """The ranks of one pipeline, in order, by what each does."""
+    every = sorted(set.union(*items.values()))
     groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
-    pipelines = [ranks for ranks in [(*did,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
-    ranks = pipelines[0] if pipelines else (*did,)
-    if len(ranks) < len(did):
+    pipelines = [ranks for ranks in [(*items,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
+    ranks = pipelines[0] if pipelines else (*items,)
+    if len(ranks) < len(items):
         notes.append(f"of {len(pipelines)} pipelines, that of ranks {', '.join(map(str, ranks))} is taken")
     known = next((group for group in groups if {*ranks} <= {*group}), ranks)
     if missing := [f"rank {rank}" for rank in known if rank not in ranks]:
@@ -121,8 +97,9 @@ def _pipeline(did: dict[int, _Step], traces: Sequence[Trace], notes: list[str]) 
     return [*ranks]
 
 
-def _matched(found: Sequence[list[_Step]]) -> Iterator[tuple[Schedule, list[_Step]]]:
-    """Of each step of the first rank, what all ranks did meanwhile."""
+def _matched(found: Sequence[list[_Step]]) -> tuple[list[tuple[Schedule, list[_Step]]], str]:
+    """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and why another isn't."""
+    whole, why = [], "these are of different steps, or of hosts whose clocks differ by more than a step"
     for first in found[0]:
         step = []
         for steps in found:
@@ -133,9 +110,10 @@ def _matched(found: Sequence[list[_Step]]) -> Iterator[tuple[Schedule, list[_Ste
             schedule = Schedule([[did.item for did in row] for row in step], "traced")
             try:
                 validate(schedule)
+                whole.append((schedule, step))
             except ValueError as error:
-                raise ValueError(f"give one trace of every rank of one pipeline: in these, {error}") from None
-            yield schedule, step
+                why = str(error)
+    return whole, why
 
 
 def _ahead(steps: Sequence[tuple[Schedule, list[_Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
