@@ -128,7 +128,8 @@ def test_evaluations_are_left_out():
     found = lab.read_traces(TRACES / "validated")
     assert found.notes[0] == "steps left out that aren't whole on every rank, or have forwards alone: 2"
     with pytest.raises(
-        ValueError, match="(?s)no whole step of training is in the traces of ranks .0, 1.: .*Record it so"
+        ValueError,
+        match="(?s)no step with all forwards and backwards is in the traces of ranks .0, 1.: 0B0 .*Record it",
     ):
         lab.read_traces(TRACES / "evaluation")
 

@@ -56,7 +56,7 @@ def read_traces(*places: str | Path) -> Traced:
     found = [steps[rank] for rank in ranks]
     matched, why = _matched(found)
     if not matched:
-        raise ValueError(f"no whole step of training is in the traces of ranks {ranks}: {why}. {RECORD}")
+        raise ValueError(f"no step with all forwards and backwards is in the traces of ranks {ranks}: {why}. {RECORD}")
     if left := max(map(len, found)) - len(matched):
         notes.append(f"steps left out that aren't whole on every rank, or have forwards alone: {left}")
     if apart:
