@@ -74,7 +74,7 @@ def read_trace(path: Path) -> Trace:
         for event in data["traceEvents"]:
             if event.get("ph") == "X":
                 start = base + event["ts"] / 1e3
-                events.append({**event, "start": start, "end": start + event["dur"] / 1e3})
+                events.append({**event, "start": start, "end": start + event.get("dur", 0) / 1e3})
         dids, notes = _dids(events, rank)
     if not dids:
         raise ValueError(
