@@ -6,7 +6,7 @@ imports `pplab`, and `pplab` never imports it.
 from ..optional import lazily as _lazily
 
 _ROOMS = {
-    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps versus",
+    "against_torch": "Reference TorchEngine lower_by_torch reference refusals take_steps",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
     "extras": "Budget Causes Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
@@ -21,7 +21,7 @@ _ROOMS = {
     ),
     "models": "SmallCase data models",
     "planning": (
-        "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure best choose "
+        "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure choose "
         "dp_degree formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config"
     ),
     "schedules": (

@@ -4,12 +4,10 @@ from . import models as models
 from . import schedules as schedules
 from .against_torch import Reference as Reference
 from .against_torch import TorchEngine as TorchEngine
-from .against_torch import Versus as Versus
 from .against_torch import lower_by_torch as lower_by_torch
 from .against_torch import reference as reference
 from .against_torch import refusals as refusals
 from .against_torch import take_steps as take_steps
-from .against_torch import versus as versus
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import CheckpointError as CheckpointError
 from .checkpoints import NotSaved as NotSaved
@@ -82,7 +80,6 @@ from .planning import Plan as Plan
 from .planning import State as State
 from .planning import Transformer as Transformer
 from .planning import Unsure as Unsure
-from .planning import best as best
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
 from .planning import formulas as formulas
