@@ -119,7 +119,7 @@ def test_the_rules_are_what_they_say(benchmark):
 def test_layouts_are_told_apart_as_choose_does(benchmark):
     machine = lab.Machine(8, pp.Link(5e-6, 300e9), pp.Link(10e-6, 6e9), flops=150e12, memory=80e9)
     model = lab.Transformer(24, 4096, 2048, heads=32, vocabulary=50_000)
-    rows = [*lab.choose(model, machine, 32, 64, dp=(1, 2), schedules=["1F1B"]).rows]  # pipelines all
+    rows = [*lab.choose(model, machine, 32, 64, tp=(1, 2, 4), dp=(1, 2, 4), schedules=["1F1B"]).rows]  # pipelines all
     assert any(row.slower for row in rows) and any(not row.slower for row in rows[1:])
     rows.sort(key=lambda row: row.plan.step_s)
     how = {"shard_optimizer": True}
