@@ -1,0 +1,168 @@
+"""A plan as what a framework has to be told."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from math import gcd
+
+from ...builders import build
+from ...errors import expect, unknown
+from ...schedule import Schedule
+from ..forms import to_csv
+from ..planning import Plan
+from .launch_line import sends_interleaved
+from .torch_program import program
+
+_WAIT, _LOOPED = ("GPipe", "1F1B"), ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # torch's classes
+_CLASSES = (*_WAIT, *_LOOPED, "ZBVZeroBubble", "DualPipeV")
+
+
+def flags(plan: Plan, framework: str) -> str:
+    """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
+    "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
+
+    The model's shape, the data and the optimizer are yours to add. Lines that begin with # say where the framework does
+    something else than was planned. ValueError where it can't run the plan: what it has, or who has it instead.
+    """
+    expect(Plan, plan=plan)
+    writers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
+    if framework not in writers:
+        raise unknown("framework", framework, writers)
+    return writers[framework](plan)
+
+
+def _megatron(plan: Plan) -> str:
+    layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
+    pairs, sends = _megatron_schedule(rows)
+    order = layout.axes[2:]
+    if layout.axes[:2] != ["tp", "cp"]:
+        raise ValueError(
+            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
+        )
+    each = gcd(plan.machine.ranks_per_node, layout.num_ranks)
+    cut = "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
+    even = len({*plan.layers}) == 1
+    lines = {
+        f"torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py": True,
+        f"--num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16": True,
+        f"--micro-batch-size {plan.microbatch} --global-batch-size {plan.batch}": True,
+        f"--tensor-model-parallel-size {layout.tp} --pipeline-model-parallel-size {layout.pp}": True,
+        f"--num-virtual-stages-per-pipeline-rank {rows.num_stages // layout.pp}": even and rows.num_stages > layout.pp,
+        f'--pipeline-model-parallel-layout "E{cut}L"': not even,
+        f"--context-parallel-size {layout.cp}": layout.cp > 1,
+        f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
+        "--overlap-moe-expert-parallel-comm": pairs,
+        "--sequence-parallel": layout.tp > 1,
+        "--use-tp-pp-dp-mapping": order == ["pp", "dp"],
+        "--use-distributed-optimizer": plan.shard_optimizer,
+        "--grad-reduce-in-bf16": plan.state.gradients == 2,
+    }
+    if experts:
+        kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
+        lines[f"--num-experts {experts.count} --moe-router-topk {experts.used}"] = True
+        lines[f"--expert-model-parallel-size {experts.gpus} --moe-token-dispatcher-type {kind}"] = True
+    remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
+    return remarks + " \\\n  ".join(line for line, said in lines.items() if said) + "\n"
+
+
+def _megatron_schedule(rows: Schedule) -> tuple[bool, str]:
+    """Whether it is in pairs, and who waits for sends."""
+    P, M, V = rows.num_ranks, rows.num_microbatches, rows.num_stages // rows.num_ranks
+    if _same(rows, "1F1B"):
+        return False, "both wait"
+    if V > 1 and M % P == 0 and _same(rows, "Interleaved1F1B", stages_per_rank=V):
+        return False, sends_interleaved(P, M)
+    if V > 1 and M % P == 0 and _same(rows, "paired-1F1B", stages_per_rank=V):
+        return True, "nobody waits"
+    raise ValueError(
+        "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and not "
+        f"these rows of {rows.name}: torch and torchtitan take rows in a file"
+    )
+
+
+def _torchtitan(plan: Plan) -> str:
+    layout, rows, tokens, again = plan.layout, plan.timeline.schedule, plan.model.sequence, any(plan.recomputed)
+    sharded, experts = plan.shard_optimizer, plan.experts.gpus if plan.experts else 1
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and (layout.tp > 1 or not sharded)):
+        raise ValueError(
+            "torchtitan numbers ranks tp-cp-dp-pp, and has experts whole, on ranks that also shard weights: plan for "
+            f"that, with tp=1 and shard_optimizer=True where there are experts, got {layout!r}"
+        )
+    name, writes, sends = _torch_schedule(plan)
+    at = count()
+    modules = [[f"layers.{next(at)}" for _ in range(n)] for n in plan.layers]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    lines = ",\n        ".join(map(str, modules))
+    looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "Interleaved1F1B"
+    return f"""{_remarks(plan, sends, tuple(n * again for n in plan.layers))}{writes}parallelism = ParallelismConfig(
+    pipeline_parallel_degree={layout.pp},
+    num_pp_microbatches={rows.num_microbatches},
+    pipeline_parallel_schedule="{name or looks_like}",  # says also which rank has a stage
+    pipeline_parallel_schedule_csv={"rows" if writes else None},
+    module_fqns_per_model_part=[
+        {lines},
+    ],
+    tensor_parallel_degree={layout.tp},
+    context_parallel_degree={layout.cp},
+    data_parallel_shard_degree={layout.dp if sharded else 1},
+    data_parallel_replicate_degree={1 if sharded else layout.dp},
+    expert_parallel_degree={experts},
+)
+training = TrainingConfig(
+    num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
+    num_tokens_per_train_step={plan.batch * tokens},
+    max_context_length={tokens},
+)
+activation_checkpoint = {"FullAC.Config()" if again else None}
+"""
+
+
+def _torch(plan: Plan) -> str:
+    if plan.layout.tp * plan.layout.cp > 1 or plan.experts:
+        raise ValueError(
+            f"the program for torch has a pipeline and replicas; torchtitan has the rest of {plan.layout!r}"
+        )
+    name, writes, sends = _torch_schedule(plan)
+    return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes, name in _WAIT)
+
+
+def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
+    """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
+    planned, and for numbers of microbatches that all classes take."""
+    rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
+    sends = "both wait" if rows.name in _WAIT else "nobody waits"
+    options = {"stages_per_rank": rows.num_stages // P} if rows.name in _LOOPED else {}
+    takes = M % P == 0 and M >= 2 * P and (sends == "nobody waits" or P == 1 or plan.sends == sends)
+    if takes and rows.name in _CLASSES and _same(rows, rows.name, **options):
+        return rows.name, "", sends
+    cells = to_csv(rows, for_torch=True)
+    order = [*map(int, re.findall(rf"\b{rows.num_stages - 1}F(\d+)", cells))]
+    if order != sorted(order):
+        raise ValueError(
+            f"torch takes one loss for another when the last stage's forwards come as {order}: reorder them"
+        )
+    writes = f"""\
+import os
+
+rows = f"rows-of-{{os.environ['RANK']}}.csv"
+with open(rows, "w") as file:
+    file.write('''{cells}''')
+
+"""
+    return "", writes, "nobody waits"
+
+
+def _same(rows: Schedule, name: str, **options: object) -> bool:
+    return rows == build(name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+
+
+def _remarks(plan: Plan, sends: str, recomputed: tuple[int, ...]) -> str:
+    """What becomes of the plan, where it becomes something else."""
+    remarks = ""
+    if plan.layout.pp > 1 and sends != plan.sends:
+        remarks += f"# planned with sends={plan.sends!r}; here it is sends={sends!r}\n"
+    if recomputed != plan.recomputed:
+        remarks += f"# planned with recompute={plan.recomputed}; here it is recompute={recomputed}\n"
+    return remarks

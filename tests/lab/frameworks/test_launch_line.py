@@ -1,0 +1,135 @@
+"""Layouts in: layout strings that NVIDIA published, and launch lines, good and bad."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pplab import lab
+
+# Megatron Bridge 067f987d, Megatron-LM d98e8a64: recipes and documents, with the layers of the models' configs
+PUBLISHED = {
+    "Et*3|(tt|)*29m|L": (61, 32),  # DeepSeek-V3, docs/training/moe-optimization.md
+    "Et*3|(tt|)*29,m|L": (61, 32),
+    "Et*4|(tttt|)*14tmL": (61, 16),
+    "Et*4|(t*4|)*14tmL": (61, 16),
+    "Et|(tt|)*30mL": (61, 32),
+    "Et|(tt|)*30L": (61, 32),  # Kimi K2
+    "Et*15|t*15|t*16|t*15L": (61, 4),
+    "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL": (80, 40),  # Llama 3 70B
+    "Et*4|(t*7|)*5t*8|tmL": (48, 8),  # Qwen3 Next 80B-A3B
+    "Etttttt|tttttttttttttttttttttttt|tttttttttttttttttttttttt|ttttttttttttttttttttttttL": (78, 4),  # GLM-5
+    "E|t|t*2|t||(t|)*2,t*2,L": (8, 8),  # tests/unit_tests/transformer/test_transformer_block.py
+}
+LINE = """
+torchrun --nnodes 64 --nproc-per-node 8 pretrain_gpt.py \\
+  --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 \\
+  --num-layers-per-virtual-pipeline-stage 2 --sequence-parallel \\
+  --micro-batch-size 1 --global-batch-size 1024 --use-distributed-optimizer
+"""
+SHORT = "torchrun --nproc-per-node 8 x.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 32 "
+
+
+@pytest.mark.parametrize("text", PUBLISHED)
+def test_published_layouts_have_their_models_layers(text):
+    cut = lab.read_layout(text)
+    assert (sum(cut), len(cut)) == PUBLISHED[text]
+
+
+def test_a_layout_is_told_stage_by_stage():
+    assert lab.read_layout("E|t|t*2|t||(t|)*2,t*2,L") == (0, 1, 2, 1, 0, 1, 1, 2)
+    assert lab.read_layout("Et*2 | (t*2|)*2 , t L") == (2, 2, 2, 1)
+
+
+@pytest.mark.parametrize("text", ["", "t*4", "Et|tt", "E(t|(t|)*2)*2L", "Etx|tL", "Et|tL|t", "Em|tL", "Et**2L", "Et*L"])
+def test_what_is_no_layout_is_refused(text):
+    with pytest.raises(ValueError, match="a layout is E, layers t"):
+        lab.read_layout(text)
+
+
+def test_a_line_becomes_a_plans_arguments():
+    found = lab.read_launch(LINE, num_layers=80)
+    assert found.ignored == () and found.arguments == {
+        "layout": lab.Layout(8, 4, 16),
+        "batch": 1024,
+        "microbatch": 1,
+        "cut": (2,) * 40,
+        "recompute": False,
+        "state": lab.State(2, 4, 12),
+        "shard_optimizer": True,
+        "experts": None,
+        "schedule": "Interleaved1F1B",
+        "stages_per_rank": 10,
+        "group_size": 4,
+        "sends": "forwards wait",
+    }
+
+
+def test_the_same_in_other_words():
+    same = LINE.replace("--nproc-per-node 8", "--nproc_per_node=8").replace(
+        "--micro-batch-size 1", "--micro-batch-size=1"
+    )
+    same = same.replace("\\\n", "") + "--num-layers 80 --lr 1e-4 --data-path a b --tensorboard-dir=x  # ours"
+    found = lab.read_launch(same)
+    assert found.arguments == lab.read_launch(LINE, num_layers=80).arguments
+    assert found.ignored == ("--lr", "--data-path", "--tensorboard-dir")
+    no_torchrun = LINE[LINE.index("--tensor") :]
+    assert lab.read_launch(no_torchrun, num_layers=80, gpus=512) == lab.read_launch(LINE, num_layers=80)
+
+
+@pytest.mark.parametrize(("more", "cut", "recompute"), [
+    ("--num-layers 32", (8, 8, 8, 8), False),
+    ("--num-layers 32 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5",
+     (7, 10, 10, 5), False),
+    ("--decoder-last-pipeline-num-layers 2 --num-layers 32 --num-virtual-stages-per-pipeline-rank 2",
+     (5, 5, 5, 1, 5, 5, 5, 1), False),
+    ('--pipeline-model-parallel-layout "Et*8|t*9|t*8|t*7L" --recompute-granularity full --recompute-method block '
+     "--recompute-num-layers 8", (8, 9, 8, 7), [8, 8, 8, 7]),
+    ("--num-layers 32 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+     (8,) * 4, [8] * 4),
+    ("--num-layers 32 --recompute-granularity selective", (8,) * 4, False),
+])  # fmt: skip
+def test_cuts_and_recomputation(more, cut, recompute):
+    found = lab.read_launch(SHORT + more).arguments
+    assert (found["cut"], found["recompute"]) == (cut, recompute)
+
+
+def test_groups_pairs_and_context():
+    more = "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2 "
+    found = lab.read_launch(SHORT + more + "--microbatch-group-size-per-virtual-pipeline-stage 8").arguments
+    assert (found["group_size"], found["sends"]) == (8, "nobody waits")
+    found = lab.read_launch(SHORT + more + "--overlap-moe-expert-parallel-comm --use-tp-pp-dp-mapping").arguments
+    assert (found["schedule"], found["layout"].order) == ("paired-1F1B", "tp-pp-dp")
+    found = lab.read_launch(SHORT + more + "--context-parallel-size 2").arguments
+    assert (found["layout"].cp, found["layout"].dp) == (2, 1)
+
+
+@pytest.mark.parametrize(("line", "told"), [
+    (LINE, "doesn't say --num-layers: give num_layers="),
+    (SHORT.replace("--nproc-per-node 8", "") + "--num-layers 32", "or give gpus="),
+    (SHORT + "--num-layers 32 --recompute-granularity full", "--recompute-method"),
+    (SHORT + "--num-layers 33", "33 layers on 4 ranks"),
+    (LINE + "--num-layers 36", "36 layers on 4 ranks"),
+    (SHORT + '--num-layers 32 --pipeline-model-parallel-layout "Et|t|t|tL"', "32 layers on 4 ranks"),
+    (SHORT + '--pipeline-model-parallel-layout "Et|t|tL"', "3 layers on 4 ranks"),
+    (SHORT + "--num-layers 32 --account-for-loss-in-pipeline-split", "say the same by --pipeline-model"),
+    (SHORT + "--num-layers $L", r"argument --num-layers: invalid int value: '\$L'.* in place of a variable"),
+    (SHORT + "--num-layers", "argument --num-layers: expected one argument"),
+    (SHORT + "--num-layers 32 --tensor-model-parallel-size 0", "tp must be an integer of at least 1, got 0"),
+    (SHORT + "--num-layers 32 --tensor-model-parallel-size 3", "8 ranks don't divide into replicas of 3 x 4"),
+    (SHORT + "--num-layers 32 --tensor-model-paralel-size 2", "did you mean --tensor-model-parallel-size"),
+    (SHORT + "--num-layers 32 --tensor-parallel-size 2", "did you mean --tensor-model-parallel-size"),
+    (SHORT + "--num-layers 32 --use-dist-optimizer", "did you mean --use-distributed-optimizer"),
+    (SHORT + '--num-layers 32 --data "path', "No closing quotation"),
+    (7, "text must be a str, got 7"),
+])  # fmt: skip
+def test_what_a_line_lacks_or_has_wrong_is_told(line, told):
+    with pytest.raises(ValueError, match=told):
+        lab.read_launch(line)
+
+
+def test_megatrons_own_flags_that_look_alike_are_none_of_them():
+    more = "--num-layers 32 --eval-micro-batch-size 4 --mtp-num-layers 1 --moe-router-dtype fp32 --seq-length 8192"
+    found = lab.read_launch(SHORT + more)
+    assert found.ignored == tuple(re.findall(r"--\S+", more)[1:]) and found.arguments["microbatch"] == 1
