@@ -23,10 +23,11 @@ import gpu_setting
 import torch
 from gpu_parts import ON_CORES, PARTS
 from torch import nn
+from versus import HEADINGS, versus
 
 import pplab as pp
-from pplab.lab import models, multiply_times, versus
-from pplab.lab.against_torch import CLASSES, HEADINGS
+from pplab.lab import models, multiply_times
+from pplab.lab.against_torch import CLASSES
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, Pool
 from pplab.runtime.pool import versions

@@ -73,13 +73,11 @@ def _predicted(
     """Measure them all in turn, so that a slow spell of the machine hits more than one. The fastest steps count, of
     the run that the costs come from."""
     runs, times = [], {schedule.name: [] for schedule in (first, *others)}
+    train = partial(pool.train, workload=workload, steps=setting.size.steps, autocast=dtype)
     for _ in range(min(3, setting.size.rounds)):
-        for schedule in (lab.calibrating(first), first, *others):
-            run = pool.train(schedule, workload, steps=setting.size.steps, autocast=dtype)
-            if schedule.name in times:
-                times[schedule.name] += [step.makespan for step in run.timelines]
-            else:
-                runs += run.timelines
+        runs += train(lab.calibrating(first)).timelines  # it has the name of the first
+        for schedule in (first, *others):
+            times[schedule.name] += [step.makespan for step in train(schedule).timelines]
     costs = lab.calibrate(min(runs, key=lambda step: step.makespan))
     rows = []
     for schedule in (first, *others):

@@ -12,11 +12,11 @@ import torch
 from gpu_batch import MOST, USABLE, gpu_bytes, long_enough, on_card, out_of_memory
 from gpu_profiles import summarise
 from gpu_setting import Part, Setting, Size, piece, shared_memory
+from in_microbatches import InMicrobatches
 
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.against_torch import InMicrobatches
 from pplab.runtime import Extra, Pool, RankError, Run, Workload
 from pplab.runtime import gpu as door
 

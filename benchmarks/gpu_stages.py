@@ -16,6 +16,7 @@ import torch
 from gpu_batch import kept_by_layer, parameters
 from gpu_runs import warm_up_steps
 from gpu_setting import Part, Setting, piece
+from to_host import ToHost
 from torch import Tensor
 
 import pplab as pp
@@ -342,7 +343,7 @@ def _offload(pool: Pool, setting: Setting) -> dict:
     warmup = warm_up_steps(partial(pool.train, s, gpt, **options), size, pool.devices[0])
     options |= {"steps": max(3, size.steps), "warmup": warmup}
     plain = pool.train(s, gpt, lab.Meter(), **options)
-    run = pool.train(s, gpt, lab.Meter(), lab.ToHost(), **options)
+    run = pool.train(s, gpt, lab.Meter(), ToHost(), **options)
     copied = run.extras["to_host"]
     predicted = copied.offload(plain.held.bytes_of).simulate(s, lab.calibrate(plain.timeline)).timeline.makespan
     row = {

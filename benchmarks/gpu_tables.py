@@ -16,7 +16,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from pplab.lab.forms import Recording, Table, load, reading
+from gpu_rows import load
+
+from pplab.lab.forms import Recording, Table, reading
 
 LONG = 24  # rows: a longer table is folded on the page
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import versus as against_torch
 from gpu_runs import training_run, with_room
 from gpu_setting import Part, Setting, Size, piece
 
@@ -15,7 +16,6 @@ import pplab as pp
 from pplab import lab
 from pplab.lab import models
 from pplab.lab.against_torch import CLASSES
-from pplab.lab.against_torch import versus as against_torch
 from pplab.runtime import Pool, Workload
 
 

@@ -104,7 +104,6 @@ def test_plain_pplab_does_in_python(call, tmp_path):
     [
         (f"simulate {BOX} --png out.png", "matplotlib"),
         (f"train {BOX}", "torch"),
-        (f"bench {BOX}", "torch"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(command, missing, tmp_path):

@@ -3,7 +3,7 @@
 Found in the source is every call that waits for a GPU, or chooses a stream, the current device or a group. Each is left
 out, or takes another choice, in a copy of the source; then tests/fake_gpus/drill.py runs on it, and must fail. What it
 doesn't notice is listed in HARMLESS with the reason, or is missed. `make attack` writes the table; a test keeps it
-complete. `python tools/mutate.py to_host` tries what has this word in its place, and writes nothing.
+complete. `python tools/mutate.py pace` tries what has this word in its place, and writes nothing.
 
 Not tried: on which device a tensor lies. All of them lie on the CPU here, and a GPU refuses to mix them, by name.
 """
@@ -53,7 +53,6 @@ OTHERS = {
     "problem.py",
     "processes.py",
     "progress.py",
-    "serve.py",
     "turns.py",
 }
 NOT_OF_A_GPU = {"self.passed.wait()", "start().wait()"}  # of a queue that imitates a GPU on a CPU
@@ -81,7 +80,6 @@ ALSO = [
     ("preload.py", "gc.disable()", 'gc.disable(); __import__("torch").cuda.is_available()'),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:-1])', "pass"),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:])', "pass"),
-    ("lab/streams/to_host.py", "{way: self._engine() for way", "{way: ThreadPoolExecutor(1) for way"),
 ]
 ROUND_TRIP = "one message is under way at a time: any group of the two ranks will do"
 ITS_STREAM = "set_stream goes to the device of its stream"
@@ -106,8 +104,6 @@ HARMLESS = {
     "lab/extras/pace.py, paced | `settle(device)` | `None`": "who calls it has settled",
     "lab/measuring/probe.py, message_times | `context.channel(one, other)` | `context.channel(other, one)`": ROUND_TRIP,
     "lab/measuring/probe.py, message_times | `context.channel(other, one)` | `context.channel(one, other)`": ROUND_TRIP,
-    "lab/streams/to_host.py, _use_stream | `cuda.set_device(device)` | `None`": ITS_STREAM,
-    "lab/streams/to_host.py, _use_stream | `cuda.set_device(device)` | `cuda.set_device(0)`": ITS_STREAM,
     "lab/against_torch/torch_engine.py, _runner.Timed._time | `settle(device)` | `None`": (
         "`paced`, which follows, settles itself"
     ),

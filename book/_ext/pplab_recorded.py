@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 
 from pplab.lab import results
+from pplab.lab.forms import reading
 
 ROOT = Path(__file__).parents[2]
 PLAYED = ROOT / "book" / "_ext" / "healthy_run.txt"
@@ -33,8 +34,18 @@ def _on_gpus(notebook: Path) -> bool:
     return any("ranks on cuda:" in output for output in outputs)
 
 
+def first_look(folder: Path) -> tuple[str, list[str]] | None:
+    """What the part `smoke` printed where it was recorded last, and on what and when; None where it wasn't."""
+    found = [each for each in results.load(folder) if each.data["kind"] == "cuda" and each.rows("smoke")]
+    if not found:
+        return None
+    last = max(found, key=lambda recording: recording.data["date"])
+    with reading(str(last.path), "what `make gpu` records in its part smoke"):
+        return last.title("smoke"), [row["says"] for row in last.rows("smoke")]
+
+
 def _healthy_run(recorded: Path) -> str:
-    found = results.first_look(recorded)
+    found = first_look(recorded)
     lines = found[1] if found else PLAYED.read_text().splitlines()
     words = f"{found[0]}, printed" if found else "No GPU has been recorded. One that the tests play on the CPU prints"
     fitting = "\n".join(fill(line, 72, subsequent_indent="    ") for line in lines)

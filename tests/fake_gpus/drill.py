@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import streams
 from gpu_batch import long_enough
+from to_host import ToHost
 from torch import nn, optim
 
 import modules
@@ -37,7 +38,7 @@ def drill(pool: Pool) -> None:
     """All of it, on two ranks."""
     gpt = models.gpt(batch_size=8, **TINY)
     build = partial(pp.build, num_ranks=2, num_microbatches=4)
-    train(pool, build("1F1B"), gpt, lab.ToHost(), lab.Budget("1 GB"))
+    train(pool, build("1F1B"), gpt, ToHost(), lab.Budget("1 GB"))
     assert all(len(found) == 3 and found[1] < 1 == found[2] for found in pool.run(streams.fractions))
     run = train(pool, build("GPipe"), gpt, lab.Launches(), lab.Meter())
     assert run.held.peak_bytes == run.predicted_peak_bytes

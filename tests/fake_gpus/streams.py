@@ -61,7 +61,8 @@ ASKED: Counter[tuple] = Counter()  # how often for an empty tensor like this
 TOUCHED: dict[int, int] = {}  # memory, by its place -> how far the compute stream was when the rank last had it
 FIRST: dict[str, object] = {}  # the settings that CUDA started with, and in which process
 MEASURING = [
-    f"pplab.lab.{name}" for name in ("extras.pace", "measuring.probe", "streams.to_host", "against_torch.whole_model")
+    "to_host",
+    *(f"pplab.lab.{name}" for name in ("extras.pace", "measuring.probe", "against_torch.whole_model")),
 ]  # by the host's clock
 SETTINGS = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
 

@@ -145,7 +145,7 @@ def test_every_wait_and_choice_is_in_the_table_and_noticed():
     """A call that is new, or has changed: `python tools/mutate.py` tries all and writes the table."""
     found = [each.name for each in mutate.find()]
     lines = [line[2:-2].rpartition(" | ") for line in mutate.TABLE.read_text().splitlines()[4:]]
-    assert len(found) == len(set(found)) > 70 and [name for name, _, _ in lines] == found
+    assert len(found) == len(set(found)) > 50 and [name for name, _, _ in lines] == found
     assert not [name for name, _, said in lines if said == "MISSED" or not said]
     harmless = {name for name, _, said in lines if said.startswith("harmless: ")}
     assert harmless == set(mutate.HARMLESS)

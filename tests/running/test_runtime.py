@@ -461,7 +461,7 @@ def test_the_tolerance_knows_how_many_tokens_a_batch_has(pools):
 
 def test_one_process_can_take_the_microbatches_in_turn(pools, gpt):
     """It has the batch's gradients while it holds one microbatch."""
-    from pplab.lab.against_torch.whole_model import InMicrobatches, train_in_turn
+    from in_microbatches import InMicrobatches, train_in_turn
 
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     run = pools(2).train(s, gpt, InMicrobatches(), check_gradients=True, steps=1)

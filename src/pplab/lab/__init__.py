@@ -6,7 +6,7 @@ imports `pplab`, and `pplab` never imports it.
 from ..optional import lazily as _lazily
 
 _ROOMS = {
-    "against_torch": "Reference TorchEngine Versus lower_by_torch reference refusals take_steps versus",
+    "against_torch": "Reference TorchEngine lower_by_torch reference refusals take_steps",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
     "extras": "Budget Causes Clip Evaluate Held LearningRate Meter Pace Progress Recompute readable_bytes",
@@ -20,10 +20,10 @@ _ROOMS = {
         "fit_link measure_layers measure_link message_times multiply_times "
         "read_traces watch_torch where"
     ),
-    "models": "Decoded SmallCase data decode models",
+    "models": "SmallCase data models",
     "planning": (
-        "Case Entry ExpertLayers Layout Ledger Machine Plan State Transformer best dp_degree formulas fsdp_row "
-        "layouts partition plan"
+        "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure best choose "
+        "dp_degree formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "
@@ -35,7 +35,7 @@ _ROOMS = {
     ),
     "shell": "train_here",
     "streams": (
-        "Offload Offloaded OnHost ToHost VocabularyParallel offloaded_row parse_lowered simulate_lowered "
+        "Offload Offloaded VocabularyParallel offloaded_row parse_lowered simulate_lowered "
         "simulate_sends vocabulary_row"
     ),
 }

@@ -65,7 +65,7 @@ def numbers_aside(text: str) -> str:
 
 def test_without_a_recording_pages_say_so(pages, tmp_path):
     (tmp_path / "attacks.json").write_text((ROOT / "results" / "attacks.json").read_text())  # of no GPU
-    assert results.said(tmp_path) == NONE and results.first_look(tmp_path) is None
+    assert results.said(tmp_path) == NONE and pages.first_look(tmp_path) is None
     assert not gpu_tables.tables(tmp_path)
     said = pages.sentences(tmp_path, ROOT / "notebooks")
     assert said["measured_on_gpus"] == NONE
@@ -86,7 +86,7 @@ def test_with_one_they_name_the_device_and_the_day(pages, recorded):
     assert said["healthy_run"].startswith(
         f"Fake GPU, {day}, printed:\n\n```text\n1F1B, 2 ranks, fp32: gradients equal to one"
     )
-    title, lines = results.first_look(folder)
+    title, lines = pages.first_look(folder)
     assert title == f"Fake GPU, {day}" and all(line in printed.splitlines() for line in lines)
     assert numbers_aside("\n".join(lines)) == numbers_aside(pages.PLAYED.read_text().strip())
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_rows
 import gpu_tables
 import pytest
 import torch
@@ -167,6 +168,6 @@ def test_what_launches_pace_counts_for_no_assumption(tmp_path):
 def test_rows_without_what_the_tables_show_are_no_recording(tmp_path, part):
     rows = [{"name": part, "state": "done", "seconds": 0, "rows": [{"figure": 1}]}]
     results.write(tmp_path / "a.json", rows, device="A", command="", versions={})
-    assert f"a row of {part} has no " in results.problems(json.loads((tmp_path / "a.json").read_text()))[0]
+    assert f"a row of {part} has no " in gpu_rows.problems(json.loads((tmp_path / "a.json").read_text()))[0]
     with pytest.raises(ValueError, match=f"a row of {part} has no "):
-        results.load(tmp_path)
+        gpu_rows.load(tmp_path)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_rows
 import gpu_tables
 import pytest
 import torch
@@ -744,10 +745,10 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
 def test_a_file_of_another_form_is_refused(tmp_path, change, said):
     good = {"form": 1, "device": "A", "kind": "cuda", "date": "2026-01-01", "command": "make gpu", "versions": {}}
     good |= {"box": {}, "parts": [], "not_run": []}
-    assert results.problems(good) == []
+    assert gpu_rows.problems(good) == []
     (tmp_path / "a.json").write_text(json.dumps({**good, **change}))
     with pytest.raises(ValueError, match=said):
-        results.load(tmp_path)
+        gpu_rows.load(tmp_path)
 
 
 def test_a_file_that_is_not_json_is_refused(tmp_path):

@@ -9,9 +9,8 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "comparing": "HEADINGS Versus versus",
         "torch_engine": "CLASSES TorchEngine",
         "torch_rows": "lower_by_torch refusals take_steps",
-        "whole_model": "InMicrobatches Reference reference",
+        "whole_model": "Reference reference",
     },
 )

@@ -28,27 +28,6 @@ _FIELDS = {
     "parts": list,
     "not_run": list,
 }
-_NUMBER = (int, float)
-_ROW_FIELDS = {  # of a part's rows; those of other parts may have any
-    "runs": {
-        **dict.fromkeys(("schedule", "workload", "dtype"), str),
-        "sharing": str,  # "a GPU each", "turns", "mps", or "cores" on the CPU
-        **{"num_ranks": int, "num_microbatches": int, "step_time_ms": _NUMBER, "gradients": dict},
-        **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "notes"), list),
-    },
-    "stages": {
-        **dict.fromkeys(("width", "tokens", "layers", "rounds"), int),
-        **dict.fromkeys(("ms", "flops", "tflops", "ratios"), dict),
-        **{"dtype": str, "pace": str},  # what sets it: "GPU", "launches", or "core"
-    },
-    "copies": {
-        **{"memory": str, "ways": str, "bytes": int},
-        **dict.fromkeys(("alone_gb_per_s", "beside_gb_per_s", "compute_ms", "beside_ms", "slower"), _NUMBER),
-    },
-    "offload": {"schedule": str, **dict.fromkeys(("plain_ms", "measured_ms", "predicted_ms", "error"), _NUMBER)},
-    "predicted": {"measured": str, "num_ranks": int, "sharing": str, "schedules": list},
-    "cores": {"schedule": str, "num_ranks": int, "makespan_ms": _NUMBER, "free": dict},
-}
 
 
 @dataclass(frozen=True)
@@ -121,16 +100,6 @@ def said(folder: Path | str | None = None) -> str:
     return f"Measured on GPUs so far: {'; '.join(found)}." if found else "Nothing has been measured on a GPU so far."
 
 
-def first_look(folder: Path | str | None = None) -> tuple[str, list[str]] | None:
-    """What the part `smoke` printed where it was recorded last, and on what and when; None where it wasn't."""
-    found = [each for each in load(folder) if each.data["kind"] == "cuda" and each.rows("smoke")]
-    if not found:
-        return None
-    last = max(found, key=lambda recording: recording.data["date"])
-    with reading(str(last.path), "what `make gpu` records in its part smoke"):
-        return last.title("smoke"), [row["says"] for row in last.rows("smoke")]
-
-
 def write(
     path: Path,
     parts: Sequence[Mapping],
@@ -151,26 +120,26 @@ def problems(data: object) -> list[str]:
     """What keeps a value from being a recording, in words; nothing when it is one."""
     if not isinstance(data, dict):
         return [f"expected an object, got {type(data).__name__}"]
-    found = _lacks("the recording", data, _FIELDS)
+    found = lacks("the recording", data, _FIELDS)
     if found:
         return found
     if data["form"] != FORM:
         return [f"its form is {data['form']}, and this pplab reads form {FORM}"]
     for each in data["not_run"]:
-        found += _lacks("an entry of not_run", each, {"what": str, "why": str})
+        found += lacks("an entry of not_run", each, {"what": str, "why": str})
     for part in data["parts"]:
-        found += _lacks("a part", part, {"name": str, "state": str, "seconds": (int, float), "rows": list})
+        found += lacks("a part", part, {"name": str, "state": str, "seconds": (int, float), "rows": list})
         if not found and part["state"] not in STATES:
             found.append(f"part {part['name']} has the state {part['state']!r}, not one of {', '.join(STATES)}")
         if not found and part["state"] == "failed" and not part.get("error"):
             found.append(f"part {part['name']} failed without an error")
         for row in () if found else part["rows"]:
-            what = "a run" if part["name"] == "runs" else f"a row of {part['name']}"
-            found += _lacks(what, row, _ROW_FIELDS.get(part["name"], {}))
+            found += lacks(f"a row of {part['name']}", row, {})
     return found
 
 
-def _lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:
+def lacks(what: str, data: object, fields: Mapping[str, type | tuple]) -> list[str]:
+    """Which fields an object hasn't, or of another type, in words."""
     if not isinstance(data, dict):
         return [f"{what} is {type(data).__name__}, not an object"]
     return [

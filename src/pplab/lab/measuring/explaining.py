@@ -28,7 +28,7 @@ from ...builders import Builder, known
 from ...costs import Costs
 from ...errors import shown
 from ...plot import compare, end_of
-from ...schedule import Schedule
+from ...schedule import Schedule, plural
 from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import STATIC, Table, explore, figure_html, timeline_to_dict
@@ -67,7 +67,7 @@ class Explained:
         rows.columns = "what if", f"step {self.replay.unit}", "per microbatch", "error", "most in flight"
         for row in self.what_ifs:
             step, change = row.timeline, f"{row.change:+.1%}"
-            rows.append((row.what, f"{step.makespan:.1f}", change, f"± {row.error:.1%}", f"{max(step.peak_in_flight)}"))
+            rows.append((row.what, f"{step.makespan:.1f}", change, f"±{row.error:.1%}", f"{max(step.peak_in_flight)}"))
         return rows
 
     def to_dict(self) -> dict:
@@ -134,7 +134,7 @@ def explain(traced: Any) -> Explained:
     ]
     if nearest == SENDS[0]:
         del what_ifs[1]
-    told = f"{len(steps)} whole steps: the median one takes {end_of(step):.1f} {step.unit}, "
+    told = f"{plural(len(steps), 'whole step')}: the median one takes {end_of(step):.1f} {step.unit}, "
     told += f"the slowest {end_of(steps[-1]):.1f}"
     return Explained(where(step), costs, tuple(what_ifs), (told, *traced.notes, *_unknown(own, costs)))
 

@@ -18,7 +18,6 @@ __all__, __getattr__, __dir__ = lazily(
         "_transformers": "TransformersModel from_transformers",
         "_workloads": "WORKLOADS workload",
         "data": "data small_tokenizer",
-        "serve": "Decoded decode",
         "small_case": "SmallCase",
     },
 )

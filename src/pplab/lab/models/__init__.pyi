@@ -23,6 +23,4 @@ from ._transformers import from_transformers as from_transformers
 from ._workloads import WORKLOADS as WORKLOADS
 from ._workloads import workload as workload
 from .data import small_tokenizer as small_tokenizer
-from .serve import Decoded as Decoded
-from .serve import decode as decode
 from .small_case import SmallCase as SmallCase

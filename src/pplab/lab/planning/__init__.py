@@ -10,13 +10,16 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
+        "choosing": "Candidate Choice Unsure choose",
+        "gpus": "GPUS machine_of",
         "case": "Case Entry LLAMA_3_8B Ledger",
+        "configs": "read_config",
         "expert_layers": "ExpertLayers",
         "formulas": (
             "bubble_fraction bubble_ratio floor_makespan formulas free_bandwidth free_tokens message_time "
             "one_f_one_b_peak_in_flight sharded_step"
         ),
-        "fsdp": "fsdp_row",
+        "fsdp": "fsdp_plan fsdp_row",
         "layout": "Layout Machine dp_degree layouts",
         "partitioning": "partition",
         "planner": "Plan best plan",

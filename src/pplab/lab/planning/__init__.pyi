@@ -5,6 +5,11 @@ from .case import LLAMA_3_8B as LLAMA_3_8B
 from .case import Case as Case
 from .case import Entry as Entry
 from .case import Ledger as Ledger
+from .choosing import Candidate as Candidate
+from .choosing import Choice as Choice
+from .choosing import Unsure as Unsure
+from .choosing import choose as choose
+from .configs import read_config as read_config
 from .expert_layers import ExpertLayers as ExpertLayers
 from .formulas import bubble_fraction as bubble_fraction
 from .formulas import bubble_ratio as bubble_ratio
@@ -14,7 +19,10 @@ from .formulas import free_tokens as free_tokens
 from .formulas import message_time as message_time
 from .formulas import one_f_one_b_peak_in_flight as one_f_one_b_peak_in_flight
 from .formulas import sharded_step as sharded_step
+from .fsdp import fsdp_plan as fsdp_plan
 from .fsdp import fsdp_row as fsdp_row
+from .gpus import GPUS as GPUS
+from .gpus import machine_of as machine_of
 from .layout import Layout as Layout
 from .layout import Machine as Machine
 from .layout import dp_degree as dp_degree

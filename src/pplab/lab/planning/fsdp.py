@@ -1,24 +1,115 @@
-"""The running case without a pipeline: a whole model on every rank, of which the others store a part."""
+"""A step without a pipeline: a whole model on every rank, of which the others store a part."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
+from ...actions import B, F
 from ...errors import expect, positive_int
 from .case import Case, Entry
+from .expert_layers import ExpertLayers
 from .formulas import ring_gather_time, sharded_step
+from .layout import Layout, Machine
+from .planner import Plan, plan
+from .stage_costs import weights_of
+from .state import State
+from .transformer import Transformer
 
 NAMES = {1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 
 
-def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
-    """A row of the ledger with no pipeline: `sequences` a step, shared out to the ranks, in the fastest way that fits.
+def fsdp_plan(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    batch: int,
+    microbatch: int | None = None,
+    *,
+    zero: int | None = None,
+    state: State | None = None,
+    experts: ExpertLayers | None = None,
+) -> Plan:
+    """Predict a step of `batch` sequences without a pipeline, in the fastest way that fits in the machine's memory.
 
-    A rank stores one of `num_ranks` parts of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), or of
-    the weights, too (ZeRO-3, which is FSDP); `zero` names one of them. It takes one or more of its sequences at a time,
-    and computes as many layers again as it must to fit. All that it sends goes on beside its work, as far as there is
-    work: `pplab.lab.formulas.sharded_step`. Weights are gathered, and gradients sent, in the bytes that the case's
-    `state` keeps of them. Under FSDP two layers or matrices are gathered at a time: the one in use, and the next.
+    A rank stores one of cp * dp parts of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), or of the
+    weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each rank that has the same. `zero` names one
+    of them, and 0 whole replicas. A rank takes `microbatch` of its sequences at a time, or as many as is fastest, and
+    computes as many layers again as it must to fit. What these ranks send each other goes on beside their work, as far
+    as there is work: `pplab.lab.formulas.sharded_step`; all else is as in `plan`. Weights are gathered, and gradients
+    sent, in the bytes that `state` keeps of them. Under FSDP two layers or matrices are gathered at a time: the one in
+    use, and the next.
+
+    The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds least. Raises
+    ValueError for a Layout with a pipeline, for sequences that can't be shared out evenly, and as `plan` does.
+
+    >>> found = fsdp_plan(Case().model, Case(gigabits=100).machine, Layout(dp=4), batch=16)
+    >>> NAMES[found.zero], found.microbatch, found.recomputed, round(found.step_s, 2)
+    ('FSDP', 4, (26,), 5.29)
+    """
+    if zero not in (None, 0, *NAMES):
+        raise ValueError(f"zero must be 1, 2 or 3, or 0 for replicas, got {zero!r}")
+    if layout.pp > 1:
+        raise ValueError(f"without a pipeline there is no pp, got {layout}: give pp=1, or take plan")
+    each, rest = divmod(positive_int("batch", batch), layout.dp)
+    if rest:
+        raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
+    found = [
+        _sharded(model, machine, layout, batch, at_a_time, which, state or State(), experts)
+        for which in (NAMES if zero is None else (zero,))
+        for at_a_time in ([n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch])
+    ]
+    fitting = [each for each in found if each.memory_bytes <= machine.memory]
+    least = min(found, key=lambda each: each.memory_bytes)
+    return min(fitting, key=lambda each: round(each.step_s, 9), default=least)
+
+
+def _sharded(
+    model: Transformer,
+    machine: Machine,
+    layout: Layout,
+    batch: int,
+    microbatch: int,
+    zero: int,
+    state: State,
+    experts: ExpertLayers | None,
+) -> Plan:
+    def recomputing(layers: int) -> Plan:
+        how = {"state": state, "experts": experts, "recompute": [layers]}
+        return plan(model, machine, layout, batch, microbatch, schedule="naive", **how)
+
+    all_kept, last = recomputing(0), recomputing(model.num_layers)
+    weights = weights_of(model, layout, all_kept.layers, experts)
+    kept = gather = reduce = 0.0
+    shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
+    for groups, (count,) in weights:
+        parts, link = len(groups[0]), machine.ring_link(groups)
+        kept += sum(size / (parts if zero >= level else 1) for size, level in shares) * count
+        gather += ring_gather_time(parts, state.weights * count, link.latency, link.bandwidth)
+        reduce += ring_gather_time(parts, state.gradients * count, link.latency, link.bandwidth)
+    if zero == 3:
+        table = model.table_parameters / layout.tp
+        layer = (sum(count for _, (count,) in weights) - (2 - model.tied) * table) / model.num_layers
+        kept += 2 * state.weights * max(layer, table)
+    over, freed = kept + all_kept.memory.activation[0] - machine.memory, last.memory.recomputed[0]
+    again = min(ceil(over / freed) + 1, model.num_layers) if over > 0 else 0
+    found = recomputing(again)
+    passes, forward, backward = found.timeline.schedule.num_microbatches, found.costs.of(F, 0), found.costs.of(B, 0)
+    if zero == 0:
+        gather, reduce = 0.0, 2 * reduce
+    elif zero < 3 and not state.optimizer:
+        gather = 0.0  # frozen weights, held whole, are never new
+    step = sharded_step(passes, forward, backward, gather, reduce, zero=zero)
+    return replace(
+        found,
+        zero=zero,
+        memory=replace(found.memory, parameters=[kept]),
+        dp_s=step - found.timeline.makespan,
+    )
+
+
+def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
+    """A row of the ledger with no pipeline: `sequences` a step, shared out to the ranks: `fsdp_plan` says how.
 
     Raises ValueError for sequences that can't be shared out evenly, and where no way fits.
 
@@ -27,42 +118,16 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
     FSDP, 4 at a time, recomputing 26 layers  16  5.29 s  100 %  76.9 GB       yes            $89.7 in 11.2 h
     """
     expect(Case, case=case)
-    if zero not in (None, *NAMES):
-        raise ValueError(f"zero must be 1, 2 or 3, got {zero!r}")
-    ranks, model = case.num_ranks, case.model
-    if positive_int("sequences", sequences) % ranks:
-        raise ValueError(f"{sequences} sequences don't divide among {ranks} ranks")
-    each, link, state = sequences // ranks, case.machine.between, case.state
-    whole, kept = model.layer_bytes(1) / 1e9, model.boundary_bytes(1) / 1e9
-    gather, reduce = (
-        ring_gather_time(ranks, size * model.parameters, link.latency, link.bandwidth)
-        for size in (state.weights, state.gradients)
-    )
-    work = (model.num_layers * case.layer_ms + case.head_ms) / 1e3
-    found = []
-    for stage in NAMES if zero is None else (zero,):
-        shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
-        always = sum(size / (ranks if stage >= level else 1) for size, level in shares) * model.parameters / 1e9
-        if stage == 3:
-            always += 2 * state.weights * max(model.layer_parameters, model.table_parameters) / 1e9
-        for at_a_time in (n for n in range(1, each + 1) if each % n == 0):
-            held = always + model.num_layers * at_a_time * whole
-            freed = at_a_time * (whole - kept)  # of a layer; the one that computes again is whole
-            again = ceil((held - case.room_gb) / freed) + 1 if held > case.room_gb else 0
-            if again <= model.num_layers:
-                forward = at_a_time * work
-                backward = (1 + bool(state.gradients)) * forward + at_a_time * again * case.layer_ms / 1e3
-                new = gather * (stage == 3 or bool(state.optimizer))  # frozen weights, held whole, are never new
-                step = sharded_step(each // at_a_time, forward, backward, new, reduce, zero=stage)
-                found.append((step, stage, at_a_time, again, held - max(again - 1, 0) * freed))
-    if not found:
+    layout = Layout(dp=case.num_ranks)
+    found = fsdp_plan(case.model, case.machine, layout, sequences, zero=zero, state=case.state)
+    if found.memory_bytes > found.machine.memory:
         raise ValueError(f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks")
-    step, stage, at_a_time, again, held = min(found)
+    (again,), name = found.recomputed, NAMES.get(found.zero, "replicas")
     return Entry(
         case,
-        f"{NAMES[stage]}, {at_a_time} at a time" + (f", recomputing {again} layers" if again else ""),
+        f"{name}, {found.microbatch} at a time" + (f", recomputing {again} layers" if again else ""),
         sequences,
-        step_s=step,
-        busy=each * ((2 + bool(state.gradients)) * work + again * case.layer_ms / 1e3) / step,
-        held_gb=(held,) * ranks,
+        step_s=found.step_s,
+        busy=found.compute_s / found.step_s,
+        held_gb=(found.memory_bytes / 1e9,) * case.num_ranks,
     )

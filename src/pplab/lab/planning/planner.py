@@ -60,6 +60,7 @@ class Plan:
     ep_s: float  # of that rank in a step, what it waits for all-to-alls
     dp_s: float  # what the gradients' reduction adds to the step
     sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
+    zero: int | None = None  # of `fsdp_plan`: what replicas share, from nothing to all of a parameter's state
 
     @property
     def step_s(self) -> float:

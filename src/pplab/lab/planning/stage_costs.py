@@ -183,7 +183,7 @@ def weights_of(model: Transformer, layout: Layout, layers: Sequence[int], expert
     """How many parameters of each stage a rank has, and who has the same: all but experts; with them, its experts."""
     shared = model.layer_parameters - (experts.spread_parameters(model) if experts else 0)
     found = [n * shared / layout.tp for n in layers]
-    for end in (0, -1):
+    for end in (0,) if model.tied and len(layers) == 1 else (0, -1):
         found[end] += model.table_parameters / layout.tp
     alike: list[Alike] = [(layout.groups("cp", "dp"), found)]
     if experts:

@@ -9,7 +9,8 @@ from ...errors import positive_int
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each.
+    """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each, or if `tied` of
+    the same one, of which a first and a last stage then have a copy each.
 
     `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out), and each is
     `head_width` wide, the width over the heads when left out. The MLP is `mlp_width` wide, four times the width when
@@ -33,6 +34,7 @@ class Transformer:
     vocabulary: int = 0
     keeps_scores: bool = False
     head_width: int | None = None
+    tied: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width", "head_width"):
@@ -74,7 +76,7 @@ class Transformer:
     @property
     def parameters(self) -> int:
         """Of all layers, the embedding and the head."""
-        return self.num_layers * self.layer_parameters + 2 * self.table_parameters
+        return self.num_layers * self.layer_parameters + (2 - self.tied) * self.table_parameters
 
     def layer_flops(self, samples: int) -> int:
         """Of a layer's forward; a backward takes twice as many.

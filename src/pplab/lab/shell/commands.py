@@ -1,4 +1,4 @@
-"""What runs schedules from a shell: `pplab train` and `pplab bench`.
+"""What needs torch or a trace, from a shell: `pplab train` and `pplab explain`.
 
 Loading this module loads no torch: what does is imported where it is used.
 """
@@ -13,10 +13,10 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from ...errors import number, positive_int
+from ...errors import number
 from ...optional import bring
 from ..forms import run_to_dict
-from . import cli
+from . import choice, cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
 
 if TYPE_CHECKING:
@@ -174,26 +174,6 @@ def _explain_flags() -> Iterator[Flag]:
     yield JSON
 
 
-def _bench(given: argparse.Namespace) -> None:
-    from ...runtime import Pool, make_job
-    from ..against_torch import HEADINGS, TorchEngine, versus
-
-    schedule, workload, rounds = schedule_of(given), workload_of(given), positive_int("rounds", given.rounds)
-    make_job(schedule, workload, schedule.num_ranks, [TorchEngine()], steps=given.steps)
-    with Pool(schedule.num_ranks, device=given.device) as pool:
-        say(f"{workload.name}, {rounds} rounds of {given.steps} steps in turn", file=sys.stderr)
-        found = versus(pool, schedule, workload, rounds=rounds, steps=given.steps)
-        notes = [f"note: {note}" for note in (*workload.notes, *pool.notes)]
-    write(given, found.to_dict(), [HEADINGS, found, *notes])
-
-
-def _bench_flags() -> Iterator[Flag]:
-    yield from (*SCHEDULE, *WORKLOAD, JSON)
-    yield dict(name="--against", default="torch", choices=["torch"], help="what to compare with")
-    yield dict(name="--rounds", type=int, default=5, metavar="N", help="of both")
-    yield dict(name="--steps", type=int, default=6, metavar="N", help="of each in a round")
-
-
 _HEAD = 64  # the width of an attention head of a wide model, which GPUs have fast kernels for
 SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  # of a model that is made here
 WORKLOAD: tuple[Flag, ...] = (
@@ -210,9 +190,9 @@ WORKLOAD: tuple[Flag, ...] = (
     dict(name="--context", type=int, metavar="N", help="of gpt or mixture: the length of a sequence"),
 )
 COMMANDS = (
+    choice.COMMAND,
     Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
     Command("explain", "where a step of PyTorch's pipelining went, and what would be faster", _explain, _explain_flags),
-    Command("bench", "pplab's runtime and PyTorch's in turn, on the same stages", _bench, _bench_flags),
 )
 
 

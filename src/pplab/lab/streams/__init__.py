@@ -9,10 +9,9 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "offload": "Offload Offloaded offloaded_row",
+        "offload": "Offload Offloaded leaving_of offloaded_row",
         "queues": "compute_of parse_lowered simulate_lowered",
         "sends": "SENDS posted simulate_sends",
-        "to_host": "OnHost ToHost",
         "vocabulary": "VocabularyParallel vocabulary_row",
     },
 )

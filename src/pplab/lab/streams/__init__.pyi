@@ -2,6 +2,7 @@
 
 from .offload import Offload as Offload
 from .offload import Offloaded as Offloaded
+from .offload import leaving_of as leaving_of
 from .offload import offloaded_row as offloaded_row
 from .queues import compute_of as compute_of
 from .queues import parse_lowered as parse_lowered
@@ -9,7 +10,5 @@ from .queues import simulate_lowered as simulate_lowered
 from .sends import SENDS as SENDS
 from .sends import posted as posted
 from .sends import simulate_sends as simulate_sends
-from .to_host import OnHost as OnHost
-from .to_host import ToHost as ToHost
 from .vocabulary import VocabularyParallel as VocabularyParallel
 from .vocabulary import vocabulary_row as vocabulary_row

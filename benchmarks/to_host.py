@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
-from ...costs import PerStage, check_length, of_stage, per_stage
-from ...errors import accept, positive_int
-from ...runtime import Batch, Extra, Job, Listener, Rank, Stage, cuda
-from ..extras import Recompute, readable_bytes
-from .offload import Offload, leaving_of
+from pplab.actions import INPUT_GRADIENT, Action, F, Overlap, parts
+from pplab.costs import PerStage, check_length, of_stage, per_stage
+from pplab.errors import accept, positive_int
+from pplab.lab import Recompute, readable_bytes
+from pplab.lab.streams import Offload, leaving_of
+from pplab.runtime import Batch, Extra, Job, Listener, Rank, Stage, cuda
 
 Key = tuple[int, int]  # stage, microbatch
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ...runtime import Pool, Workload
-from ...schedule import Schedule
-from ...simulator import simulate
-from .torch_engine import TorchEngine
+from pplab.lab import TorchEngine
+from pplab.runtime import Pool, Workload
+from pplab.schedule import Schedule
+from pplab.simulator import simulate
 
 
 @dataclass(frozen=True)

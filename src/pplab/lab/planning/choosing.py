@@ -1,0 +1,386 @@
+"""Which layout for a model on a cluster: every way to divide the GPUs, planned, and told apart as far as is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import groupby, product
+from math import hypot, log2
+
+from ...builders import build, find
+from ...errors import accept, expect, number, positive_int
+from ...schedule import Schedule, plural
+from ..forms import Table
+from .expert_layers import ExpertLayers
+from .layout import Layout, Machine
+from .planner import Plan, plan
+from .stage_costs import all_reduce
+from .state import State
+from .transformer import Transformer
+
+SENDS = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait", "ZBVZeroBubble": "nobody waits"}  # as they are run
+WHO = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM, torch", "ZBVZeroBubble": "torch"}
+_MOST_STAGES = 5  # of a rank
+_SLACK = 1.1  # a layout whose estimate is so much slower than the fastest plan isn't planned
+_FINALISTS, _SHOWN = 3, 12
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """By what share numbers may be off. `flops` of all GPUs and `links` are the machine's; each doubling of the tensor
+    degree may cost `tensor` of the FLOP/s; `model` is what a plan with right numbers may be off.
+
+    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, which are
+    the 9 % of tp 2 and of tp 4 again; 118 of 156 published measurements are within 5 % of their plan
+    (results/published.json); FLOP/s differ by that much between two kernels.
+    """
+
+    flops: float = 0.15
+    tensor: float = 0.09
+    links: float = 0.2
+    model: float = 0.05
+
+    def __post_init__(self) -> None:
+        accept(self, **{each.name: number(each.name, getattr(self, each.name)) for each in fields(self)})
+        for name, share in vars(self).items():
+            if share >= 1:
+                raise ValueError(f"{name} is a share, below 1: 0.2 for 20 %, got {share}")
+
+    def machines(self, machine: Machine) -> Iterator[Machine]:
+        """The machine with each number off that not all layouts share: slower links, faster ones, less with tp."""
+        for factor in (1 - self.links, 1 + self.links):
+            links = {
+                name: replace(getattr(machine, name), bandwidth=factor * getattr(machine, name).bandwidth)
+                for name in ("inside", "between")
+            }
+            yield replace(machine, **links, ring=machine.ring and factor * machine.ring)
+        degrees = {2**n: machine.flops for n in range(7)} | dict(machine.flops_at)
+        yield replace(machine, flops_at={tp: rate * (1 - self.tensor) ** log2(tp) for tp, rate in degrees.items()})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout of the GPUs, as planned."""
+
+    plan: Plan
+    low_s: float  # the step, if all numbers are off in its favour as they may be
+    high_s: float
+    slower: float = 0.0  # than the first, at least; 0: the two can't be told apart
+
+    @property
+    def over_bytes(self) -> float:
+        """By how much the fullest rank's memory is too small; 0 where it fits."""
+        return max(0.0, self.plan.memory_bytes - self.plan.machine.memory)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its texts in the table."""
+        p = self.plan
+        at = " ".join(f"{axis} {n}" for axis in ("tp", "cp", "pp", "dp") if (n := getattr(p.layout, axis, 1)) > 1)
+        again = sum(p.recomputed)
+        cut = _short(p.layers) + (f", {again} of {plural(sum(p.layers), 'layer')} again" if again else "")
+        step, held = f"{p.step_s:.3g} s ({self.low_s:.3g}-{self.high_s:.3g})", f"{p.memory_bytes / 1e9:.0f} GB"
+        if self.over_bytes:
+            held += f", {self.over_bytes / 1e9:.0f} too many"
+        schedule = p.timeline.schedule
+        microbatches = f"{schedule.num_microbatches}" + (f" x {p.microbatch}" if p.microbatch > 1 else "")
+        return at or "one GPU", schedule.name, microbatches, cut, step, held
+
+
+@dataclass(frozen=True, repr=False)
+class Choice:
+    """What `choose` found, fastest first: what can't be told apart from the fastest, some that are slower, some that
+    don't fit. It prints as a table."""
+
+    gpus: int
+    rows: tuple[Candidate, ...]
+    too_large: tuple[Candidate, ...]
+    refused: Mapping[str, int] = field(default_factory=dict)  # why layouts can't be, and how many
+
+    @property
+    def equal(self) -> tuple[Candidate, ...]:
+        """Those that can't be told apart from the fastest."""
+        return tuple(row for row in self.rows if not row.slower)
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest that fits. ValueError where nothing does."""
+        if not self.rows:
+            least = min(row.plan.memory_bytes for row in self.too_large)
+            room = self.too_large[0].plan.machine.memory
+            raise ValueError(
+                f"nothing fits on {plural(self.gpus, 'GPU')} of {room / 1e9:.3g} GB, however much is computed again: "
+                f"the smallest needs {least / 1e9:.3g} GB. Take more GPUs, or freeze weights: State(2, 0, 0)"
+            )
+        return self.rows[0]
+
+    @cached_property
+    def table(self) -> Table:
+        """The rows as texts, under their columns."""
+        groups = {
+            "can't be told apart: take the one that you have": self.equal,
+            "slower": self.rows[len(self.equal) :],
+            "doesn't fit": self.too_large,
+        }
+        found = Table()
+        found.columns = ("", "schedule", "M", "layers of each stage", "step", "fullest rank")
+        for what, rows in groups.items():
+            if rows:
+                found += [(what, *[""] * 5), *(row.cells for row in rows)]
+        return found
+
+    def to_dict(self) -> dict:
+        """The rows as plain JSON values."""
+        return {
+            "columns": self.table.columns,
+            "rows": [*map(list, self.table)],
+            "advice": self.advice if self.rows else "",
+        }
+
+    @property
+    def advice(self) -> str:
+        """Whether to pipeline at all."""
+        first = self.best.plan
+        rest = [row for row in self.rows if (row.plan.layout.pp > 1) != (first.layout.pp > 1)]
+        without = "with" if first.layout.pp == 1 else "without"
+        if not rest:
+            return f"{'Pipeline' if first.layout.pp > 1 else 'No pipeline'}: {without} one nothing that fits is near."
+        other = rest[0]
+        if not other.slower:
+            return "Whether to pipeline can't be told from this: the fastest with a pipeline and without are too near."
+        said = "Pipeline" if first.layout.pp > 1 else "Don't pipeline"
+        return f"{said}: {without} one a step takes {other.plan.step_s / first.step_s - 1:.0%} longer."
+
+    def __str__(self) -> str:
+        return f"{self.table}\n{self.advice if self.rows else 'Nothing fits.'}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_() + f"<p>{self.advice if self.rows else 'Nothing fits.'}</p>"
+
+
+def choose(
+    model: Transformer,
+    machine: Machine,
+    gpus: int,
+    batch: int,
+    *,
+    tp: int | Iterable[int] = (1, 2, 4, 8),
+    cp: int | Iterable[int] = 1,
+    ep: int | Iterable[int] = 1,
+    dp: int | Iterable[int] | None = None,
+    microbatch: int | Iterable[int] = 1,
+    schedules: Iterable[str] = tuple(SENDS),
+    experts: ExpertLayers | None = None,
+    state: State | None = None,
+    unsure: Unsure | None = None,
+) -> Choice:
+    """The fastest ways to train `model` on so many `gpus`, `batch` sequences a step.
+
+    Given are the degrees of tensor, context, expert and data parallelism, one or several each; the rest of the GPUs
+    are stages. Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute again
+    so that it fits, and the schedule, each with the sends of those who run it. Optimizers are sharded (ZeRO-1).
+
+    Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the machine's numbers
+    off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there.
+
+    Raises ValueError where no layout divides the model, the batch and the GPUs: it says why not.
+    """
+    state, unsure, gpus = state or State(), unsure or Unsure(), positive_int("gpus", gpus)
+    expect(Unsure, unsure=unsure)
+    found, refused = [], dict[str, int]()
+    ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), _several(microbatch), schedules, experts)
+    fastest = float("inf")
+    for estimate, *way in sorted(ways, key=lambda way: way[0]):
+        if estimate > _SLACK * fastest:
+            break
+        try:
+            best = _planned(model, machine, batch, state, *way)
+        except ValueError as error:
+            refused[str(error)] = refused.get(str(error), 0) + 1
+            continue
+        found.append(best)
+        if best.memory_bytes <= machine.memory:
+            fastest = min(fastest, best.step_s)
+    if not found:
+        why = max(refused, key=refused.get, default=f"{gpus} GPUs and {batch} sequences don't divide by what is given")
+        raise ValueError(f"no layout of {plural(gpus, 'GPU')} can be: {why}")
+    found.sort(key=lambda each: (each.memory_bytes > machine.memory, each.step_s))
+    found = [*{(each.layout, each.timeline.schedule.name): each for each in reversed(found)}.values()]  # the fastest
+    found.sort(key=lambda each: each.step_s)
+    fitting = [each for each in found if each.memory_bytes <= machine.memory]
+    fitting[:_FINALISTS] = map(_polished, fitting[:_FINALISTS])
+    fitting.sort(key=lambda each: each.step_s)
+    rows = [*_compared(fitting[:_SHOWN], unsure)]
+    rows.sort(key=lambda row: (row.slower > 0, row.plan.step_s))
+    large = sorted((each for each in found if each.memory_bytes > machine.memory), key=lambda each: each.memory_bytes)
+    return Choice(gpus, tuple(rows), tuple(_compared(large[:3], unsure)), refused)
+
+
+def _ways(
+    model: Transformer,
+    machine: Machine,
+    gpus: int,
+    batch: int,
+    degrees: Sequence[int | Iterable[int] | None],
+    microbatches: Sequence[int],
+    schedules: Iterable[str],
+    experts: ExpertLayers | None,
+) -> Iterator[tuple]:
+    """Every way to divide the GPUs and the batch: an estimate of its step, and what it is."""
+    expect(Transformer, model=model)
+    expect(Machine, machine=machine)
+    tps, cps, eps, dps = (None if each is None else _several(each) for each in degrees)
+    head = model.head_flops(1) / model.layer_flops(1)  # in layers
+    for tp, cp, ep in product(tps, cps, eps):
+        for pp in range(1, min(model.num_layers, gpus) + 1):
+            dp, rest = divmod(gpus, tp * cp * pp)
+            if rest or (dps is not None and dp not in dps) or (ep > 1 and (cp * dp) % ep):
+                continue
+            spread = replace(experts, gpus=ep) if experts else None
+            for b in microbatches:
+                M, rest = divmod(batch, dp * b)
+                if rest or not M:
+                    continue
+                for name, V in _stages(schedules, pp, M, model.num_layers):
+                    work = 3 * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
+                    link = machine.ring_link(Layout(tp, pp, dp, cp=cp).groups("tp"))
+                    sums = 4 * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+                    work += M * model.num_layers / pp * sums
+                    ramps = (pp - 1) / M / (V if name != "ZBVZeroBubble" else 3)
+                    yield work * (1 + ramps), Layout(tp, pp, dp, cp=cp), b, name, V, spread
+
+
+def _stages(schedules: Iterable[str], pp: int, M: int, num_layers: int) -> Iterator[tuple[str, int]]:
+    """The schedules that can have so many ranks and microbatches, with their stages per rank."""
+    if pp == 1:
+        yield "1F1B", 1
+        return
+    for name in schedules:
+        if find(name).name == "Interleaved1F1B":
+            if M % pp == 0:
+                yield from (("Interleaved1F1B", V) for V in range(2, _MOST_STAGES + 1) if pp * V <= num_layers)
+        elif find(name).placement != "V":
+            yield name, 1
+        elif 2 * pp <= num_layers:
+            yield name, 2
+
+
+def _planned(
+    model: Transformer,
+    machine: Machine,
+    batch: int,
+    state: State,
+    layout: Layout,
+    b: int,
+    name: str,
+    V: int,
+    experts: ExpertLayers | None,
+) -> Plan:
+    """The plan with the better of an even cut and one that weighs the head, recomputing as little as fits."""
+    options = {"stages_per_rank": V} if name == "Interleaved1F1B" else {}
+    rows = build(name, num_ranks=layout.pp, num_microbatches=batch // layout.dp // b, **options)
+    head = model.head_flops(1) / model.layer_flops(1)
+    cuts = {_cut(model.num_layers, rows, head)}
+    if model.num_layers % rows.num_stages == 0:
+        cuts.add((model.num_layers // rows.num_stages,) * rows.num_stages)
+
+    def of(cut: Sequence[int], again: bool | Sequence[int] = False) -> Plan:
+        how = {"schedule": rows, "cut": cut, "recompute": again, "state": state, "shard_optimizer": True}
+        return plan(model, machine, layout, batch, b, experts=experts, **how)
+
+    return min(
+        (_fitted(of, cut, machine.memory) for cut in cuts), key=lambda p: (p.memory_bytes > machine.memory, p.step_s)
+    )
+
+
+def _fitted(of: Callable[..., Plan], cut: Sequence[int], memory: float) -> Plan:
+    """The plan that fits with the fewest layers that compute again on every rank; with all of them where none fits."""
+    found = of(cut)
+    if found.memory_bytes <= memory or (all_of_them := of(cut, True)).memory_bytes > memory:
+        return found if found.memory_bytes <= memory else all_of_them
+    rows, again = found.timeline.schedule, [0] * len(cut)
+    while found.memory_bytes > memory:
+        for rank, (held, least) in enumerate(zip(found.held_bytes, all_of_them.held_bytes, strict=True)):
+            stages = rows.stages_of(rank)
+            left = sum(cut[s] - again[s] for s in stages)
+            if held > memory:
+                more = max(1, int(left * (held - memory) / max(held - least, 1)))
+                for _ in range(min(more, left)):
+                    again[max(stages, key=lambda s: cut[s] - again[s])] += 1
+        found = of(cut, again)
+    return found
+
+
+def _cut(num_layers: int, rows: Schedule, head: float) -> tuple[int, ...]:
+    """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest."""
+    cut, home = [1] * rows.num_stages, [rows.placement[s] for s in range(rows.num_stages)]
+    load = [float(len(rows.stages_of(rank))) for rank in range(rows.num_ranks)]
+    load[home[-1]] += head
+    for _ in range(num_layers - rows.num_stages):
+        rank = min(reversed(range(rows.num_ranks)), key=lambda r: load[r])
+        stage = min(rows.stages_of(rank), key=lambda s: cut[s] + head * (s == rows.num_stages - 1))
+        cut[stage] += 1
+        load[rank] += 1
+    return tuple(cut)
+
+
+def _polished(found: Plan) -> Plan:
+    """The plan with single layers moved from its busiest rank to its least busy one, as long as that helps."""
+    rows, busy = found.timeline.schedule, found.timeline.busy
+    sources, targets = (rows.stages_of(each(range(rows.num_ranks), key=busy.__getitem__)) for each in (max, min))
+    for source, target in product(sources, targets):
+        cut, again = list(found.layers), list(found.recomputed)
+        if source == target or cut[source] < 2:
+            continue
+        cut[source] -= 1
+        cut[target] += 1
+        again[source] = min(again[source], cut[source])
+        moved = again_planned(found, found.machine, cut, again)
+        if moved.memory_bytes <= found.machine.memory and moved.step_s < found.step_s * (1 - 1e-9):
+            return _polished(moved)
+    return found
+
+
+def again_planned(
+    found: Plan, machine: Machine, cut: Sequence[int] | None = None, recompute: Sequence[int] | None = None
+) -> Plan:
+    """The same plan on another machine, or with another cut."""
+    return plan(
+        found.model,
+        machine,
+        found.layout,
+        found.batch,
+        found.microbatch,
+        schedule=found.timeline.schedule,
+        cut=cut or found.layers,
+        recompute=found.recomputed if recompute is None else recompute,
+        state=found.state,
+        shard_optimizer=found.shard_optimizer,
+        sends=found.sends,
+        experts=found.experts,
+    )
+
+
+def _compared(plans: Sequence[Plan], unsure: Unsure) -> Iterator[Candidate]:
+    """The plans with their intervals, and by how much each is slower than the first at least."""
+    steps = [[each.step_s, *(again_planned(each, m).step_s for m in unsure.machines(each.machine))] for each in plans]
+    for each, (step, *others) in zip(plans, steps, strict=True):
+        slow, fast, tensor = (other / step - 1 for other in others)
+        usual = hypot(unsure.flops, unsure.model, max(abs(slow), abs(fast)))
+        ratio, *off = (mine / first for mine, first in zip((step, *others), steps[0], strict=True))
+        slow_apart, fast_apart, tensor_apart = (other - ratio for other in off)
+        least = ratio - hypot(unsure.model, max(abs(slow_apart), abs(fast_apart)), min(tensor_apart, 0))
+        yield Candidate(each, step * (1 - usual), step * (1 + hypot(usual, tensor)), max(0.0, least - 1))
+
+
+def _several(given: int | Iterable[int]) -> tuple[int, ...]:
+    return tuple(positive_int("a degree", each) for each in (given if isinstance(given, Iterable) else [given]))
+
+
+def _short(layers: Iterable[int]) -> str:
+    """1, 2, 2, 2, 3 as 1+3*2+3."""
+    runs = [(n, len([*same])) for n, same in groupby(layers)]
+    return "+".join(f"{count}*{n}" if count > 1 else str(n) for n, count in runs)
