@@ -61,7 +61,6 @@ def test_a_line_becomes_a_plans_arguments():
         "experts": None,
         "schedule": "Interleaved1F1B",
         "stages_per_rank": 10,
-        "group_size": 4,
         "sends": "forwards wait",
     }
 
@@ -80,10 +79,6 @@ def test_the_same_in_other_words():
 
 @pytest.mark.parametrize(("more", "cut", "recompute"), [
     ("--num-layers 32", (8, 8, 8, 8), False),
-    ("--num-layers 32 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5",
-     (7, 10, 10, 5), False),
-    ("--decoder-last-pipeline-num-layers 2 --num-layers 32 --num-virtual-stages-per-pipeline-rank 2",
-     (5, 5, 5, 1, 5, 5, 5, 1), False),
     ('--pipeline-model-parallel-layout "Et*8|t*9|t*8|t*7L" --recompute-granularity full --recompute-method block '
      "--recompute-num-layers 8", (8, 9, 8, 7), [8, 8, 8, 7]),
     ("--num-layers 32 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
@@ -95,25 +90,25 @@ def test_cuts_and_recomputation(more, cut, recompute):
     assert (found["cut"], found["recompute"]) == (cut, recompute)
 
 
-def test_groups_pairs_and_context():
+def test_pairs_context_and_experts():
     more = "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2 "
-    found = lab.read_launch(SHORT + more + "--microbatch-group-size-per-virtual-pipeline-stage 8").arguments
-    assert (found["group_size"], found["sends"]) == (8, "nobody waits")
     found = lab.read_launch(SHORT + more + "--overlap-moe-expert-parallel-comm --use-tp-pp-dp-mapping").arguments
     assert (found["schedule"], found["layout"].order) == ("paired-1F1B", "tp-pp-dp")
-    found = lab.read_launch(SHORT + more + "--context-parallel-size 2").arguments
-    assert (found["layout"].cp, found["layout"].dp) == (2, 1)
+    found = lab.read_launch(SHORT + more + "--context-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2")
+    assert (found.arguments["layout"].cp, found.arguments["layout"].dp) == (2, 1)
+    assert found.arguments["experts"] == lab.ExpertLayers(8, used=2, gpus=2)  # Megatron-LM's default is two
 
 
 @pytest.mark.parametrize(("line", "told"), [
     (LINE, "doesn't say --num-layers: give num_layers="),
     (SHORT.replace("--nproc-per-node 8", "") + "--num-layers 32", "or give gpus="),
     (SHORT + "--num-layers 32 --recompute-granularity full", "--recompute-method"),
-    (SHORT + "--num-layers 33", "33 layers on 4 ranks"),
-    (LINE + "--num-layers 36", "36 layers on 4 ranks"),
-    (SHORT + '--num-layers 32 --pipeline-model-parallel-layout "Et|t|t|tL"', "32 layers on 4 ranks"),
-    (SHORT + '--pipeline-model-parallel-layout "Et|t|tL"', "3 layers on 4 ranks"),
-    (SHORT + "--num-layers 32 --account-for-loss-in-pipeline-split", "say the same by --pipeline-model"),
+    (SHORT + "--num-layers 33", "33 layers can't be"),
+    (LINE + "--num-layers 36", "36 layers can't be"),
+    (SHORT + '--num-layers 32 --pipeline-model-parallel-layout "Et|t|t|tL"', "32 layers can't be"),
+    (SHORT + '--pipeline-model-parallel-layout "Et|t|tL"', "3 layers can't be .* on 4 ranks"),
+    (SHORT + "--num-layers 32 --account-for-loss-in-pipeline-split", "say a cut by --pipeline-model-parallel-layout"),
+    (SHORT + "--num-layers 32 --decoder-first-pipeline-num-layers 5", "--decoder-first-pipeline-num-layers isn't read"),
     (SHORT + "--num-layers $L", r"argument --num-layers: invalid int value: '\$L'.* in place of a variable"),
     (SHORT + "--num-layers", "argument --num-layers: expected one argument"),
     (SHORT + "--num-layers 32 --tensor-model-parallel-size 0", "tp must be an integer of at least 1, got 0"),

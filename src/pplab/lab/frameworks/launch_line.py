@@ -10,24 +10,26 @@ from typing import Any, NamedTuple, NoReturn
 
 from ...errors import expect, shown
 from ..planning import ExpertLayers, Layout, State, dp_degree
+from .to_paste import sends_interleaved
 
 _ONE_UNLESS_SAID = """
 nnodes tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size expert-model-parallel-size
 num-virtual-stages-per-pipeline-rank
 """
 _NUMBERS = """
-nproc-per-node num-layers micro-batch-size global-batch-size num-experts moe-router-topk
-num-layers-per-virtual-pipeline-stage microbatch-group-size-per-virtual-pipeline-stage
-decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers recompute-num-layers
+nproc-per-node num-layers micro-batch-size global-batch-size num-experts moe-router-topk recompute-num-layers
+num-layers-per-virtual-pipeline-stage
 """
 _WORDS = "pipeline-model-parallel-layout recompute-granularity recompute-method moe-token-dispatcher-type"
 _SWITCHES = """
 use-distributed-optimizer use-tp-pp-dp-mapping overlap-moe-expert-parallel-comm grad-reduce-in-bf16 sequence-parallel
 """
+# Flags of Megatron-LM that only look like those, and those that say a cut or groups in words that aren't read
 _ALIKE = """
 --eval-global-batch-size --eval-micro-batch-size --moe-router-dtype --moe-router-group-topk --mtp-num-layers
 --expert-tensor-parallel-size
-"""  # flags of Megatron-LM that only look like those
+"""
+_UNREAD = ("--account-for", "--decoder-first", "--decoder-last", "--microbatch-group")
 
 
 def read_layout(text: str) -> tuple[int, ...]:
@@ -119,40 +121,33 @@ class _Line(ArgumentParser):
 def _parsed(text: str) -> tuple[Namespace, tuple[str, ...]]:
     """What is read, and the other flags."""
     parser = _Line(allow_abbrev=False, add_help=False)
-    ours = {_ONE_UNLESS_SAID: {"type": int, "default": 1}, _NUMBERS: {"type": int}, _WORDS: {}}
-    ours[_SWITCHES] = {"action": "store_true"}
-    for names, how in ours.items():
+    kinds = {"type": int, "default": 1}, {"type": int}, {}, {"action": "store_true"}
+    for names, kind in zip((_ONE_UNLESS_SAID, _NUMBERS, _WORDS, _SWITCHES), kinds, strict=True):
         for name in names.split():
-            parser.add_argument(f"--{name}", **how)
+            parser.add_argument(f"--{name}", **kind)
     one_line = text.replace("\\\n", " ").replace("--nproc_per_node", "--nproc-per-node")
     said, rest = parser.parse_known_args(shlex.split(one_line, comments=True))
     others = tuple(word.partition("=")[0] for word in rest if word.startswith("--"))
     for flag in {*others} - {*_ALIKE.split()}:
-        if flag.startswith("--account-for"):
-            raise ValueError(f"{flag} can't be read: say the same by --pipeline-model-parallel-layout")
-        if near := get_close_matches(flag[2:], " ".join(ours).split(), 1, 0.83):
-            raise ValueError(f"unknown flag {flag}: did you mean --{near[0]}?")
+        if flag.startswith(_UNREAD):
+            raise ValueError(f"{flag} isn't read: say a cut by --pipeline-model-parallel-layout, groups to lab.plan")
+        if near := get_close_matches(flag[2:].replace("-", "_"), vars(said), 1, 0.83):
+            raise ValueError(f"unknown flag {flag}: did you mean --{near[0].replace('_', '-')}?")
     return said, others
 
 
 def _cut(said: Namespace, num_layers: int | None) -> tuple[int, ...]:
-    """How many layers each stage has: by a layout string, or evenly but for the first and the last rank."""
+    """How many layers each stage has: by a layout string, or as many as any other."""
     layout, pp = said.pipeline_model_parallel_layout, said.pipeline_model_parallel_size
-    cut = read_layout(layout) if layout else ()
+    cut, each = read_layout(layout) if layout else (), said.num_layers_per_virtual_pipeline_stage
     layers = said.num_layers or num_layers or sum(cut)
     if not layers:
         raise ValueError("the line doesn't say --num-layers: give num_layers=")
-    stages, each = said.num_virtual_stages_per_pipeline_rank, said.num_layers_per_virtual_pipeline_stage
     if not layout:
-        stages = layers // (pp * each) or 1 if each else stages
-        told = [said.decoder_first_pipeline_num_layers, *[None] * (pp - 2), said.decoder_last_pipeline_num_layers][:pp]
-        rest = (layers - sum(filter(None, told))) / max(told.count(None), 1)
-        cut = tuple(int((n or rest) / stages) for n in told) * stages
-    if sum(cut) != layers or len(cut) % pp or each not in (None, cut[0]):
-        raise ValueError(
-            f"{layers} layers on {pp} ranks, with as many stages each, can't be {cut}: change one, or give "
-            "--pipeline-model-parallel-layout"
-        )
+        stages = pp * said.num_virtual_stages_per_pipeline_rank
+        cut = (each,) * (layers // each) if each else (layers // stages,) * stages
+    if sum(cut) != layers or len(cut) % pp:
+        raise ValueError(f"{layers} layers can't be {cut} on {pp} ranks with as many stages each: change one of them")
     return cut
 
 
@@ -162,11 +157,5 @@ def _schedule(said: Namespace, stages: int, num_microbatches: int) -> dict[str, 
         return {"schedule": "1F1B", "sends": "both wait"}
     if said.overlap_moe_expert_parallel_comm:
         return {"schedule": "paired-1F1B", "stages_per_rank": stages}
-    group, pp = said.microbatch_group_size_per_virtual_pipeline_stage, said.pipeline_model_parallel_size
-    found = {"schedule": "Interleaved1F1B", "stages_per_rank": stages, "group_size": group or pp}
-    return found | {"sends": sends_interleaved(pp, num_microbatches) if group in (None, pp) else "nobody waits"}
-
-
-def sends_interleaved(pp: int, num_microbatches: int) -> str:
-    """Who waits for sends in Megatron-LM's interleaved schedule, as far as a plan can say it."""
-    return "nobody waits" if num_microbatches % pp or num_microbatches < 2 * pp else "forwards wait"
+    sends = sends_interleaved(said.pipeline_model_parallel_size, num_microbatches)
+    return {"schedule": "Interleaved1F1B", "stages_per_rank": stages, "sends": sends}

@@ -11,7 +11,6 @@ from ...errors import expect, unknown
 from ...schedule import Schedule
 from ..forms import to_csv
 from ..planning import Plan
-from .launch_line import sends_interleaved
 from .torch_program import program
 
 _WAIT, _LOOPED = ("GPipe", "1F1B"), ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # torch's classes
@@ -35,35 +34,34 @@ def flags(plan: Plan, framework: str) -> str:
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
     pairs, sends = _megatron_schedule(rows)
-    order = layout.axes[2:]
     if layout.axes[:2] != ["tp", "cp"]:
         raise ValueError(
             f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
         )
-    each = gcd(plan.machine.ranks_per_node, layout.num_ranks)
-    cut = "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
-    even = len({*plan.layers}) == 1
-    lines = {
-        f"torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py": True,
-        f"--num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16": True,
-        f"--micro-batch-size {plan.microbatch} --global-batch-size {plan.batch}": True,
-        f"--tensor-model-parallel-size {layout.tp} --pipeline-model-parallel-size {layout.pp}": True,
-        f"--num-virtual-stages-per-pipeline-rank {rows.num_stages // layout.pp}": even and rows.num_stages > layout.pp,
+    each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
+    cut, even = "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers), len({*plan.layers}) == 1
+    sizes = f"""\
+torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
+  --num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16 \\
+  --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
+  --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
+  --pipeline-model-parallel-size {layout.pp}"""
+    more = {
+        f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
         f'--pipeline-model-parallel-layout "E{cut}L"': not even,
-        f"--context-parallel-size {layout.cp}": layout.cp > 1,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
         "--overlap-moe-expert-parallel-comm": pairs,
         "--sequence-parallel": layout.tp > 1,
-        "--use-tp-pp-dp-mapping": order == ["pp", "dp"],
+        "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--use-distributed-optimizer": plan.shard_optimizer,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
         kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
-        lines[f"--num-experts {experts.count} --moe-router-topk {experts.used}"] = True
-        lines[f"--expert-model-parallel-size {experts.gpus} --moe-token-dispatcher-type {kind}"] = True
+        more[f"--num-experts {experts.count} --moe-router-topk {experts.used}"] = True
+        more[f"--expert-model-parallel-size {experts.gpus} --moe-token-dispatcher-type {kind}"] = True
     remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
-    return remarks + " \\\n  ".join(line for line, said in lines.items() if said) + "\n"
+    return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
 
 
 def _megatron_schedule(rows: Schedule) -> tuple[bool, str]:
@@ -71,14 +69,18 @@ def _megatron_schedule(rows: Schedule) -> tuple[bool, str]:
     P, M, V = rows.num_ranks, rows.num_microbatches, rows.num_stages // rows.num_ranks
     if _same(rows, "1F1B"):
         return False, "both wait"
-    if V > 1 and M % P == 0 and _same(rows, "Interleaved1F1B", stages_per_rank=V):
-        return False, sends_interleaved(P, M)
-    if V > 1 and M % P == 0 and _same(rows, "paired-1F1B", stages_per_rank=V):
-        return True, "nobody waits"
+    for name, sends in {"Interleaved1F1B": sends_interleaved(P, M), "paired-1F1B": "nobody waits"}.items():
+        if V > 1 and M % P == 0 and _same(rows, name, stages_per_rank=V):
+            return name[0] == "p", sends
     raise ValueError(
         "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and not "
         f"these rows of {rows.name}: torch and torchtitan take rows in a file"
     )
+
+
+def sends_interleaved(pp: int, num_microbatches: int) -> str:
+    """Who waits for sends in Megatron-LM's interleaved schedule, as far as a plan can say it."""
+    return "nobody waits" if num_microbatches % pp or num_microbatches < 2 * pp else "forwards wait"
 
 
 def _torchtitan(plan: Plan) -> str:
