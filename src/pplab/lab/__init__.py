@@ -14,7 +14,7 @@ _ROOMS = {
         "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
-    "frameworks": "Launch flags read_launch read_layout",
+    "frameworks": "flags",
     "measuring": (
         "Explained Gap Launches MeasuredLayers Profile Traced WhatIf Where calibrate calibrating explain "
         "fit_link measure_layers measure_link message_times multiply_times "

@@ -47,10 +47,7 @@ from .forms import timeline_to_dict as timeline_to_dict
 from .forms import to_csv as to_csv
 from .forms import to_perfetto as to_perfetto
 from .forms import waterfall as waterfall
-from .frameworks import Launch as Launch
 from .frameworks import flags as flags
-from .frameworks import read_launch as read_launch
-from .frameworks import read_layout as read_layout
 from .measuring import Explained as Explained
 from .measuring import Gap as Gap
 from .measuring import Launches as Launches

@@ -10,7 +10,6 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "launch_line": "Launch read_launch read_layout",
         "to_paste": "flags",
     },
 )
