@@ -1,16 +1,17 @@
 """The layout that `lab.plan` would have chosen of those that others measured; in results/chosen.json.
 
 `python benchmarks/chosen.py` takes the sets of chosen_rows.json, which were read before anything was predicted, and
-those groups of results/published.json in which schedules or cuts compete: about two minutes on one core. Nothing is
+those groups of results/published.json in which schedules or cuts compete: half a minute on one core. Nothing is
 fitted: a GPU reaches half its dense peak, links have the speed that their makers state.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -213,51 +214,63 @@ def label(one: Candidate) -> str:
     return ", ".join([f"TP {one.tp}, PP {one.pp}, DP {one.dp}", f"{one.microbatch} at a time", *more])
 
 
-CORNERS = [(a, b, c) for a in (0.8, 1.25) for b in (0.8, 1.25) for c in (0.8, 1.25)]
+LINKS, HALVES, MODEL = 0.2, 0.09, 0.05  # by what share `lab.choose` takes its numbers to be off, when not told
 
 
-def near(asked: Asked, ran: Sequence[Candidate]) -> tuple[list[Candidate], float]:
-    """Of the layouts that fit and ran, those that are no slower than our choice for some FLOP/s, link in a node and
-    link between nodes, each within a factor of 1.25 of what was assumed; and the share by which the choice's own step
-    grows at most."""
-    first = min(ran, key=lambda one: predicted(asked, one)[0])
-    inside, steps = set(), []
-    for flops, short, long in CORNERS:
-        has = asked.machine
-        moved = replace(
+def machines(has: Machine) -> list[Machine]:
+    """As assumed; slower links; faster ones; FLOP/s that fall at every doubling of the tensor degree."""
+    links = [
+        replace(
             has,
-            flops=flops * has.flops,
-            flops_at={degree: flops * each for degree, each in has.flops_at.items()},
-            inside=pp.Link(has.inside.latency, short * has.inside.bandwidth),
-            between=pp.Link(has.between.latency, long * has.between.bandwidth),
+            inside=pp.Link(has.inside.latency, factor * has.inside.bandwidth),
+            between=pp.Link(has.between.latency, factor * has.between.bandwidth),
         )
-        there = {one: predicted(replace(asked, machine=moved), one)[0] for one in ran}
-        steps.append(there[first])
-        inside |= {one for one, step in there.items() if step <= there[first]}
-    return [one for one in ran if one in inside], round(max(steps) / predicted(asked, first)[0] - 1, 4)
+        for factor in (1 - LINKS, 1 + LINKS)
+    ]
+    return [has, *links, replace(has, flops_at={2**n: has.flops * (1 - HALVES) ** n for n in range(7)})]
 
 
-def taught(asked: Asked) -> Asked:
-    """With what one row of another page's set says, eight tensor ranks over four: at every doubling of the tensor
-    degree a GPU keeps 0.83 of its speed."""
-    steps = {2**n: asked.machine.flops * 0.83**n for n in range(4)}
-    return replace(asked, machine=replace(asked.machine, flops_at=steps))
+def slower(steps: Sequence[Sequence[float]]) -> list[float]:
+    """By what share each layout is slower than the first at least, as `lab.choose` tells them apart: 0 where it can't.
+
+    Given are each layout's steps on the four `machines`."""
+    found = []
+    for each in steps:
+        plain, *off = (mine / first for mine, first in zip(each, steps[0], strict=True))
+        slow, fast, halved = (ratio - plain for ratio in off)
+        found.append(max(0.0, plain - 1 - math.hypot(MODEL, max(abs(slow), abs(fast)), min(halved, 0))))
+    return found
+
+
+def equal(asked: Asked, ones: Iterable[Candidate]) -> list[Candidate]:
+    """Those that can't be told apart from the fastest of them."""
+    steps = {one: [predicted(replace(asked, machine=each), one)[0] for each in machines(asked.machine)] for one in ones}
+    order = sorted(steps, key=lambda one: steps[one][0])
+    apart = slower([steps[one] for one in order])
+    return [one for one, share in zip(order, apart, strict=True) if not share]
+
+
+def regrouped(asked: Asked, ones: Iterable[Candidate]) -> list[Candidate]:
+    """Of those that can't be told apart from the fastest the one with the fewest GPUs per pipeline; then the same of
+    the rest, as somebody does who has found that it doesn't run."""
+    rest, order = [*ones], []
+    while rest:
+        order.append(min(equal(asked, rest), key=fewest))
+        rest.remove(order[-1])
+    return order
 
 
 def judged(asked: Asked, measured: dict[Candidate, float | None]) -> tuple[dict, list[dict]]:
     """A set's row, and a row for each of its layouts."""
-    memory = {one: predicted(asked, one)[1] / asked.machine.memory for one in measured}
-    steps = {
-        name: {one: predicted(each, one)[0] for one in measured}
-        for name, each in (("plan", asked), ("taught", taught(asked)))
-    }
+    step, held = ({one: predicted(asked, one)[at] for one in measured} for at in range(2))
+    memory = {one: held[one] / asked.machine.memory for one in measured}
     layouts = [
         {
             "set": asked.name,
             "layout": label(one),
             "measured": took,
+            "plan": float(f"{step[one]:.5g}"),
             "memory": round(memory[one], 3),
-            **{name: float(f"{found[one]:.5g}") for name, found in steps.items()},
         }
         for one, took in measured.items()
     ]
@@ -267,18 +280,20 @@ def judged(asked: Asked, measured: dict[Candidate, float | None]) -> tuple[dict,
     if len(ran) < 2:
         return row, layouts
     fitting = [one for one in measured if memory[one] <= 1] or [min(measured, key=memory.__getitem__)]
-    there = [one for one in fitting if measured[one] is not None]
     took = [measured[one] for one in ran]
-    best = ran[took.index(min(took))]
-    ways: dict[str, Callable[[Candidate], Any]] = {name: found.__getitem__ for name, found in steps.items()}
-    for name, way in (ways | {"fewest": fewest, "tensor_first": tensor_first}).items():
-        order = sorted(fitting, key=way)
-        row[name] = taken(order, measured)
-        row[name]["correlation"] = correlation([way(one) for one in ran], took)
-        if name in steps:
-            inside, width = near(asked if name == "plan" else taught(asked), there)
-            row[name] |= {"inside": len(inside), "best_inside": best in inside, "width": width}
-    row["fitting_and_ran"] = len(there)
+    both = regrouped(asked, fitting), regrouped(asked, ran)
+    ways: dict[str, tuple[Iterable[Candidate], Sequence[Any]]] = {
+        "plan": (sorted(fitting, key=step.__getitem__), [step[one] for one in ran]),
+        "both": (both[0], [both[1].index(one) for one in ran]),
+        "fewest": (sorted(fitting, key=fewest), [fewest(one) for one in ran]),
+        "tensor_first": (sorted(fitting, key=tensor_first), [tensor_first(one) for one in ran]),
+    }
+    for name, (order, said) in ways.items():
+        row[name] = taken(order, measured) | {"correlation": correlation(said, took)}
+    there = [one for one in fitting if measured[one] is not None]
+    group = equal(asked, there)
+    row |= {"fitting_and_ran": len(there), "equal": len(group), "best_equal": ran[took.index(min(took))] in group}
+    row["worst_equal"] = round(max(measured[one] for one in group) / min(took) - 1, 4)
     row["median_regret"] = round(statistics.median(took) / min(took) - 1, 4)
     return row, layouts
 
@@ -347,7 +362,7 @@ def main() -> None:
     done = [{"name": name, "state": "done", "seconds": took, "rows": made} for name, made in parts.items()]
     lab.results.write(OUT, done, device="simulated", command="python benchmarks/chosen.py", versions=versions())
     for row in parts["sets"] + parts["schedules"]:
-        ways = [row.get(name, {}) for name in ("plan", "taught", "fewest", "tensor_first", "formula")]
+        ways = [row.get(name, {}) for name in ("plan", "both", "fewest", "tensor_first", "formula")]
         print(f"{row['source']:10}{row['set']:70}", *(f"{w.get('regret')}, {w.get('correlation')};" for w in ways if w))
     print(parts["fits"])
 

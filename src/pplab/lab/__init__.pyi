@@ -81,7 +81,6 @@ from .planning import Plan as Plan
 from .planning import State as State
 from .planning import Transformer as Transformer
 from .planning import Unsure as Unsure
-from .planning import best as best
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
 from .planning import formulas as formulas

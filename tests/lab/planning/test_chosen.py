@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import pplab as pp
 from pplab import lab
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +114,41 @@ def test_the_rules_are_what_they_say(benchmark):
     assert sorted(given, key=benchmark.fewest)[:3] == [one(1, 4), one(1, 4, 2), one(2, 2)]
     assert sorted(given, key=benchmark.fewest)[-1] == one(1, 1, recompute=True)
     assert sorted(given, key=benchmark.tensor_first)[:3] == [one(8, 1), one(8, 2), one(4, 1)]
+
+
+def test_layouts_are_told_apart_as_choose_does(benchmark):
+    machine = lab.Machine(8, pp.Link(5e-6, 300e9), pp.Link(10e-6, 6e9), flops=150e12, memory=80e9)
+    model = lab.Transformer(24, 4096, 2048, heads=32, vocabulary=50_000)
+    rows = [*lab.choose(model, machine, 32, 64, schedules=["1F1B"]).rows]
+    assert any(row.slower for row in rows) and any(not row.slower for row in rows[1:])
+    rows.sort(key=lambda row: row.plan.step_s)
+    how = {"shard_optimizer": True}
+    steps = [
+        [
+            lab.plan(
+                model,
+                each,
+                row.plan.layout,
+                64,
+                cut=row.plan.layers,
+                recompute=row.plan.recomputed,
+                **how,
+                sends=row.plan.sends,
+            ).step_s
+            for each in benchmark.machines(machine)
+        ]
+        for row in rows
+    ]
+    assert benchmark.slower(steps) == pytest.approx([row.slower for row in rows])
+
+
+def test_the_group_goes_before_the_rule_and_the_rule_within_it(benchmark, monkeypatch):
+    one, two, four, eight = given = [benchmark.Candidate(1, n, 8 // n) for n in (1, 2, 4, 8)]
+    step = {four: 10.0, two: 10.2, one: 13.0, eight: 11.0}
+    monkeypatch.setattr(benchmark, "predicted", lambda asked, which: (step[which], 0.0))
+    asked = benchmark.read()[0][0]
+    assert benchmark.equal(asked, given) == [four, two]  # a step 5 % longer than another's can be told from it
+    assert benchmark.regrouped(asked, given) == [two, four, eight, one]
 
 
 def test_memory_and_compute_by_hand(benchmark):

@@ -15,7 +15,7 @@ The error of a prediction is a sum, in shares of the step:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from math import inf
@@ -136,7 +136,7 @@ def explain(traced: Any) -> Explained:
         del what_ifs[1]
     told = f"{plural(len(steps), 'whole step')}: the median one takes {end_of(step):.1f} {step.unit}, "
     told += f"the slowest {end_of(steps[-1]):.1f}"
-    return Explained(where(step), costs, tuple(what_ifs), (told, *traced.notes, *_unknown(own, costs)))
+    return Explained(where(step), costs, tuple(what_ifs), (told, *traced.notes, *_unknown(steps, costs)))
 
 
 def _simulated(schedule: Schedule, costs: Costs, sends: str) -> Timeline:
@@ -172,16 +172,19 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
             yield schedule.name, schedule
 
 
-def _unknown(own: Schedule, costs: Costs) -> Iterator[str]:
+def _unknown(steps: Sequence[Timeline], costs: Costs) -> Iterator[str]:
     """What the steps don't tell."""
-    yield "believe differences that are larger than the error; of one step alone, it doesn't say how far steps differ"
-    yield "microbatches stay as large as they are; whether all that is in flight fits isn't checked"
-    yield "other stages per rank, another cut and microbatches of another size need a run of their own"
+    own = steps[0].schedule
+    yield "believe differences that are larger than the error"
+    if len(steps) == 1:
+        yield "one step alone doesn't tell how far steps differ, so no error has that"
+    yield "microbatches stay as large as they are, and memory isn't checked"
+    yield "other stages per rank, cuts and sizes of microbatches need a run of their own"
     if all(link.bandwidth == inf for link in costs.links.values()):
-        yield "no link's bandwidth is known: a message's whole time counts as latency, also where others would queue"
+        yield "no link's bandwidth is known: all of a message's time counts as latency"
     if own.num_stages > own.num_ranks:
-        yield "a receive that is posted early can hold other messages up, which no error here knows of"
+        yield "a receive that is posted early can hold messages up: no error knows of that"
     if I not in own.columns.kinds:
-        yield "no backward is split in two, so schedules that split it aren't predicted"
+        yield "no backward is split, so schedules that split it aren't predicted"
     if not own.graph.second_half:
-        yield "pairs of actions count as one after the other, since none ran at once"
+        yield "pairs count as one action after the other, since none ran at once"

@@ -22,7 +22,7 @@ __all__, __getattr__, __dir__ = lazily(
         "fsdp": "fsdp_plan fsdp_row",
         "layout": "Layout Machine dp_degree layouts",
         "partitioning": "partition",
-        "planner": "Plan best plan",
+        "planner": "Plan plan",
         "stage_costs": "layers_of recomputed_of",
         "state": "State",
         "transformer": "Transformer",

@@ -29,7 +29,6 @@ from .layout import dp_degree as dp_degree
 from .layout import layouts as layouts
 from .partitioning import partition as partition
 from .planner import Plan as Plan
-from .planner import best as best
 from .planner import plan as plan
 from .stage_costs import layers_of as layers_of
 from .stage_costs import recomputed_of as recomputed_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby, islice, product
 from math import hypot, log2
 
 from ...builders import build, find
@@ -13,31 +13,33 @@ from ...errors import accept, expect, number, positive_int
 from ...schedule import Schedule, plural
 from ..forms import Table
 from .expert_layers import ExpertLayers
+from .fsdp import NAMES, fsdp_plan
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .stage_costs import all_reduce
 from .state import State
 from .transformer import Transformer
 
-SENDS = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait", "ZBVZeroBubble": "nobody waits"}  # as they are run
-WHO = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM, torch", "ZBVZeroBubble": "torch"}
+SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+WAITS = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait"}  # for sends, as Megatron-LM does
 _MOST_STAGES = 5  # of a rank
-_SLACK = 1.1  # a layout whose estimate is so much slower than the fastest plan isn't planned
+_SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN = 3, 12
 
 
 @dataclass(frozen=True)
 class Unsure:
-    """By what share numbers may be off. `flops` of all GPUs and `links` are the machine's; each doubling of the tensor
-    degree may cost `tensor` of the FLOP/s; `model` is what a plan with right numbers may be off.
+    """By what share numbers may be off. `flops` of all GPUs and `links` are the machine's; each halving of what a GPU
+    multiplies at a time, by twice the tensor ranks or twice the experts on a GPU, may cost `halves` of the FLOP/s;
+    `model` is what a plan with right numbers may be off.
 
-    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, which are
-    the 9 % of tp 2 and of tp 4 again; 118 of 156 published measurements are within 5 % of their plan
-    (results/published.json); FLOP/s differ by that much between two kernels.
+    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, taken here
+    as 9 % for each of two steps, since nothing is known of tp 2; 118 of 156 published measurements are within 5 % of
+    what was predicted (results/published.json); the 15 % of FLOP/s are assumed.
     """
 
     flops: float = 0.15
-    tensor: float = 0.09
+    halves: float = 0.09
     links: float = 0.2
     model: float = 0.05
 
@@ -47,16 +49,18 @@ class Unsure:
             if share >= 1:
                 raise ValueError(f"{name} is a share, below 1: 0.2 for 20 %, got {share}")
 
-    def machines(self, machine: Machine) -> Iterator[Machine]:
-        """The machine with each number off that not all layouts share: slower links, faster ones, less with tp."""
+    def machines(self, found: Plan) -> Iterator[Machine]:
+        """A plan's machine with each number off that not all layouts share: slower links, faster ones, fewer FLOP/s."""
+        machine, experts, tp = found.machine, found.experts, found.layout.tp
         for factor in (1 - self.links, 1 + self.links):
             links = {
                 name: replace(getattr(machine, name), bandwidth=factor * getattr(machine, name).bandwidth)
                 for name in ("inside", "between")
             }
             yield replace(machine, **links, ring=machine.ring and factor * machine.ring)
-        degrees = {2**n: machine.flops for n in range(7)} | dict(machine.flops_at)
-        yield replace(machine, flops_at={tp: rate * (1 - self.tensor) ** log2(tp) for tp, rate in degrees.items()})
+        halvings = log2(tp * experts.count / experts.gpus if experts else tp)
+        rate = machine.rate(Layout(tp)) / tp
+        yield replace(machine, flops_at={tp: rate * (1 - self.halves) ** halvings})
 
 
 @dataclass(frozen=True)
@@ -76,16 +80,38 @@ class Candidate:
     @property
     def cells(self) -> tuple[str, ...]:
         """Its texts in the table."""
-        p = self.plan
-        at = " ".join(f"{axis} {n}" for axis in ("tp", "cp", "pp", "dp") if (n := getattr(p.layout, axis, 1)) > 1)
-        again = sum(p.recomputed)
-        cut = _short(p.layers) + (f", {again} of {plural(sum(p.layers), 'layer')} again" if again else "")
-        step, held = f"{p.step_s:.3g} s ({self.low_s:.3g}-{self.high_s:.3g})", f"{p.memory_bytes / 1e9:.0f} GB"
-        if self.over_bytes:
-            held += f", {self.over_bytes / 1e9:.0f} too many"
-        schedule = p.timeline.schedule
-        microbatches = f"{schedule.num_microbatches}" + (f" x {p.microbatch}" if p.microbatch > 1 else "")
-        return at or "one GPU", schedule.name, microbatches, cut, step, held
+        p, rows, expert = self.plan, self.plan.timeline.schedule, self.plan.experts
+        degrees = {axis: getattr(p.layout, axis) for axis in ("tp", "cp", "pp", "dp")} | {"ep": expert and expert.gpus}
+        again = f", {sum(p.recomputed)} again" * any(p.recomputed)
+        return (
+            " ".join(f"{axis} {n}" for axis, n in degrees.items() if n and n > 1) or "one GPU",
+            rows.name if p.layout.pp > 1 else NAMES[p.zero],
+            f"{rows.num_stages // rows.num_ranks}",
+            f"{rows.num_microbatches}" + f" x {p.microbatch}" * (p.microbatch > 1),
+            _short(p.layers) + again,
+            f"{p.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
+            f"{p.memory_bytes / 1e9:.0f}" + f", {self.over_bytes / 1e9:.1f} over" * (self.over_bytes > 0),
+        )
+
+    def to_dict(self) -> dict:
+        """It as plain JSON values."""
+        p, rows = self.plan, self.plan.timeline.schedule
+        return {
+            **{axis: getattr(p.layout, axis) for axis in ("tp", "cp", "pp", "dp")},
+            "ep": p.experts.gpus if p.experts else 1,
+            "schedule": rows.name if p.zero is None else NAMES[p.zero],
+            "stages_per_rank": rows.num_stages // rows.num_ranks,
+            "num_microbatches": rows.num_microbatches,
+            "microbatch": p.microbatch,
+            "layers": p.layers,
+            "recomputed": p.recomputed,
+            "step_s": p.step_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "memory_bytes": p.memory_bytes,
+            "over_bytes": self.over_bytes,
+            "slower": self.slower,
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,58 +133,68 @@ class Choice:
     def best(self) -> Candidate:
         """The fastest that fits. ValueError where nothing does."""
         if not self.rows:
-            least = min(row.plan.memory_bytes for row in self.too_large)
-            room = self.too_large[0].plan.machine.memory
-            raise ValueError(
-                f"nothing fits on {plural(self.gpus, 'GPU')} of {room / 1e9:.3g} GB, however much is computed again: "
-                f"the smallest needs {least / 1e9:.3g} GB. Take more GPUs, or freeze weights: State(2, 0, 0)"
-            )
+            raise ValueError(self.advice)
         return self.rows[0]
+
+    @property
+    def groups(self) -> dict[str, tuple[Candidate, ...]]:
+        """The rows by what can be said of them."""
+        return {
+            "within the error of the fastest; take what you have:": self.equal,
+            "slower:": self.rows[len(self.equal) :],
+            "too large:": self.too_large,
+        }
 
     @cached_property
     def table(self) -> Table:
-        """The rows as texts, under their columns."""
-        groups = {
-            "can't be told apart: take the one that you have": self.equal,
-            "slower": self.rows[len(self.equal) :],
-            "doesn't fit": self.too_large,
-        }
-        found = Table()
-        found.columns = ("", "schedule", "M", "layers of each stage", "step", "fullest rank")
-        for what, rows in groups.items():
-            if rows:
-                found += [(what, *[""] * 5), *(row.cells for row in rows)]
+        """The rows as texts, under their columns, group after group."""
+        found = Table(row.cells for rows in self.groups.values() for row in rows)
+        found.columns = ("layout", "schedule", "V", "M", "layers of each stage", "seconds", "GB")
         return found
 
     def to_dict(self) -> dict:
-        """The rows as plain JSON values."""
-        return {
-            "columns": self.table.columns,
-            "rows": [*map(list, self.table)],
-            "advice": self.advice if self.rows else "",
-        }
+        """All as plain JSON values, rows under `equal`, `slower` and `too_large`."""
+        groups = zip(("equal", "slower", "too_large"), self.groups.values(), strict=True)
+        return {name: [row.to_dict() for row in rows] for name, rows in groups} | {"advice": self.advice}
 
     @property
     def advice(self) -> str:
-        """Whether to pipeline at all."""
-        first = self.best.plan
-        rest = [row for row in self.rows if (row.plan.layout.pp > 1) != (first.layout.pp > 1)]
-        without = "with" if first.layout.pp == 1 else "without"
-        if not rest:
-            return f"{'Pipeline' if first.layout.pp > 1 else 'No pipeline'}: {without} one nothing that fits is near."
-        other = rest[0]
-        if not other.slower:
-            return "Whether to pipeline can't be told from this: the fastest with a pipeline and without are too near."
-        said = "Pipeline" if first.layout.pp > 1 else "Don't pipeline"
-        return f"{said}: {without} one a step takes {other.plan.step_s / first.step_s - 1:.0%} longer."
+        """Whether to pipeline at all; where nothing fits, what would."""
+        if not self.rows:
+            least = self.too_large[0].plan
+            return (
+                f"Nothing fits on {plural(self.gpus, 'GPU')} of {least.machine.memory / 1e9:.3g} GB: the smallest needs"
+                f" {least.memory_bytes / 1e9:.3g} GB. Take more GPUs, other degrees, or freeze weights: State(2, 0, 0)."
+            )
+        first = self.rows[0].plan
+        pipelined = first.layout.pp > 1
+        other = next((row for row in self.rows if (row.plan.layout.pp > 1) != pipelined), None)
+        others = "without one" if pipelined else "with one"
+        if other and not other.slower:
+            more = _more(other.plan, first)
+            return f"Whether to pipeline can't be told: {others} a step takes {more}, within the error."
+        what = "Pipeline" if pipelined else "Don't pipeline"
+        if other:
+            return f"{what}: {others} a step takes {_more(other.plan, first)}."
+        return f"{what}: {others} nothing that fits is among the fastest."
 
     def __str__(self) -> str:
-        return f"{self.table}\n{self.advice if self.rows else 'Nothing fits.'}"
+        head, *body = str(self.table).splitlines()
+        return "\n".join([head, *self._under_titles(body, "{}"), self.advice])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self.table._repr_html_() + f"<p>{self.advice if self.rows else 'Nothing fits.'}</p>"
+        start, head, *body = self.table._repr_html_().split("<tr>")
+        titled = self._under_titles(body, '<td colspan="7"><b>{}</b></td></tr>')
+        return "<tr>".join([start, head, *titled]) + f"<p>{self.advice}</p>"
+
+    def _under_titles(self, lines: Sequence[str], title: str) -> Iterator[str]:
+        rest = iter(lines)
+        for what, rows in self.groups.items():
+            if rows:
+                yield title.format(what)
+                yield from islice(rest, len(rows))
 
 
 def choose(
@@ -171,8 +207,8 @@ def choose(
     cp: int | Iterable[int] = 1,
     ep: int | Iterable[int] = 1,
     dp: int | Iterable[int] | None = None,
-    microbatch: int | Iterable[int] = 1,
-    schedules: Iterable[str] = tuple(SENDS),
+    microbatch: int | Iterable[int] | None = None,
+    schedules: Iterable[str] = SCHEDULES,
     experts: ExpertLayers | None = None,
     state: State | None = None,
     unsure: Unsure | None = None,
@@ -181,17 +217,25 @@ def choose(
 
     Given are the degrees of tensor, context, expert and data parallelism, one or several each; the rest of the GPUs
     are stages. Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute again
-    so that it fits, and the schedule, each with the sends of those who run it. Optimizers are sharded (ZeRO-1).
+    so that it fits, and the schedule; a pipeline's optimizer is sharded (ZeRO-1), and its ranks wait for sends as
+    Megatron-LM's do, where it has the schedule. A layout without stages is the fastest that `fsdp_plan` finds.
+    `microbatch` left out is a sequence for pipelines, and whatever is fastest without one.
 
     Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the machine's numbers
     off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there.
 
-    Raises ValueError where no layout divides the model, the batch and the GPUs: it says why not.
+    Raises ValueError for experts that a model doesn't have, and where no layout divides the model, the batch and the
+    GPUs: it says why not.
+
+    >>> node = Machine(8, Link(5e-6, 450e9), Link(10e-6, 50e9), flops=400e12, memory=80e9)
+    >>> found = choose(Transformer(32, 4096, 4096, heads=32, vocabulary=128000), node, 8, batch=64)
+    >>> found.best.plan.layout, len(found.equal)
+    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 1)
     """
     state, unsure, gpus = state or State(), unsure or Unsure(), positive_int("gpus", gpus)
     expect(Unsure, unsure=unsure)
     found, refused = [], dict[str, int]()
-    ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), _several(microbatch), schedules, experts)
+    ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), microbatch, schedules, experts, state)
     fastest = float("inf")
     for estimate, *way in sorted(ways, key=lambda way: way[0]):
         if estimate > _SLACK * fastest:
@@ -213,9 +257,9 @@ def choose(
     fitting = [each for each in found if each.memory_bytes <= machine.memory]
     fitting[:_FINALISTS] = map(_polished, fitting[:_FINALISTS])
     fitting.sort(key=lambda each: each.step_s)
-    rows = [*_compared(fitting[:_SHOWN], unsure)]
-    rows.sort(key=lambda row: (row.slower > 0, row.plan.step_s))
     large = sorted((each for each in found if each.memory_bytes > machine.memory), key=lambda each: each.memory_bytes)
+    whole = next((each for each in fitting[_SHOWN:] if each.zero is not None), None)
+    rows = _compared([*fitting[:_SHOWN], *([whole] if whole else [])], unsure)
     return Choice(gpus, tuple(rows), tuple(_compared(large[:3], unsure)), refused)
 
 
@@ -225,27 +269,31 @@ def _ways(
     gpus: int,
     batch: int,
     degrees: Sequence[int | Iterable[int] | None],
-    microbatches: Sequence[int],
+    microbatches: int | Iterable[int] | None,
     schedules: Iterable[str],
     experts: ExpertLayers | None,
+    state: State,
 ) -> Iterator[tuple]:
     """Every way to divide the GPUs and the batch: an estimate of its step, and what it is."""
     expect(Transformer, model=model)
     expect(Machine, machine=machine)
     tps, cps, eps, dps = (None if each is None else _several(each) for each in degrees)
     head = model.head_flops(1) / model.layer_flops(1)  # in layers
+    passes = 2 + bool(state.gradients)  # of frozen weights two
+    if not experts and eps != (1,):
+        raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
     for tp, cp, ep in product(tps, cps, eps):
         for pp in range(1, min(model.num_layers, gpus) + 1):
             dp, rest = divmod(gpus, tp * cp * pp)
-            if rest or (dps is not None and dp not in dps) or (ep > 1 and (cp * dp) % ep):
+            if rest or (dps is not None and dp not in dps) or (cp * dp) % ep or (experts and experts.count % ep):
                 continue
             spread = replace(experts, gpus=ep) if experts else None
-            for b in microbatches:
+            for b in (1,) if microbatches is None or pp == 1 else _several(microbatches):
                 M, rest = divmod(batch, dp * b)
                 if rest or not M:
                     continue
                 for name, V in _stages(schedules, pp, M, model.num_layers):
-                    work = 3 * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
+                    work = passes * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
                     link = machine.ring_link(Layout(tp, pp, dp, cp=cp).groups("tp"))
                     sums = 4 * all_reduce(tp, model.boundary_bytes(b) / cp, link)
                     work += M * model.num_layers / pp * sums
@@ -256,7 +304,7 @@ def _ways(
 def _stages(schedules: Iterable[str], pp: int, M: int, num_layers: int) -> Iterator[tuple[str, int]]:
     """The schedules that can have so many ranks and microbatches, with their stages per rank."""
     if pp == 1:
-        yield "1F1B", 1
+        yield "no pipeline", 1
         return
     for name in schedules:
         if find(name).name == "Interleaved1F1B":
@@ -280,6 +328,8 @@ def _planned(
     experts: ExpertLayers | None,
 ) -> Plan:
     """The plan with the better of an even cut and one that weighs the head, recomputing as little as fits."""
+    if layout.pp == 1:
+        return fsdp_plan(model, machine, layout, batch, state=state, experts=experts)
     options = {"stages_per_rank": V} if name == "Interleaved1F1B" else {}
     rows = build(name, num_ranks=layout.pp, num_microbatches=batch // layout.dp // b, **options)
     head = model.head_flops(1) / model.layer_flops(1)
@@ -288,8 +338,8 @@ def _planned(
         cuts.add((model.num_layers // rows.num_stages,) * rows.num_stages)
 
     def of(cut: Sequence[int], again: bool | Sequence[int] = False) -> Plan:
-        how = {"schedule": rows, "cut": cut, "recompute": again, "state": state, "shard_optimizer": True}
-        return plan(model, machine, layout, batch, b, experts=experts, **how)
+        how = {"schedule": rows, "cut": cut, "recompute": again, "state": state}
+        return plan(model, machine, layout, batch, b, experts=experts, shard_optimizer=True, **how)
 
     return min(
         (_fitted(of, cut, machine.memory) for cut in cuts), key=lambda p: (p.memory_bytes > machine.memory, p.step_s)
@@ -345,9 +395,16 @@ def _polished(found: Plan) -> Plan:
 
 
 def again_planned(
-    found: Plan, machine: Machine, cut: Sequence[int] | None = None, recompute: Sequence[int] | None = None
+    found: Plan,
+    machine: Machine,
+    cut: Sequence[int] | None = None,
+    recompute: Sequence[int] | None = None,
+    sends: str = "nobody waits",
 ) -> Plan:
-    """The same plan on another machine, or with another cut."""
+    """The same plan on another machine, with another cut, or with other sends."""
+    if found.zero is not None:
+        how = {"zero": found.zero, "state": found.state, "experts": found.experts}
+        return fsdp_plan(found.model, machine, found.layout, found.batch, found.microbatch, **how)
     return plan(
         found.model,
         machine,
@@ -359,21 +416,37 @@ def again_planned(
         recompute=found.recomputed if recompute is None else recompute,
         state=found.state,
         shard_optimizer=found.shard_optimizer,
-        sends=found.sends,
+        sends=sends,
         experts=found.experts,
     )
 
 
-def _compared(plans: Sequence[Plan], unsure: Unsure) -> Iterator[Candidate]:
-    """The plans with their intervals, and by how much each is slower than the first at least."""
-    steps = [[each.step_s, *(again_planned(each, m).step_s for m in unsure.machines(each.machine))] for each in plans]
-    for each, (step, *others) in zip(plans, steps, strict=True):
-        slow, fast, tensor = (other / step - 1 for other in others)
+def _as_sent(found: Plan) -> Plan:
+    """The plan with the sends of Megatron-LM, where it has the schedule."""
+    schedule = found.timeline.schedule
+    sends = WAITS.get(schedule.name)
+    few = sends == "forwards wait" and schedule.num_microbatches < 2 * schedule.num_ranks
+    if sends is None or schedule.num_ranks == 1 or few:
+        return found
+    return again_planned(found, found.machine, sends=sends)
+
+
+def _compared(plans: Sequence[Plan], unsure: Unsure) -> list[Candidate]:
+    """The plans with their intervals, fastest first, and by how much each is slower than the first at least."""
+    sent = sorted(((_as_sent(each), each) for each in plans), key=lambda pair: pair[0].step_s)
+    steps = [[each.step_s, *(again_planned(each, m).step_s for m in unsure.machines(each))] for _, each in sent]
+    found = []
+    for (each, bare), mine in zip(sent, steps, strict=True):
+        slow, fast, halves = (other / bare.step_s - 1 for other in mine[1:])
         usual = hypot(unsure.flops, unsure.model, max(abs(slow), abs(fast)))
-        ratio, *off = (mine / first for mine, first in zip((step, *others), steps[0], strict=True))
-        slow_apart, fast_apart, tensor_apart = (other - ratio for other in off)
-        least = ratio - hypot(unsure.model, max(abs(slow_apart), abs(fast_apart)), min(tensor_apart, 0))
-        yield Candidate(each, step * (1 - usual), step * (1 + hypot(usual, tensor)), max(0.0, least - 1))
+        ratio = each.step_s / sent[0][0].step_s
+        _, *apart = (
+            ratio * (one / mine[0]) / (first / steps[0][0]) - ratio for one, first in zip(mine, steps[0], strict=True)
+        )
+        least = ratio - hypot(unsure.model, max(map(abs, apart[:2])), min(apart[2], 0))
+        high = each.step_s * (1 + hypot(usual, halves))
+        found.append(Candidate(each, each.step_s * (1 - usual), high, max(0.0, least - 1)))
+    return sorted(found, key=lambda row: (row.slower > 0, row.plan.step_s))
 
 
 def _several(given: int | Iterable[int]) -> tuple[int, ...]:
@@ -384,3 +457,7 @@ def _short(layers: Iterable[int]) -> str:
     """1, 2, 2, 2, 3 as 1+3*2+3."""
     runs = [(n, len([*same])) for n, same in groupby(layers)]
     return "+".join(f"{count}*{n}" if count > 1 else str(n) for n, count in runs)
+
+
+def _more(other: Plan, first: Plan) -> str:
+    return f"{other.step_s / first.step_s - 1:.0%} longer"

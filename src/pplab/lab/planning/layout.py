@@ -65,6 +65,7 @@ class Layout:
 
     def crosses(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group of this axis has ranks on several nodes."""
+        positive_int("ranks_per_node", ranks_per_node)
         return any(len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis))
 
 

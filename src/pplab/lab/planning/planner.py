@@ -230,15 +230,6 @@ def _reduction(
     return shards * rows.copies, link, sizes
 
 
-def best(plans: list[Plan], memory: float) -> Plan:
-    """The fastest of the plans that fit; ValueError when none does."""
-    fitting = [each for each in plans if each.memory_bytes <= memory]
-    if not fitting:
-        least = min(each.memory_bytes for each in plans)
-        raise ValueError(f"no layout fits in {memory:.3g} bytes; the smallest needs {least:.3g}: take more ranks")
-    return min(fitting, key=lambda each: each.step_s)
-
-
 def _ring(n: int) -> float:
     """How often a rank sends a sum's size around a ring of n."""
     return 2 * (n - 1) / n

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, pairwise, product
 from numbers import Integral
 from operator import mul
 from typing import Any
@@ -194,13 +194,16 @@ def weights_of(model: Transformer, layout: Layout, layers: Sequence[int], expert
 
 def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:
     """How many messages go from rank to rank in a step: for every two ranks that the placement makes neighbours."""
-    home = rows.home()
     found: Counter[tuple[int, int]] = Counter()
-    for (stage, microbatch), rank in home.items():
-        target = home.get((stage + 1, microbatch), rank)
+    if rows.copies == 1:
+        ways = [(pair, rows.num_microbatches) for pair in pairwise(rows.placement)]
+    else:
+        home = rows.home()
+        ways = [((rank, home.get((stage + 1, m), rank)), 1) for (stage, m), rank in home.items()]
+    for (rank, target), times in ways:
         if target != rank:
-            found[rank, target] += 1
-            found[target, rank] += 1
+            found[rank, target] += times
+            found[target, rank] += times
     return found
 
 

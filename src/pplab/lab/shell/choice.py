@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 
-from ..planning import ExpertLayers, State, Transformer, Unsure, choose, machine_of
+from ..planning import ExpertLayers, State, Transformer, Unsure, choose, machine_of, read_config
 from .cli import JSON, Command, Flag, write
 
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30}
@@ -55,6 +55,8 @@ def _state(text: str) -> State:
 
 def model_of(text: str, sequence: int) -> tuple[Transformer, ExpertLayers | None]:
     """The model that the words describe: numbers with names, or what `read_config` reads. ValueError for others."""
+    if "=" not in text:
+        return read_config(text, sequence)
     given = dict(pair.partition("=")[::2] for pair in text.split(","))
     if strange := [name for name, value in given.items() if name not in _NUMBERS or not value.strip().isdigit()]:
         raise ValueError(
