@@ -14,7 +14,6 @@ _ROOMS = {
         "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
-    "frameworks": "flags",
     "measuring": (
         "Explained Gap Launches MeasuredLayers Profile Traced WhatIf Where calibrate calibrating explain "
         "fit_link measure_layers measure_link message_times multiply_times "
@@ -23,7 +22,7 @@ _ROOMS = {
     "models": "SmallCase data models",
     "planning": (
         "Candidate Case Choice Entry ExpertLayers Layout Ledger Machine Plan State Transformer Unsure choose "
-        "dp_degree formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config"
+        "dp_degree flags formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "

@@ -47,7 +47,6 @@ from .forms import timeline_to_dict as timeline_to_dict
 from .forms import to_csv as to_csv
 from .forms import to_perfetto as to_perfetto
 from .forms import waterfall as waterfall
-from .frameworks import flags as flags
 from .measuring import Explained as Explained
 from .measuring import Gap as Gap
 from .measuring import Launches as Launches
@@ -83,6 +82,7 @@ from .planning import Transformer as Transformer
 from .planning import Unsure as Unsure
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
+from .planning import flags as flags
 from .planning import formulas as formulas
 from .planning import fsdp_plan as fsdp_plan
 from .planning import fsdp_row as fsdp_row

@@ -33,4 +33,5 @@ from .planner import plan as plan
 from .stage_costs import layers_of as layers_of
 from .stage_costs import recomputed_of as recomputed_of
 from .state import State as State
+from .to_paste import flags as flags
 from .transformer import Transformer as Transformer

@@ -1,4 +1,8 @@
-"""A plan as what a framework has to be told."""
+"""A plan as what a framework has to be told.
+
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan b5bcd76c and torch 2.13. Tests read them back by parsers
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from ...builders import build
 from ...errors import expect, unknown
 from ...schedule import Schedule
 from ..forms import to_csv
-from ..planning import Plan
+from .planner import Plan
 from .torch_program import program
 
 _WAIT, _LOOPED = ("GPipe", "1F1B"), ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # torch's classes

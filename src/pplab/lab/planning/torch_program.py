@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..planning import Plan
+from .planner import Plan
 
 
 def program(plan: Plan, name: str, writes: str, one_stage: bool) -> str:
