@@ -7,18 +7,20 @@ of their own.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import count
 from math import gcd
 
 from ...builders import build
+from ...builders.registry import find
 from ...errors import expect, unknown
 from ...schedule import Schedule
 from ..forms import to_csv
 from .planner import Plan
 from .torch_program import program
 
-_WAIT, _LOOPED = ("GPipe", "1F1B"), ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # torch's classes
-_CLASSES = (*_WAIT, *_LOOPED, "ZBVZeroBubble", "DualPipeV")
+_WAIT = ("GPipe", "1F1B")  # torch's classes whose ranks wait for their sends, and the others
+_CLASSES = (*_WAIT, "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 def flags(plan: Plan, framework: str) -> str:
@@ -37,7 +39,7 @@ def flags(plan: Plan, framework: str) -> str:
 
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
-    pairs, sends = _megatron_schedule(rows)
+    sends = _megatron_sends(rows)
     if layout.axes[:2] != ["tp", "cp"]:
         raise ValueError(
             f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
@@ -54,7 +56,7 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
         f'--pipeline-model-parallel-layout "E{cut}L"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
-        "--overlap-moe-expert-parallel-comm": pairs,
+        "--overlap-moe-expert-parallel-comm": rows.name == "paired-1F1B",
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--use-distributed-optimizer": plan.shard_optimizer,
@@ -68,18 +70,16 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
     return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
 
 
-def _megatron_schedule(rows: Schedule) -> tuple[bool, str]:
-    """Whether it is in pairs, and who waits for sends."""
-    P, M, V = rows.num_ranks, rows.num_microbatches, rows.num_stages // rows.num_ranks
-    if _same(rows, "1F1B"):
-        return False, "both wait"
-    for name, sends in {"Interleaved1F1B": sends_interleaved(P, M), "paired-1F1B": "nobody waits"}.items():
-        if V > 1 and M % P == 0 and _same(rows, name, stages_per_rank=V):
-            return name[0] == "p", sends
-    raise ValueError(
-        "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and not "
-        f"these rows of {rows.name}: torch and torchtitan take rows in a file"
-    )
+def _megatron_sends(rows: Schedule) -> str:
+    """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
+    P, M, several = rows.num_ranks, rows.num_microbatches, rows.num_stages > rows.num_ranks
+    names = ("Interleaved1F1B", "paired-1F1B") if several and M % P == 0 else ("1F1B",)
+    if not _own(rows, names):
+        raise ValueError(
+            "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
+            f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
+        )
+    return {"1F1B": "both wait", "Interleaved1F1B": sends_interleaved(P, M)}.get(rows.name, "nobody waits")
 
 
 def sends_interleaved(pp: int, num_microbatches: int) -> str:
@@ -139,9 +139,7 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     planned, and for numbers of microbatches that all classes take."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
     sends = "both wait" if rows.name in _WAIT else "nobody waits"
-    options = {"stages_per_rank": rows.num_stages // P} if rows.name in _LOOPED else {}
-    takes = M % P == 0 and M >= 2 * P and (sends == "nobody waits" or P == 1 or plan.sends == sends)
-    if takes and rows.name in _CLASSES and _same(rows, rows.name, **options):
+    if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends or P == 1) and _own(rows, _CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     order = [*map(int, re.findall(rf"\b{rows.num_stages - 1}F(\d+)", cells))]
@@ -160,8 +158,13 @@ with open(rows, "w") as file:
     return "", writes, "nobody waits"
 
 
-def _same(rows: Schedule, name: str, **options: object) -> bool:
-    return rows == build(name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+def _own(rows: Schedule, names: Sequence[str]) -> bool:
+    """Whether a schedule has one of these names, and its rows."""
+    if rows.name not in names:
+        return False
+    several = "stages_per_rank" in find(rows.name).options
+    options = {"stages_per_rank": rows.num_stages // rows.num_ranks} if several else {}
+    return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
 
 
 def _remarks(plan: Plan, sends: str, recomputed: tuple[int, ...]) -> str:
