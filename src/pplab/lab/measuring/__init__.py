@@ -14,6 +14,7 @@ __all__, __getattr__, __dir__ = lazily(
         "layers": "MeasuredLayers measure_layers",
         "probe": "fit_link measure_link message_times multiply_times",
         "profiling": "Profile",
-        "traces": "Traced read_traces watch_torch",
+        "trace_file": "watch_torch",
+        "traces": "Traced read_traces",
     },
 )

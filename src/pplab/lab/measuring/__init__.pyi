@@ -18,6 +18,6 @@ from .probe import measure_link as measure_link
 from .probe import message_times as message_times
 from .probe import multiply_times as multiply_times
 from .profiling import Profile as Profile
+from .trace_file import watch_torch as watch_torch
 from .traces import Traced as Traced
 from .traces import read_traces as read_traces
-from .traces import watch_torch as watch_torch

@@ -1,0 +1,176 @@
+"""One trace of torch.profiler: which actions of a pipeline it names, and when each one computed.
+
+There are three kinds of names, all of which are spans:
+
+    pplab:0F1                        by `watch_torch` and `lab.Profile`: around the action's computing alone
+    PP:0F1, PP:(0F7;7B3)OVERLAP_F_B  by torch's interpreter, by which most of its classes run: with the wait before it
+    Forward 1, Backward 1            by torch's ScheduleGPipe: with the wait before it and the sending after it
+
+Of the last two, an action lasts from its first operator to its last, and what is before it is the wait for its message.
+An overlap of torch's is two actions in turn, as torch runs them: autograd's first operator begins the second.
+
+Where kernels were recorded, an action lasts from the first to the last of those that were launched during its span, on
+the stream that has most of them, NCCL's own aside. The profiler's mirrors of spans on a GPU leave out backwards, whose
+kernels another thread launches (pytorch/kineto, issues 1022 and 1132).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import wraps
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...actions import B, F, Item, parts
+from ...text import parse
+from ..forms import printable, reading
+
+RECORD = """Record it so, on every rank:
+    lab.watch_torch()
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            schedule.step(...)
+    profiler.export_chrome_trace(f"rank{rank}.json.gz")"""
+_NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
+_SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
+_ACTION = re.compile(r"\d+[FBIW]\d+")
+_APART = ("c10d::", "record_param_comms")  # operators that are no computing
+
+
+class Did(NamedTuple):
+    """An action in a trace: since when it waited for its message, when it began, when it ended; in ms."""
+
+    item: Item
+    asked: float
+    start: float
+    end: float
+
+
+class Trace(NamedTuple):
+    """What a file tells."""
+
+    rank: int
+    host: str  # "" where it isn't told
+    groups: list[Sequence[int]]  # the ranks of each of torch's process groups
+    dids: list[Did]  # in order
+    notes: list[str]
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a rank's trace. ValueError where it names no action, or is something else."""
+    with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed"):
+        raw = path.read_bytes()
+        data = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+        info = data["distributedInfo"]
+        rank, groups = int(info["rank"]), [group.get("ranks", ()) for group in info.get("pg_config", ())]
+        base, events = data.get("baseTimeNanoseconds", 0) / 1e6, []
+        for event in data["traceEvents"]:
+            if event.get("ph") == "X":
+                start = base + event["ts"] / 1e3
+                events.append({**event, "start": start, "end": start + event.get("dur", 0) / 1e3})
+        dids, notes = _dids(events, rank)
+    if not dids:
+        raise ValueError(
+            f"{path} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
+            f"itself, and traces of Megatron-LM aren't read. {RECORD}"
+        )
+    if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
+        raise ValueError(f"{path} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
+    return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
+
+
+def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
+    """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
+    spans = []
+    for event in events:
+        if event.get("cat") == "user_annotation":
+            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
+            if match := _NAME.fullmatch(name):
+                spans.append((event["start"], event["end"], match[1], match[2]))
+    spans.sort()
+    alone = any(by == "pplab" for _, _, by, _ in spans)  # then other names are around these
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    backwards = sorted(event["start"] for event in operators if event["name"].startswith("autograd::engine"))
+    kernels = _kernels(events)
+    busy = kernels or sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
+    dids: list[Did] = []
+    around, free = (-inf, -inf), -inf
+    for start, end, by, text in spans:
+        if by == "PP":
+            around = start, end
+            if alone:
+                continue
+        items = [parse(text)] if alone else [*map(parse, _ACTION.findall(text))]
+        turns = [start, *(backwards[bisect_left(backwards, start)] for _ in items[1:]), end]
+        for item, since, until in zip(items, turns, turns[1:], strict=False):
+            asked = max(around[0], free) if since < around[1] else since
+            if kernels or not alone:
+                inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
+                if not inside and parts(item)[0].kind in (F, B):  # of an evaluation, or before kernels were recorded
+                    continue
+                since = min((each[1] for each in inside), default=max(free, until))
+                until = max((each[2] for each in inside), default=since)
+            if dids and dids[-1].item == item:
+                dids[-1] = dids[-1]._replace(end=until)
+            else:
+                dids.append(Did(item, since if kernels else asked, since, until))
+            free = until
+    notes = ["times are those of a GPU's kernels, which don't show how long a message was waited for"] * bool(kernels)
+    if any(event["name"] == "Forward 0" for event in events) and not alone:
+        notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
+    return dids, notes
+
+
+def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
+    """When a kernel was launched, began and ended, of the stream that has most; in order."""
+    launched = {event["args"].get("correlation"): event["start"] for event in events if "cuda" in event.get("cat", "")}
+    kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" not in event["name"].lower()]
+    streams = Counter(event["tid"] for event in kernels).most_common(1)
+    return sorted(
+        (launched.get(event["args"].get("correlation"), -inf), event["start"], event["end"])
+        for event in kernels
+        if event["tid"] == streams[0][0]
+    )
+
+
+def watch_torch() -> None:
+    """Name every action of torch's pipelining, whatever the class, in the traces of this process: `pplab:0F1` is stage
+    0's forward of microbatch 1.
+
+    Call it before the first step; a second call changes nothing. The name is around the computing alone, without the
+    wait for a message and the sending. The loss is part of the last stage's forward; an evaluation's backwards, which
+    compute nothing, get no name. Costs a `record_function` an action.
+    """
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+    from torch.profiler import record_function
+
+    def named(owner: type, method: str, name: Callable[..., str]) -> None:
+        plain = getattr(owner, method)
+
+        @wraps(plain)
+        def call(*given: Any, **options: Any) -> Any:
+            text = name(*given, **options)
+            with record_function(f"pplab:{text}") if text else nullcontext():
+                return plain(*given, **options)
+
+        if not hasattr(plain, "__wrapped__"):
+            setattr(owner, method, call)
+
+    def backward(stage: Any, m: int, loss: object = None, full_backward: bool = True, **_: object) -> str:
+        return f"{stage.stage_index}{'B' if full_backward else 'I'}{m}" * stage.has_backward
+
+    def loss(_: object, stage: Any, output: object, target: object, m: int, *__: object) -> str:
+        return f"{stage.stage_index}F{m}" * stage.is_last
+
+    named(_PipelineStageBase, "forward_one_chunk", lambda stage, m, *_, **__: f"{stage.stage_index}F{m}")
+    named(_PipelineStageBase, "backward_one_chunk", backward)
+    named(_PipelineStageBase, "backward_weight_one_chunk", lambda stage, m, **_: f"{stage.stage_index}W{m}")
+    named(_PipelineSchedule, "_maybe_compute_loss", loss)
