@@ -101,7 +101,7 @@ def _torchtitan(plan: Plan) -> str:
     modules[0].insert(0, "tok_embeddings")
     modules[-1] += ["norm", "lm_head"]
     lines = ",\n        ".join(map(str, modules))
-    looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "Interleaved1F1B"
+    looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "PipelineScheduleMulti"
     return f"""{_remarks(plan, sends, tuple(n * again for n in plan.layers))}{writes}parallelism = ParallelismConfig(
     pipeline_parallel_degree={layout.pp},
     num_pp_microbatches={rows.num_microbatches},
