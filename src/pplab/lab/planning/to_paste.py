@@ -45,7 +45,8 @@ def _megatron(plan: Plan) -> str:
             f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
         )
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
-    cut, even = "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers), len({*plan.layers}) == 1
+    even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
+    cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
     sizes = f"""\
 torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
   --num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16 \\
