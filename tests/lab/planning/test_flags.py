@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 import shlex
 import subprocess
 import sys
@@ -119,6 +120,17 @@ def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
         experts = (said.num_experts, said.moe_router_topk, said.expert_model_parallel_size)
         assert experts == (asked.experts.count, asked.experts.used, asked.experts.gpus)
         assert said.moe_token_dispatcher_type == ("flex" if asked.experts.once_per_node else "alltoall")
+
+
+def test_any_cut_comes_back_from_its_layout_string():
+    rng = random.Random(0)
+    for _ in range(60):
+        P, V = rng.choice([2, 4]), rng.choice([1, 2, 5])
+        cut = [0, *rng.choices([0, 1, 2, 2, 2, 2, 3, 12], k=P * V - 2), 1]
+        model = lab.Transformer(sum(cut), width=512, sequence=128, heads=8, vocabulary=1000)
+        how = {"schedule": "Interleaved1F1B", "stages_per_rank": V} if V > 1 else {}
+        line = lab.flags(lab.plan(model, NODE, lab.Layout(pp=P), 2 * P, cut=cut, **how), "Megatron-LM")
+        assert layout_of(megatron(line).pipeline_model_parallel_layout, P) == tuple(cut)
 
 
 def test_what_megatron_does_otherwise_stands_above_the_line():
