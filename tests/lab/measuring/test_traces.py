@@ -111,7 +111,11 @@ def test_a_run_that_is_recorded_now(tmp_path):
     record(CASES["slow-link"], tmp_path / "now")
     found = lab.read_traces(tmp_path / "now")
     assert [[*map(str, row)] for row in found.timelines[0].schedule.rows] == torch_rows("slow-link")
-    assert lab.where(found.timelines[0]).links[0, 1].latency > 20
+    at = {str(span.action): span for span in found.timelines[0].spans}
+    for m in range(4):  # 20 ms after the message came, which is after it was sent
+        assert at[f"1F{m}"].start - at[f"0F{m}"].end > 20 and at[f"3F{m}"].start - at[f"2F{m}"].end > 20
+    link = lab.where(found.timelines[0]).links[0, 1]
+    assert link.latency + 1 / link.bandwidth > 15
 
 
 def test_torchtitans_folders_are_steps():

@@ -23,7 +23,6 @@ __all__, __getattr__, __dir__ = lazily(
         "layout": "Layout Machine dp_degree layouts",
         "partitioning": "partition",
         "planner": "Plan plan",
-        "stage_costs": "layers_of recomputed_of",
         "state": "State",
         "to_paste": "flags",
         "transformer": "Transformer",

@@ -30,8 +30,6 @@ from .layout import layouts as layouts
 from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import plan as plan
-from .stage_costs import layers_of as layers_of
-from .stage_costs import recomputed_of as recomputed_of
 from .state import State as State
 from .to_paste import flags as flags
 from .transformer import Transformer as Transformer

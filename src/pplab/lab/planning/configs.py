@@ -72,7 +72,7 @@ def read_config(source: object, sequence: int) -> tuple[Transformer, ExpertLayer
 
 def _missing(found: Mapping[str, Any]) -> list[str]:
     """What isn't there under any name."""
-    needed = [*_NEEDED, *["num_experts_per_tok"] * any(found.get(name) for name in _COUNTS)]
+    needed = [*_NEEDED, *["num_experts_per_tok"] * any(map(found.get, _COUNTS))]
     return [names.split()[0] for names in needed if not {*names.split()} & {*found}]
 
 
@@ -85,47 +85,47 @@ def _with_defaults(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _shape(found: Mapping[str, Any], sequence: int) -> tuple[Transformer, ExpertLayers | None]:
-    layers, width, heads, mlp, words, act = (
-        next((found[name] for name in names.split() if found.get(name)), None) for names in _NEEDED
-    )
-    kv_heads, head_width = found.get("num_key_value_heads"), found.get("head_dim")
-    if latent := found.get("kv_lora_rank"):
+    get = found.get
+    layers, width, heads, mlp, words, act = (next(filter(None, map(get, names.split())), None) for names in _NEEDED)
+    kv_heads, head_width = get("num_key_value_heads"), get("head_dim")
+    if latent := get("kv_lora_rank"):
         head_width = found["v_head_dim"]
         kv_heads = gcd(heads, latent // head_width)
     experts = None
-    if count := next((found[name] for name in _COUNTS if found.get(name)), None):
-        each = found.get("moe_intermediate_size") or mlp
-        shared = found.get("n_shared_experts") or (found.get("shared_expert_intermediate_size") or 0) // each
+    if count := next(filter(None, map(get, _COUNTS)), None):
+        each = get("moe_intermediate_size") or mlp
+        shared = get("n_shared_experts") or (get("shared_expert_intermediate_size") or 0) // each
         experts = ExpertLayers(count, found["num_experts_per_tok"], 1, shared)
         mlp = each * (experts.used + shared)
-    gated = act == "silu" or "gemma" in str(found.get("model_type"))
-    tied = found.get("tie_word_embeddings") is not False
+    gated = act == "silu" or "gemma" in str(get("model_type"))
+    tied = get("tie_word_embeddings") is not False
     return Transformer(layers, width, sequence, 2, heads, kv_heads, mlp, gated, words, False, head_width, tied), experts
 
 
 def _approximations(found: Mapping[str, Any], sequence: int, model: Transformer) -> Iterator[str]:
     """What isn't quite so; ValueError for what isn't so at all."""
-    kinds, layers = {*(found.get("layer_types") or ())}, model.num_layers
-    if found.get("is_encoder_decoder") or kinds - {"full_attention", "sliding_attention"}:
-        other = "an encoder" if found.get("is_encoder_decoder") else ", ".join(sorted(kinds))
+    get = found.get
+    kinds, layers = {*(get("layer_types") or ())}, model.num_layers
+    if get("is_encoder_decoder") or kinds - {"full_attention", "sliding_attention"}:
+        other = "an encoder" if get("is_encoder_decoder") else ", ".join(sorted(kinds))
         raise ValueError(f"a plan is of a decoder whose layers have attention, got {other}: give a Transformer instead")
-    window = found.get("sliding_window") or sequence
-    if window < sequence and ("sliding_attention" in kinds if kinds else found.get("use_sliding_window", True)):
+    window = get("sliding_window") or sequence
+    if window < sequence and ("sliding_attention" in kinds if kinds else get("use_sliding_window", True)):
         yield f"attention within {window} tokens is counted as attention to all {sequence}"
-    if found.get("kv_lora_rank"):
+    if get("kv_lora_rank"):
         yield (
             f"latent attention is counted as {model.heads} heads of {model.head_width}, with {model.kv_heads} of keys "
             "and values"
         )
-    sparse = layers // (found.get("decoder_sparse_step") or found.get("interleave_moe_layer_step") or 1)
-    dense = layers - sparse + (found.get("first_k_dense_replace") or 0) + len(found.get("mlp_only_layers") or ())
+    every = get("decoder_sparse_step") or get("interleave_moe_layer_step") or 1
+    dense = layers - layers // every + (get("first_k_dense_replace") or 0) + len(get("mlp_only_layers") or ())
     if dense > layers / 10:
         raise ValueError(
             f"a plan is of equal layers, and {dense} of {layers} have no experts: give a Transformer instead"
         )
     if dense:
         yield f"{dense} of {layers} layers have no experts, and are counted as if they had"
-    if found.get("model_type", _CHECKED[0]) not in _CHECKED:
+    if get("model_type", _CHECKED[0]) not in _CHECKED:
         yield (
             f"its parameters weren't compared with transformers' own: are they {model.parameters / 1e9:.2f} billion, "
             "with the experts that a token uses?"

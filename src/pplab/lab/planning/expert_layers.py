@@ -69,10 +69,10 @@ class ExpertLayers:
         together = [group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)]
         return together, [group[at :: self.gpus] for group in among for at in range(self.gpus)]
 
-    def all_to_all_bytes(self, model: Transformer, samples: int = 1, layout: Layout | None = None) -> float:
-        """What a GPU sends in one: of its tokens' copies those whose expert is elsewhere, each by itself."""
-        tokens = model.boundary_bytes(samples) / (layout.tp * layout.cp if layout else 1)
-        return tokens * self.used * (self.gpus - 1) / self.gpus
+    def all_to_all_bytes(self, model: Transformer, samples: int = 1) -> float:
+        """What a GPU that has all their tokens sends in one: of their copies those whose expert is elsewhere, each by
+        itself."""
+        return model.boundary_bytes(samples) * self.used * (self.gpus - 1) / self.gpus
 
     def all_to_all_time(
         self, model: Transformer, machine: Machine, samples: int = 1, layout: Layout | None = None
@@ -84,14 +84,14 @@ class ExpertLayers:
             return 0.0
         layout = layout or Layout(dp=self.gpus)
         tokens = model.boundary_bytes(samples) / (layout.tp * layout.cp)
-        groups = [Counter(rank // machine.ranks_per_node for rank in group) for group in self.groups(layout)[0]]
-        nodes = min(groups, key=lambda nodes: min(nodes.values()))
-        here, copies = min(nodes.values()), tokens * self.used
+        nodes = (Counter(rank // machine.ranks_per_node for rank in group) for group in self.groups(layout)[0])
+        here, num_nodes = min((min(each.values()), len(each)) for each in nodes)
+        copies = tokens * self.used
         near, far = copies * (here - 1) / self.gpus, copies * (self.gpus - here) / self.gpus
         if self.once_per_node and far:
             others = self.count - self.count * here // self.gpus  # experts that aren't in one node
             near = copies * (here - 1) / here
-            far = tokens * (len(nodes) - 1) * (1 - comb(others, self.used) / comb(self.count, self.used))
+            far = tokens * (num_nodes - 1) * (1 - comb(others, self.used) / comb(self.count, self.used))
         latency = machine.link(far > 0).latency
         return latency + max(near / machine.inside.bandwidth, far / machine.between.bandwidth)
 

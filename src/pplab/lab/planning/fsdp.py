@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from ...actions import B, F
@@ -12,7 +14,6 @@ from .expert_layers import ExpertLayers
 from .formulas import ring_gather_time, sharded_step
 from .layout import Layout, Machine
 from .planner import Plan, plan
-from .stage_costs import weights_of
 from .state import State
 from .transformer import Transformer
 
@@ -54,58 +55,42 @@ def fsdp_plan(
     each, rest = divmod(positive_int("batch", batch), layout.dp)
     if rest:
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
+    sizes = [n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch]
+    how = {"schedule": "naive", "state": state, "experts": experts}
     found = [
-        _sharded(model, machine, layout, batch, at_a_time, which, state or State(), experts)
+        _sharded(partial(plan, model, machine, layout, batch, at_a_time, **how), which)
         for which in (NAMES if zero is None else (zero,))
-        for at_a_time in ([n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch])
+        for at_a_time in sizes
     ]
     fitting = [each for each in found if each.memory_bytes <= machine.memory]
     least = min(found, key=lambda each: each.memory_bytes)
     return min(fitting, key=lambda each: round(each.step_s, 9), default=least)
 
 
-def _sharded(
-    model: Transformer,
-    machine: Machine,
-    layout: Layout,
-    batch: int,
-    microbatch: int,
-    zero: int,
-    state: State,
-    experts: ExpertLayers | None,
-) -> Plan:
-    def recomputing(layers: int) -> Plan:
-        how = {"state": state, "experts": experts, "recompute": [layers]}
-        return plan(model, machine, layout, batch, microbatch, schedule="naive", **how)
-
-    all_kept, last = recomputing(0), recomputing(model.num_layers)
-    weights = weights_of(model, layout, all_kept.layers, experts)
-    kept = gather = reduce = 0.0
+def _sharded(planned: Callable[..., Plan], zero: int) -> Plan:
+    """The plan of one way, with as many layers `recompute`d as it takes."""
+    found, least = planned(), planned(recompute=True)
+    model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
     shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
-    for groups, (count,) in weights:
-        parts, link = len(groups[0]), machine.ring_link(groups)
-        kept += sum(size / (parts if zero >= level else 1) for size, level in shares) * count
-        gather += ring_gather_time(parts, state.weights * count, link.latency, link.bandwidth)
-        reduce += ring_gather_time(parts, state.gradients * count, link.latency, link.bandwidth)
+    for ranks, link, (count,) in found.weights():
+        kept += sum(size / (ranks if zero >= level else 1) for size, level in shares) * count
+        gather += ring_gather_time(ranks, state.weights * count, link.latency, link.bandwidth)
+        reduce += ring_gather_time(ranks, state.gradients * count, link.latency, link.bandwidth)
     if zero == 3:
-        table = model.table_parameters / layout.tp
-        layer = (sum(count for _, (count,) in weights) - (2 - model.tied) * table) / model.num_layers
-        kept += 2 * state.weights * max(layer, table)
-    over, freed = kept + all_kept.memory.activation[0] - machine.memory, last.memory.recomputed[0]
-    again = min(ceil(over / freed) + 1, model.num_layers) if over > 0 else 0
-    found = recomputing(again)
-    passes, forward, backward = found.timeline.schedule.num_microbatches, found.costs.of(F, 0), found.costs.of(B, 0)
+        table = model.table_parameters / found.layout.tp
+        whole = sum(count for *_, (count,) in found.weights()) - (2 - model.tied) * table
+        kept += 2 * state.weights * max(whole / model.num_layers, table)
+    over, freed = kept + found.memory.activation[0] - found.machine.memory, least.memory.recomputed[0]
+    if over > 0:
+        found = planned(recompute=[min(ceil(over / freed) + 1, model.num_layers)])
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:
         gather = 0.0  # frozen weights, held whole, are never new
-    step = sharded_step(passes, forward, backward, gather, reduce, zero=zero)
-    return replace(
-        found,
-        zero=zero,
-        memory=replace(found.memory, parameters=[kept]),
-        dp_s=step - found.timeline.makespan,
-    )
+    rows, times = found.timeline.schedule, (found.costs.of(F, 0), found.costs.of(B, 0))
+    step = sharded_step(rows.num_microbatches, *times, gather, reduce, zero=zero)
+    memory = replace(found.memory, parameters=[kept])
+    return replace(found, zero=zero, memory=memory, dp_s=step - found.timeline.makespan)
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:

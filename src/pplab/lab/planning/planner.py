@@ -6,13 +6,14 @@ the pipeline's sends exposed. It ranks layouts; a measurement decides between ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...actions import B, F
 from ...builders import build
-from ...costs import Costs, Link
+from ...costs import Costs
 from ...errors import expect, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule, plural
@@ -20,40 +21,18 @@ from ...timeline import Timeline
 from ..streams import simulate_sends
 from .expert_layers import ExpertLayers
 from .layout import Layout, Machine
-from .stage_costs import (
-    all_reduce,
-    copies_of,
-    costs_of,
-    keys_and_values,
-    layer_times,
-    layers_of,
-    memory_of,
-    recomputed_of,
-    sends_of,
-    weights_of,
-)
+from .stage_costs import Asked, all_reduce, layers_of, recomputed_of, sends_of
 from .state import State
 from .transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Asked):
     """What a layout is predicted to take: seconds, and bytes; and what was asked."""
 
-    model: Transformer
-    machine: Machine
-    layout: Layout
-    layers: tuple[int, ...]  # of each stage
-    recomputed: tuple[int, ...]  # how many of them run their forward again
-    batch: int  # sequences of a step, of all replicas
-    microbatch: int  # sequences
-    experts: ExpertLayers | None  # in place of every layer's MLP
-    shard_optimizer: bool
     timeline: Timeline  # of one replica's pipeline, a rank standing for the tp * cp ranks of its place
     costs: Costs  # of its stages, in seconds
     memory: Memory  # of its stages, in bytes
-    state: State  # of a parameter
-    sends: str  # who waits for them
     compute_s: float  # of the busiest rank in a step
     tp_s: float  # of that rank in a step, in its tensor collectives
     cp_s: float  # of that rank in a step, what it waits for keys and values
@@ -127,76 +106,65 @@ def plan(
     1.22 s, 21 GB, 10.6% bubble
     """
     state = State() if state is None else state
-    num_microbatches = _checked(model, machine, layout, batch, microbatch, state, experts)
-    rows = _rows(schedule, layout.pp, num_microbatches, options)
-    layers = layers_of(model, rows.num_stages, cut)
-    again = recomputed_of(layers, recompute)
-    times = layer_times(model, machine, layout, microbatch, experts)
-    costs = costs_of(model, machine, layout, microbatch, rows, layers, again, state, times, experts)
-    timeline = simulate_sends(rows, costs, sends)
-
-    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    passes = [stage for (stage, _), rank in rows.home().items() if rank == busiest]
-    both_ways = sum(2 * layers[stage] + again[stage] for stage in passes)  # layers' forwards and input gradients
-    around = both_ways + sum(layers[stage] for stage in passes)  # keys and values, or as many gradients of them
-    tp_s, cp_s, waits = both_ways * times.sums, around * times.ring, both_ways * times.copies
-    alone = sum(costs.of(F, stage) + costs.of(B, stage) for stage in passes)  # pairs take less
-
-    weights = weights_of(model, layout, layers, experts)
-    end_s, most = 0.0, 0.0
-    sums = [_reduction(machine, layout, rows, state, shard_optimizer, *alike) for alike in weights]
-    for rank, bound in enumerate(rows.columns.bounds[1:]):
-        end = timeline.ends[bound - 1] + sum(all_reduce(n, sizes[rank], link) for n, link, sizes in sums)
-        end_s, most = max(end_s, end), max(most, sum(_ring(n) * sizes[rank] for n, _, sizes in sums))
-    boundary, sent = model.boundary_bytes(microbatch) / layout.cp, sends_of(rows)
-    return Plan(
-        model,
-        machine,
-        layout,
-        layers,
-        again,
-        batch,
-        microbatch,
-        experts,
-        shard_optimizer,
-        timeline,
-        costs,
-        memory_of(model, layout, microbatch, layers, again, state, shard_optimizer, weights, experts),
-        state,
-        sends,
-        alone - tp_s - cp_s - waits,
-        tp_s,
-        cp_s,
-        waits and waits + timeline.busy[busiest] - alone,
-        end_s - timeline.makespan,
-        {
-            "tp": both_ways * _ring(layout.tp) * boundary * (1 + copies_of(experts)),
-            "cp": around * (layout.cp - 1) * keys_and_values(model, layout, microbatch),
-            "ep": both_ways * 2 * experts.all_to_all_bytes(model, microbatch, layout) if experts else 0,
-            "pp": max(sum(n for (at, _), n in sent.items() if at == rank) for rank in range(layout.pp))
-            * (boundary / layout.tp),
-            "dp": most,
-        },
-    )
-
-
-def _checked(
-    model: Transformer,
-    machine: Machine,
-    layout: Layout,
-    batch: int,
-    microbatch: int,
-    state: State,
-    experts: ExpertLayers | None,
-) -> int:
-    """How many microbatches a replica has."""
     expect(Transformer, model=model)
     expect(Machine, machine=machine)
     expect(Layout, layout=layout)
     expect(State, state=state)
+    if experts is not None:
+        expect(ExpertLayers, experts=experts)
+    rows = _rows(schedule, layout.pp, _microbatches(model, layout, batch, microbatch), options)
+    layers = layers_of(model, rows.num_stages, cut)
+    again = recomputed_of(layers, recompute)
+    asked = Asked(
+        model, machine, layout, layers, again, batch, microbatch, experts, state, bool(shard_optimizer), sends
+    )
+    messages = sends_of(rows)
+    costs = asked.stage_costs(rows, messages)
+    timeline = simulate_sends(rows, costs, sends)
+
+    busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
+    passes = Counter(stage for (stage, _), rank in rows.home().items() if rank == busiest)
+    both_ways = sum(n * (2 * layers[stage] + again[stage]) for stage, n in passes.items())  # F and I of layers
+    around = both_ways + sum(n * layers[stage] for stage, n in passes.items())  # keys and values, or their gradients
+    alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())  # pairs take less
+    times = asked.times
+    tp_s, cp_s, ep_s = both_ways * times.sums, around * times.ring, both_ways * times.copies
+
+    ends, sent, weights = [], [], asked.weights(rows.copies)
+    for rank, bound in enumerate(rows.columns.bounds[1:]):
+        stages = rows.stages_of(rank)
+        sums = [
+            (n * rows.copies, state.reduced(n if shard_optimizer else 1) * sum(own[s] for s in stages), link)
+            for n, link, own in weights
+        ]
+        ends.append(timeline.ends[bound - 1] + sum(all_reduce(*each) for each in sums))
+        sent.append(sum(_ring(n) * size for n, size, _ in sums))
+    return Plan(
+        **vars(asked),
+        timeline=timeline,
+        costs=costs,
+        memory=asked.stage_memory(),
+        compute_s=alone - tp_s - cp_s - ep_s,
+        tp_s=tp_s,
+        cp_s=cp_s,
+        ep_s=ep_s and ep_s + timeline.busy[busiest] - alone,
+        dp_s=max(ends) - timeline.makespan,
+        sent_bytes={
+            "tp": both_ways * _ring(layout.tp) * asked.boundary * asked.summed,
+            "cp": around * (layout.cp - 1) * asked.keys_and_values,
+            "ep": both_ways * 2 * experts.all_to_all_bytes(model, microbatch) / layout.tp / layout.cp if experts else 0,
+            "pp": max(sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp))
+            * (asked.boundary / layout.tp),
+            "dp": max(sent),
+        },
+    )
+
+
+def _microbatches(model: Transformer, layout: Layout, batch: int, microbatch: int) -> int:
+    """How many a replica has. ValueError for what the layout doesn't divide."""
     batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
-    num_microbatches, rest = divmod(batch, layout.dp * microbatch)
-    if rest or not num_microbatches:
+    found, rest = divmod(batch, layout.dp * microbatch)
+    if rest or not found:
         raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
     for name, size in (("width", model.width), ("heads", model.heads if model.heads > 1 else layout.tp)):
         if size % layout.tp:
@@ -205,29 +173,7 @@ def _checked(
         raise ValueError(
             f"a sequence of {model.sequence} doesn't divide into two parts for each of {layout.cp} context ranks"
         )
-    if experts is not None:
-        expect(ExpertLayers, experts=experts)
-        experts.groups(layout)
-    return num_microbatches
-
-
-def _reduction(
-    machine: Machine,
-    layout: Layout,
-    rows: Schedule,
-    state: State,
-    shard_optimizer: bool,
-    groups: Sequence[Sequence[int]],
-    weights: Sequence[float],
-) -> tuple[int, Link, list[float]]:
-    """Of weights that a group's ranks have alike: over how many their gradients are summed, the link, and what goes
-    around the ring twice, in bytes, per rank of the pipeline."""
-    shards, each = len(groups[0]), state.gradients
-    if shard_optimizer and shards > 1 and each:
-        each = (each + state.weights) / 2  # gradients go around once, and new weights, not twice the gradients
-    link = machine.ring_link([*groups, *(layout.groups("pp") if rows.copies > 1 else ())])
-    sizes = [each * sum(weights[s] for s in rows.stages_of(rank)) for rank in range(layout.pp)]
-    return shards * rows.copies, link, sizes
+    return found
 
 
 def _ring(n: int) -> float:

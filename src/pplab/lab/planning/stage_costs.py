@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise, product
 from numbers import Integral
-from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...actions import B, F, I, W
 from ...costs import Costs, Link
@@ -67,67 +66,122 @@ class LayerTimes:
     copies: float  # in both all-to-alls
 
 
-def layer_times(
-    model: Transformer, machine: Machine, layout: Layout, microbatch: int, experts: ExpertLayers | None
-) -> LayerTimes:
-    """Of a layer cut over tensor and context ranks."""
-    rate, boundary, link = machine.rate(layout), model.boundary_bytes(microbatch) / layout.cp, None
-    summed = boundary, boundary * copies_of(experts)
-    link = machine.ring_link(layout.groups("tp"))
-    around = machine.link(layout.crosses("cp", machine.ranks_per_node))
-    message = around.latency + keys_and_values(model, layout, microbatch) / around.bandwidth
-    beside = model.attention_flops(microbatch) / rate / layout.cp
-    return LayerTimes(
-        model.layer_flops(microbatch) / rate,
-        sum(all_reduce(layout.tp, size, link) for size in summed),
-        (layout.cp - 1) * max(message - beside, 0),
-        2 * experts.all_to_all_time(model, machine, microbatch, layout) if experts else 0,
-    )
+@dataclass(frozen=True)
+class Asked:
+    """What a plan was asked for, and from it what stages take and hold."""
+
+    model: Transformer
+    machine: Machine
+    layout: Layout
+    layers: tuple[int, ...]  # of each stage
+    recomputed: tuple[int, ...]  # how many of them run their forward again
+    batch: int  # sequences of a step, of all replicas
+    microbatch: int  # sequences
+    experts: ExpertLayers | None  # in place of every layer's MLP
+    state: State  # of a parameter
+    shard_optimizer: bool
+    sends: str  # who waits for them
+
+    @property
+    def boundary(self) -> float:
+        """What crosses between two layers, in bytes, of all tensor ranks."""
+        return self.model.boundary_bytes(self.microbatch) / self.layout.cp
+
+    @property
+    def keys_and_values(self) -> float:
+        """In bytes: what a rank has of a layer's, and passes on around the ring of context ranks."""
+        return self.boundary / self.layout.tp * 2 * self.model.kv_width / self.model.width
+
+    @property
+    def summed(self) -> int:
+        """How many times a boundary tensor ranks add up in a layer's forward: of every expert's output its own."""
+        return 1 + (self.experts.used + (self.experts.shared > 0) if self.experts else 1)
+
+    @property
+    def times(self) -> LayerTimes:
+        """Of a layer cut over tensor and context ranks."""
+        model, machine, layout, experts = self.model, self.machine, self.layout, self.experts
+        rate, link = machine.rate(layout), machine.ring_link(layout.groups("tp"))
+        around = machine.link(layout.crosses("cp", machine.ranks_per_node))
+        message = around.latency + self.keys_and_values / around.bandwidth
+        beside = model.attention_flops(self.microbatch) / rate / layout.cp
+        sums = [all_reduce(layout.tp, n * self.boundary, link) for n in (1, self.summed - 1)]
+        return LayerTimes(
+            model.layer_flops(self.microbatch) / rate,
+            sum(sums),
+            (layout.cp - 1) * max(message - beside, 0),
+            2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts else 0,
+        )
+
+    def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
+        """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
+        model, machine, layout, times = self.model, self.machine, self.layout, self.times
+        layer = times.computing + times.sums
+        plain = layer + times.computing  # a backward
+        factor = at_degree(machine.backward_at, layout.tp, 0)
+        scale = factor * layer / plain if factor else 1
+        forward, inputs = layer + times.ring + times.copies, layer * scale + 2 * times.ring + times.copies
+        weights, learns = times.computing * scale, bool(self.state.gradients)
+        head = model.head_flops(self.microbatch) / machine.rate(layout)
+        ends = [0] * (len(self.layers) - 1) + [1]
+        half = head * machine.head_backward / 2
+        costs = Costs(
+            [n * forward + end * head for n, end in zip(self.layers, ends, strict=True)],
+            [n * inputs + end * half for n, end in zip(self.layers, ends, strict=True)],
+            [(n * weights + end * half) * learns for n, end in zip(self.layers, ends, strict=True)],
+            recompute=[n * forward for n in self.recomputed],
+            message=self.boundary / layout.tp,
+            links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in messages},
+            unit="s",
+        )
+        if not self.experts or not rows.columns.overlaps:
+            return costs
+        pieces = self.experts.pieces(model, machine, self.microbatch, layout)
+        return replace(costs, overlap=_pairs(costs, pieces, head * 1e3, self.layers, self.recomputed))
+
+    def weights(self, copies: int = 1) -> list[Alike]:
+        """How many parameters of each stage a rank has, and who has the same: of all but experts, and of its experts.
+        A schedule may have several copies of the model on a pipeline."""
+        model, layout, experts = self.model, self.layout, self.experts
+        spread = experts.spread_parameters(model) if experts else 0
+        shared = [n * (model.layer_parameters - spread) / layout.tp for n in self.layers]
+        for end in (0,) if model.tied and len(self.layers) == 1 else (0, -1):
+            shared[end] += model.table_parameters / layout.tp
+        found = [(layout.groups("cp", "dp"), shared)]
+        if experts:
+            own = spread * experts.mlp_share() / layout.tp
+            found.append((experts.groups(layout)[1], [n * own for n in self.layers]))
+        beside = layout.groups("pp") if copies > 1 else ()
+        return [Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each) for groups, each in found]
+
+    def stage_memory(self) -> Memory:
+        """What the stages hold.
+
+        Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
+        """
+        model, parts = self.model, self.layout.tp * self.layout.cp
+        more = self.experts.kept_bytes(model, self.microbatch) if self.experts else 0
+        kept, whole = self.boundary / self.layout.tp, (model.layer_bytes(self.microbatch) + more) / parts
+        freed = whole - kept  # of a layer, when only its input is kept
+        parameters = [0.0] * len(self.layers)
+        for ranks, _, weights in self.weights():
+            each = self.state.bytes(ranks if self.shard_optimizer else 1)
+            parameters = [held + each * n for held, n in zip(parameters, weights, strict=True)]
+        return Memory(
+            [n * whole - r * freed for n, r in zip(self.layers, self.recomputed, strict=True)],
+            weight_input=[n * whole for n in self.layers],
+            recomputed=[min(r, 1) * freed for r in self.recomputed],
+            while_input_gradient=[max(r - 1, 0) * freed for r in self.recomputed],
+            parameters=parameters,
+        )
 
 
-def copies_of(experts: ExpertLayers | None) -> int:
-    """How many outputs of its MLP, or of experts, a token adds up."""
-    return experts.used + (experts.shared > 0) if experts else 1
+class Alike(NamedTuple):
+    """Parameters that several ranks have alike, of each stage, and the link of a ring through those ranks."""
 
-
-def keys_and_values(model: Transformer, layout: Layout, microbatch: int) -> float:
-    """In bytes: what a rank has of a layer's, and passes on around the ring of context ranks."""
-    return 2 * microbatch * model.sequence * model.kv_width * model.bytes_each / (layout.tp * layout.cp)
-
-
-def costs_of(
-    model: Transformer,
-    machine: Machine,
-    layout: Layout,
-    microbatch: int,
-    rows: Schedule,
-    layers: Sequence[int],
-    again: Sequence[int],
-    state: State,
-    times: LayerTimes,
-    experts: ExpertLayers | None,
-) -> Costs:
-    """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
-    layer = times.computing + times.sums
-    plain = layer + times.computing  # a backward
-    factor = at_degree(machine.backward_at, layout.tp, 0)
-    scale = factor * layer / plain if factor else 1
-    forward, inputs = layer + times.ring + times.copies, layer * scale + 2 * times.ring + times.copies
-    head = [0] * (len(layers) - 1) + [model.head_flops(microbatch) / machine.rate(layout)]
-    half = [h * machine.head_backward / 2 for h in head]
-    costs = Costs(
-        [n * forward + h for n, h in zip(layers, head, strict=True)],
-        [n * inputs + h for n, h in zip(layers, half, strict=True)],
-        [(n * times.computing * scale + h) * bool(state.gradients) for n, h in zip(layers, half, strict=True)],
-        recompute=[n * forward for n in again],
-        message=model.boundary_bytes(microbatch) / layout.cp / layout.tp,
-        links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in sends_of(rows)},
-        unit="s",
-    )
-    if not experts or not rows.columns.overlaps:
-        return costs
-    pieces = experts.pieces(model, machine, microbatch, layout)
-    return replace(costs, overlap=_pairs(costs, pieces, head[-1] * 1e3, layers, again))
+    ranks: int
+    link: Link
+    weights: list[float]
 
 
 def _pairs(
@@ -145,51 +199,6 @@ def _pairs(
         hidden = (lasts[one] + lasts[other] - pieces.at_best(one, other)) / 1e3
         found[f"{stage}{kind}", f"{at}{beside}"] = costs.of(kind, stage) + costs.of(beside, at) - hidden
     return found
-
-
-Alike = tuple[Sequence[Sequence[int]], list[float]]  # groups whose ranks have the same weights; how many, per stage
-
-
-def memory_of(
-    model: Transformer,
-    layout: Layout,
-    microbatch: int,
-    layers: Sequence[int],
-    again: Sequence[int],
-    state: State,
-    shard_optimizer: bool,
-    weights: Sequence[Alike],
-    experts: ExpertLayers | None,
-) -> Memory:
-    """What the stages hold.
-
-    Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
-    """
-    each = [state.bytes(len(groups[0]) if shard_optimizer else 1) for groups, _ in weights]
-    more = experts.kept_bytes(model, microbatch) if experts else 0
-    parts = layout.tp * layout.cp
-    kept, whole = model.boundary_bytes(microbatch) / parts, (model.layer_bytes(microbatch) + more) / parts
-    freed = whole - kept  # of a layer, when only its input is kept
-    return Memory(
-        [n * whole - r * freed for n, r in zip(layers, again, strict=True)],
-        weight_input=[n * whole for n in layers],
-        recomputed=[min(r, 1) * freed for r in again],
-        while_input_gradient=[max(r - 1, 0) * freed for r in again],
-        parameters=[sum(map(mul, each, own)) for own in zip(*(found for _, found in weights), strict=True)],
-    )
-
-
-def weights_of(model: Transformer, layout: Layout, layers: Sequence[int], experts: ExpertLayers | None) -> list[Alike]:
-    """How many parameters of each stage a rank has, and who has the same: all but experts; with them, its experts."""
-    shared = model.layer_parameters - (experts.spread_parameters(model) if experts else 0)
-    found = [n * shared / layout.tp for n in layers]
-    for end in (0,) if model.tied and len(layers) == 1 else (0, -1):
-        found[end] += model.table_parameters / layout.tp
-    alike: list[Alike] = [(layout.groups("cp", "dp"), found)]
-    if experts:
-        own = experts.spread_parameters(model) * experts.mlp_share()
-        alike.append((experts.groups(layout)[1], [n * own / layout.tp for n in layers]))
-    return alike
 
 
 def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:

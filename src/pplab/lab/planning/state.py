@@ -35,3 +35,7 @@ class State:
     def bytes(self, shards: int = 1) -> float:
         """Of a parameter, where the optimizer's share is divided among so many ranks (ZeRO-1)."""
         return self.weights + self.gradients + self.optimizer / positive_int("shards", shards)
+
+    def reduced(self, shards: int = 1) -> float:
+        """Of a parameter, what goes around a ring twice: its gradient; among shards that once, and its new weight."""
+        return (self.gradients + self.weights) / 2 if shards > 1 and self.gradients else self.gradients

@@ -9,7 +9,7 @@ from ...builders import build
 from ...errors import number, positive_int
 from ...footprint import Memory
 from ...timeline import total
-from ..planning import Case, Entry, Ledger, layers_of, recomputed_of
+from ..planning import Case, Entry, Ledger
 from .slices import Slices
 
 _GB = 1e9  # bytes
@@ -47,18 +47,17 @@ def sliced_row(
     else:
         looped = {"stages_per_rank": rows.num_stages // case.num_ranks}
         whole = case.plan("Interleaved1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute, **looped)
-    layers = layers_of(model, rows.num_stages, cut)
-    flops = [n * model.layer_flops(microbatch) for n in layers]
+    flops = [n * model.layer_flops(microbatch) for n in whole.layers]
     flops[-1] += model.head_flops(microbatch)
     of_attention = model.attention_flops(microbatch)
     cutting = replace(
         cutting,
-        attention=[n * of_attention / each for n, each in zip(layers, flops, strict=True)],
+        attention=[n * of_attention / each for n, each in zip(whole.layers, flops, strict=True)],
     )
     timeline = cutting.simulate(rows, replace(whole.costs, overhead=number("overhead_ms", overhead_ms) / 1e3))
     kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / _GB  # keys and values of a layer
-    memory = _keeping(whole.memory, recomputed_of(layers, recompute), kept)
-    memory = cutting.memory(memory, [n * kept for n in layers])
+    memory = _keeping(whole.memory, whole.recomputed, kept)
+    memory = cutting.memory(memory, [n * kept for n in whole.layers])
     return Entry(
         case,
         f"{rows.name}, {cutting.count} slice{'s' * (cutting.count > 1)}",
