@@ -232,7 +232,6 @@ SMALL = lab.Transformer(num_layers=5, width=64, sequence=16, vocabulary=256, hea
     (lab.Layout(pp=2), {"sends": "both wait", "cut": [3, 2], "recompute": [2, 0]}),
     (lab.Layout(pp=2, dp=2, order="tp-pp-dp"), {"schedule": "ZB-H1", "cut": [2, 3], "shard_optimizer": True}),
     (lab.Layout(pp=2), {"schedule": "ZBVZeroBubble", "cut": [1, 2, 2, 0], "recompute": [0, 1, 0, 0]}),
-    (lab.Layout(pp=2, dp=2), {"schedule": "Interleaved1F1B", "cut": [1, 1, 2, 1]}),
 ])  # fmt: skip
 def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_path):
     """Losses of three steps, so two updates, against the same model in one process."""
