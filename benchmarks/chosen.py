@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import records
+
 import pplab as pp
 from pplab import lab
 from pplab.lab import Layout, Machine, State, Transformer, formulas
@@ -360,7 +362,7 @@ def main() -> None:
     parts["sources"] = json.loads(ROWS.read_text())["sources"]
     took = round(time.monotonic() - started)
     done = [{"name": name, "state": "done", "seconds": took, "rows": made} for name, made in parts.items()]
-    lab.results.write(OUT, done, device="simulated", command="python benchmarks/chosen.py", versions=versions())
+    records.write(OUT, done, device="simulated", command="python benchmarks/chosen.py", versions=versions())
     for row in parts["sets"] + parts["schedules"]:
         ways = [row.get(name, {}) for name in ("plan", "both", "fewest", "tensor_first", "formula")]
         print(f"{row['source']:10}{row['set']:70}", *(f"{w.get('regret')}, {w.get('correlation')};" for w in ways if w))

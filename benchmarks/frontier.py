@@ -23,6 +23,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
+import records
 from frontier_settings import SETTINGS, P, Setting
 
 import pplab as pp
@@ -141,7 +142,7 @@ def recorded(setting: Setting, parts: Iterable[dict]) -> dict[tuple, dict]:
 
 
 def about(part: dict) -> str:
-    return json.dumps([part["costs"], part.get("memory")], sort_keys=True)
+    return json.dumps(tidied([part["costs"], part.get("memory")]), sort_keys=True)
 
 
 def describe(setting: Setting) -> dict:
@@ -172,6 +173,15 @@ def plainly(given: pp.Costs | pp.Memory) -> dict:
 
 def tidy(number: float) -> float:
     return float(f"{number:.9g}")
+
+
+def tidied(data: object) -> object:
+    """Plain JSON values without the last digits, which hang on the order in which something was multiplied."""
+    if isinstance(data, dict):
+        return {name: tidied(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [tidied(value) for value in data]
+    return tidy(data) if isinstance(data, float) else data
 
 
 def main() -> int:
@@ -210,7 +220,7 @@ def record(path: Path, parts: list[dict]) -> None:
     import ortools
 
     versions = {"pplab": pp.__version__, "python": sys.version.split()[0], "ortools": ortools.__version__}
-    lab.results.write(path, parts, device="any machine", command=COMMAND, versions=versions)
+    records.write(path, parts, device="any machine", command=COMMAND, versions=versions)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ gpu_needs.require()  # before what imports torch
 
 # ruff: noqa: E402
 import gpu_box
-import gpu_rows
 import gpu_tests
+import records
 import torch
 from gpu_parts import PARTS
 from gpu_setting import LATE, ROOT, SIZES, Late, Part, Piece, Setting, for_machine
@@ -190,7 +190,7 @@ def _begun(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
         return {}
     same = ("form", "device", "kind", "versions")
     commands = [re.sub(r" --deadline \S+", "", each["command"]) for each in (older, data)]
-    if gpu_rows.problems(older) or any(older[name] != data[name] for name in same) or len(set(commands)) > 1:
+    if records.problems(older) or any(older[name] != data[name] for name in same) or len(set(commands)) > 1:
         print(f"{path} is of another command, machine or version: everything is measured anew", flush=True)
         return {}
     print(f"going on with {path}: delete it to measure everything anew", flush=True)
@@ -222,7 +222,7 @@ def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
         return {}
     older = json.loads(path.read_text())
     same = ("form", "device", "kind", "versions")
-    if gpu_rows.problems(older) or any(older[name] != data[name] for name in same):
+    if records.problems(older) or any(older[name] != data[name] for name in same):
         raise SystemExit(
             f"{path} is of another machine or other versions: --only would mix them: measure all, or name a --folder"
         )
@@ -239,7 +239,7 @@ def _parts(older: dict) -> dict[str, tuple[dict, list[dict]]]:
 def _checked(data: dict, part: Part, seconds: float) -> dict:
     """The part as the file has it, without its rows if those are no rows of a recording."""
     try:
-        wrong = gpu_rows.problems(json.loads(json.dumps({**data, "not_run": [], "parts": [part.to_dict(seconds)]})))
+        wrong = records.problems(json.loads(json.dumps({**data, "not_run": [], "parts": [part.to_dict(seconds)]})))
     except (TypeError, ValueError) as error:
         wrong = [str(error)]
     if wrong:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_rows import load
+from records import failed, load, not_run
 
 from pplab.lab.forms import Recording, Table, reading
 
@@ -209,7 +209,7 @@ def _tests(recording: Recording) -> Iterator[Mapping]:
 
 
 def _not_run(recording: Recording) -> Iterator[Mapping]:
-    for what, why in (*recording.failed, *recording.not_run):
+    for what, why in (*failed(recording), *not_run(recording)):
         yield {"what": what, "why": why}
 
 

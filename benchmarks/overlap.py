@@ -13,6 +13,8 @@ import os
 import sys
 from pathlib import Path
 
+import records
+
 import pplab as pp
 from pplab import lab
 from pplab.runtime import Pool
@@ -75,7 +77,7 @@ def main(part: str = "overlap") -> None:
                     "pieces_ms": list(vars(PIECES[part]).values()),
                     "rows": rows,
                 }
-                lab.results.write(
+                records.write(
                     OUT,
                     [*kept, made],
                     device=f"{os.cpu_count()} cores",

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import records
+
 import pplab as pp
 from pplab import lab
 from pplab.lab import Layout, Machine, State, Transformer, formulas
@@ -285,7 +287,7 @@ def main() -> None:
     parts = {"published": rows, "groups": groups}
     took = round(time.monotonic() - started)
     done = [{"name": name, "state": "done", "seconds": took, "rows": made} for name, made in parts.items()]
-    lab.results.write(OUT, done, device="simulated", command="python benchmarks/published.py", versions=versions())
+    records.write(OUT, done, device="simulated", command="python benchmarks/published.py", versions=versions())
     for group in groups:
         errors = [row["error"] for row in rows if row["group"] == group["name"]]
         print(f"{group['label']:30} {len(errors):3} rows, {statistics.median(errors):+.1%}")

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import records
+
 import pplab as pp
 from pplab import lab
 from pplab.runtime.pool import versions
@@ -82,7 +84,7 @@ def main(numbers: list[int]) -> None:
         took = round(sum(sum(each["seconds"].values()) for each in kept), 1)
         part = {"name": "zero_bubble_table", "state": "done", "seconds": took, "rows": kept}
         command = "python benchmarks/zero_bubble_table.py"
-        lab.results.write(OUT, [part], device="simulated", command=command, versions=versions())
+        records.write(OUT, [part], device="simulated", command=command, versions=versions())
 
 
 if __name__ == "__main__":

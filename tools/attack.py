@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-from pplab.lab import results
 from pplab.runtime.pool import versions
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "attacks.json")
     given = parser.parse_args(arguments)
-    sys.path[:0] = [str(ROOT / "tests" / place) for place in ("attacks", "lab/checkpoints", "")]
+    places = ("tests/attacks", "tests/lab/checkpoints", "tests", "benchmarks")
+    sys.path[:0] = [str(ROOT / place) for place in places]
     recorded = {part["name"]: part for part in json.loads(given.out.read_text())["parts"]} if given.out.exists() else {}
     wrong = 0
     for name in given.attacks or TRIES:
@@ -81,10 +81,12 @@ def _rows(name: str, tries: int, seed: int, recorded: dict[str, dict]) -> list[d
 
 def _write(path: Path, recorded: dict[str, dict]) -> None:
     """A recording of the form that `pplab.lab.results` reads. It has no date: what it says is kept by the tests."""
+    import records
+
     cores = len(os.sched_getaffinity(0))
     parts = [recorded[name] for name in TRIES if name in recorded]
     device, box = f"a machine of {cores} cores, without a GPU", {"cores": cores}
-    results.write(path, parts, device=device, command="make attack", versions=versions(), box=box)
+    records.write(path, parts, device=device, command="make attack", versions=versions(), box=box)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import records
 import torch
 
 import pplab as pp
 from pplab import Action, Costs, Kind, Link, Memory, Overlap, Schedule, Timeline, lab
-from pplab.lab import partition, replicate, results
+from pplab.lab import partition, replicate
 from pplab.runtime import check_divides
 
 SLOWEST_S = 10  # of a call that takes milliseconds: a machine may be busy
@@ -99,7 +100,7 @@ def calls() -> Iterator[tuple[str, str, Callable[[], object]]]:
         "check_divides(..., 3)": lambda v: check_divides(v, 3),
         "partition(...)": lambda v: partition([1, 2, 3], v),
         "replicate(...)": lambda v: replicate(SMALL, v),
-        "results.problems(...)": results.problems,
+        "records.problems(...)": records.problems,
     }
     for entry, act in entries.items():
         for name, value in VALUES.items():

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import gpu_rows
 import gpu_tables
 import pytest
+import records
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,7 +48,7 @@ def test_make_bench_records_what_cores_do(bench, tmp_path, monkeypatch, capsys):
     )
     assert [part["name"] for part in recording.data["parts"]] == ["stages", "copies", "offload", "predicted", "cores"]
     assert {part["state"] for part in recording.data["parts"]} == {"done"} and recording.data["kind"] == "cpu"
-    assert dict(recording.not_run) == {
+    assert dict(records.not_run(recording)) == {
         "copies: pinned memory": "needs a GPU",
         "predicted: 4 ranks without pace": "there are 3 cores",
         "cores: 4 ranks without pace": "there are 3 cores",
@@ -158,7 +158,7 @@ def test_what_launches_pace_counts_for_no_assumption(tmp_path):
     ]
     more = {name: dict.fromkeys("FBIW", 1.0) for name in ("ms", "flops", "tflops")} | {"layers": 2, "rounds": 3}
     part = {"name": "stages", "state": "done", "seconds": 0, "rows": [{**row, **more} for row in rows]}
-    results.write(tmp_path / "a.json", [part], device="A", command="", versions={})
+    records.write(tmp_path / "a.json", [part], device="A", command="", versions={})
     ((_, *cells),) = gpu_tables.tables(tmp_path)["durations"]
     assert cells == ["768", "bf16", "1.90 to 2.10", *["1.00 to 1.00"] * 3, "1,024 tokens"]
     assert statistics.mean(row["ratios"]["B/F"][1] for row in rows[1:]) == 2.0
@@ -167,7 +167,7 @@ def test_what_launches_pace_counts_for_no_assumption(tmp_path):
 @pytest.mark.parametrize("part", ["stages", "copies", "offload", "predicted", "cores"])
 def test_rows_without_what_the_tables_show_are_no_recording(tmp_path, part):
     rows = [{"name": part, "state": "done", "seconds": 0, "rows": [{"figure": 1}]}]
-    results.write(tmp_path / "a.json", rows, device="A", command="", versions={})
-    assert f"a row of {part} has no " in gpu_rows.problems(json.loads((tmp_path / "a.json").read_text()))[0]
+    records.write(tmp_path / "a.json", rows, device="A", command="", versions={})
+    assert f"a row of {part} has no " in records.problems(json.loads((tmp_path / "a.json").read_text()))[0]
     with pytest.raises(ValueError, match=f"a row of {part} has no "):
-        gpu_rows.load(tmp_path)
+        records.load(tmp_path)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import gpu_rows
 import gpu_tables
 import pytest
+import records
 import torch
 
 import pplab as pp
@@ -129,7 +129,7 @@ def test_what_was_measured_is_whole(recorded):
 def test_nothing_is_left_out_without_a_word(recorded):
     folder, printed = recorded
     (recording,) = results.load(folder)
-    left_out = dict(recording.not_run)
+    left_out = dict(records.not_run(recording))
     assert left_out["runs: 2 ranks with a GPU each"] == "the machine has 1"
     assert "by torch, turns" in " ".join(left_out)
     skipped = [row["test"] for row in recording.rows("tests") if row["outcome"] == "skipped"]
@@ -208,7 +208,9 @@ def test_a_part_that_fails_loses_nothing_else(gpu, tmp_path, monkeypatch, capsys
     assert two["state"] == three["state"] == "done" and two["rows"] == [{"figure": 4}]
     printed = capsys.readouterr().out
     assert "FAILED: one: the second: division by zero" in printed and "== FAILED: one" in printed
-    assert ("one: failed", "the second: Traceback (most recent call last):") in results.load(tmp_path)[0].failed
+    assert ("one: failed", "the second: Traceback (most recent call last):") in records.failed(
+        results.load(tmp_path)[0]
+    )
     assert "one: failed" in str(gpu_tables.tables(tmp_path)["not run"])
     setting = gpu.Setting("cpu", 2, gpu.SIZES["small"])
     data = gpu.measure(setting, tmp_path / "only.json", "make gpu", only=("two",))
@@ -383,7 +385,7 @@ def run_naughty(folder: Path, names: str, status: int) -> tuple[dict, list, str]
     assert done.returncode == status and took < SECONDS + 1, (took, done.stdout[-3000:], done.stderr[-2000:])
     (recording,) = results.load(folder / "results")
     found = {part["name"]: [row["figure"] for row in part["rows"]] for part in recording.data["parts"]}
-    return found, recording.not_run, done.stdout
+    return found, records.not_run(recording), done.stdout
 
 
 def test_four_short_commands_do_what_a_long_one_does(gpu, tmp_path, monkeypatch):
@@ -402,7 +404,7 @@ def test_four_short_commands_do_what_a_long_one_does(gpu, tmp_path, monkeypatch)
         (recording,) = results.load(tmp_path)
         counts.append([len(recording.rows(name)) for name in ("one", "two")])
     assert 3 <= len(counts) <= 8 and counts[0][0] > counts[0][1] >= 1  # each has a turn before one has a second
-    assert sorted(measured) == sorted([*range(12)] * 2) and recording.not_run == []
+    assert sorted(measured) == sorted([*range(12)] * 2) and records.not_run(recording) == []
     assert not list(tmp_path.glob("*.unfinished"))
     del measured[:]
     assert gpu.main(words) == 0  # once more: what is whole isn't replaced by a part
@@ -503,7 +505,7 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path):
     assert third.startswith("datasets is not installed: the text is the sample") and fourth.startswith("device 0")
     (recording,) = results.load(tmp_path)
     assert len(recording.rows("smoke")) == 2
-    assert ("profile: all of it", "transformers is not installed") in recording.not_run
+    assert ("profile: all of it", "transformers is not installed") in records.not_run(recording)
     done = run("numpy", "smoke")
     assert done.returncode == 1 and "runs nothing without numpy" in done.stderr and "Traceback" not in done.stderr
 
@@ -745,10 +747,10 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
 def test_a_file_of_another_form_is_refused(tmp_path, change, said):
     good = {"form": 1, "device": "A", "kind": "cuda", "date": "2026-01-01", "command": "make gpu", "versions": {}}
     good |= {"box": {}, "parts": [], "not_run": []}
-    assert gpu_rows.problems(good) == []
+    assert records.problems(good) == []
     (tmp_path / "a.json").write_text(json.dumps({**good, **change}))
     with pytest.raises(ValueError, match=said):
-        gpu_rows.load(tmp_path)
+        records.load(tmp_path)
 
 
 def test_a_file_that_is_not_json_is_refused(tmp_path):

@@ -387,5 +387,9 @@ def test_a_small_layout_is_drawn_with_what_it_sends():
     assert len(ax.lines) == 12 and "2 x 2 x 2" in figures.alternative_text(ax.figure)
     assert [t.get_text().split(":")[0] for t in ax.get_legend().get_texts()] == ["tensor", "pipeline", "data"]
     matplotlib.pyplot.close(ax.figure)
+    ax = lab.ranks(plan(MODEL, MACHINE, Layout(2, 2, 2, cp=2), 16), ranks_per_node=8)
+    assert len({t.get_position() for t in ax.texts[:16]}) == 16 and len(ax.lines) == 32
+    assert "tensor x context x pipeline x data = 2 x 2 x 2 x 2" in figures.alternative_text(ax.figure)
+    matplotlib.pyplot.close(ax.figure)
     with pytest.raises(ValueError, match="at most 32 ranks"):
         lab.ranks(plan(MODEL, MACHINE, Layout(8, 8, 1), 16), ranks_per_node=4)

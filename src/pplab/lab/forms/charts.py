@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _AXES = {
     "tp": ("tensor", CATEGORIES[0]),
+    "cp": ("context", CATEGORIES[5]),
     "pp": ("pipeline", CATEGORIES[3]),
     "dp": ("data", CATEGORIES[2]),
 }
@@ -79,8 +80,10 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     if layout.num_ranks > 32:
         raise ValueError(f"at most 32 ranks can be drawn so that they can be read, got {layout.num_ranks}")
     places = [layout.place(rank) for rank in range(layout.num_ranks)]
+    tall, wide = 0.35 * layout.tp + 0.6 * layout.cp + 0.3, layout.tp * layout.cp + 1.5  # a replica, and a stage of it
     spots = [
-        (p["pp"] * (layout.tp + 1.5) + p["tp"], -(p["dp"] * (0.35 * layout.tp + 0.9) - 0.35 * p["tp"])) for p in places
+        (p["pp"] * wide + p["cp"] * layout.tp + p["tp"], 0.35 * p["tp"] - 0.6 * p["cp"] - p["dp"] * tall)
+        for p in places
     ]
     height = max(y for _, y in spots) - min(y for _, y in spots)
     ax = plt.subplots(figsize=(WIDTH, 0.85 * height + 1.6), layout="constrained")[1]
@@ -116,9 +119,11 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     ax.axis("off")
     ax.set_title("who sends to whom, and how much the busiest rank sends in a step", fontsize=10, loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False, fontsize=LABEL_SIZE)
+    axes = [(name, getattr(layout, axis)) for axis, (name, _) in _AXES.items() if axis != "cp" or layout.cp > 1]
+    names, degrees = (" x ".join(map(str, each)) for each in zip(*axes, strict=True))
     ax.set_label(
-        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as tensor x pipeline x data = "
-        f"{layout.tp} x {layout.pp} x {layout.dp}. The busiest rank sends per step: {', '.join(said)}"
+        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as {names} = {degrees}. "
+        f"The busiest rank sends per step: {', '.join(said)}"
     )
     return ax
 
