@@ -270,7 +270,7 @@ def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_pat
     ("Megatron-LM", {**VPP, "batch": 36}, "for microbatches that the ranks divide"),
     ("Megatron-LM", {"layout": lab.Layout(pp=4, dp=2, order="dp-pp-tp")}, "numbers ranks .* got 'dp-pp-tp'"),
     ("torchtitan", {"layout": lab.Layout(pp=4, dp=2, order="tp-pp-dp")}, "torchtitan numbers ranks"),
-    ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "has experts whole"),
+    ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "its experts are whole"),
     ("torchtitan", {"schedule": "DualPipe"}, "torch's CSV has one rank for each"),
     ("torch", {}, "torchtitan has the rest of Layout"),
     ("DeepSpeed", {}, "unknown framework 'DeepSpeed'"),
@@ -283,5 +283,5 @@ def test_what_a_framework_cannot_run_is_refused(framework, how, told):
 def test_one_microbatchs_loss_is_not_taken_for_anothers():
     rows = [["0F1", "0F0", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]]
     asked = plan(lab.Layout(pp=2), 2, schedule=pp.Schedule(rows))
-    with pytest.raises(ValueError, match=r"the last stage's forwards come as \[1, 0\]"):
+    with pytest.raises(ValueError, match="last stage in the order 1, 0"):
         lab.flags(asked, "torch")

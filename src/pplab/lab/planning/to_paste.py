@@ -7,15 +7,12 @@ of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import count
 from math import gcd
 
 from ...builders import build
-from ...builders.registry import find
 from ...errors import expect, unknown
 from ...schedule import Schedule
-from ..forms import to_csv
+from ..forms import check_order_of_losses, to_csv
 from .planner import Plan
 from .torch_program import program
 
@@ -65,8 +62,9 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
     }
     if experts:
         kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
-        more[f"--num-experts {experts.count} --moe-router-topk {experts.used}"] = True
-        more[f"--expert-model-parallel-size {experts.gpus} --moe-token-dispatcher-type {kind}"] = True
+        sizes += f""" \\
+  --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
+  --moe-token-dispatcher-type {kind}"""
     remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
     return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
 
@@ -80,37 +78,30 @@ def _megatron_sends(rows: Schedule) -> str:
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
         )
-    return {"1F1B": "both wait", "Interleaved1F1B": sends_interleaved(P, M)}.get(rows.name, "nobody waits")
-
-
-def sends_interleaved(pp: int, num_microbatches: int) -> str:
-    """Who waits for sends in Megatron-LM's interleaved schedule, as far as a plan can say it."""
-    return "nobody waits" if num_microbatches % pp or num_microbatches < 2 * pp else "forwards wait"
+    waits = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait" if M >= 2 * P else "nobody waits"}
+    return waits.get(rows.name, "nobody waits")
 
 
 def _torchtitan(plan: Plan) -> str:
     layout, rows, tokens, again = plan.layout, plan.timeline.schedule, plan.model.sequence, any(plan.recomputed)
     sharded, experts = plan.shard_optimizer, plan.experts.gpus if plan.experts else 1
-    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and (layout.tp > 1 or not sharded)):
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
         raise ValueError(
-            "torchtitan numbers ranks tp-cp-dp-pp, and has experts whole, on ranks that also shard weights: plan for "
-            f"that, with tp=1 and shard_optimizer=True where there are experts, got {layout!r}"
+            f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
-    at = count()
-    modules = [[f"layers.{next(at)}" for _ in range(n)] for n in plan.layers]
-    modules[0].insert(0, "tok_embeddings")
-    modules[-1] += ["norm", "lm_head"]
-    lines = ",\n        ".join(map(str, modules))
     looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "PipelineScheduleMulti"
-    return f"""{_remarks(plan, sends, tuple(n * again for n in plan.layers))}{writes}parallelism = ParallelismConfig(
+    remarks = _remarks(plan, sends, tuple(n * again for n in plan.layers))
+    return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
+parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
+parts[0].insert(0, "tok_embeddings")
+parts[-1] += ["norm", "lm_head"]
+parallelism = ParallelismConfig(
     pipeline_parallel_degree={layout.pp},
     num_pp_microbatches={rows.num_microbatches},
     pipeline_parallel_schedule="{name or looks_like}",  # says also which rank has a stage
     pipeline_parallel_schedule_csv={"rows" if writes else None},
-    module_fqns_per_model_part=[
-        {lines},
-    ],
+    module_fqns_per_model_part=parts,
     tensor_parallel_degree={layout.tp},
     context_parallel_degree={layout.cp},
     data_parallel_shard_degree={layout.dp if sharded else 1},
@@ -132,7 +123,7 @@ def _torch(plan: Plan) -> str:
             f"the program for torch has a pipeline and replicas; torchtitan has the rest of {plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
-    return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes, name in _WAIT)
+    return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes)
 
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
@@ -143,11 +134,7 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends or P == 1) and _own(rows, _CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
-    order = [*map(int, re.findall(rf"\b{rows.num_stages - 1}F(\d+)", cells))]
-    if order != sorted(order):
-        raise ValueError(
-            f"torch takes one loss for another when the last stage's forwards come as {order}: reorder them"
-        )
+    check_order_of_losses(rows)
     writes = f"""\
 import os
 
@@ -159,12 +146,12 @@ with open(rows, "w") as file:
     return "", writes, "nobody waits"
 
 
-def _own(rows: Schedule, names: Sequence[str]) -> bool:
+def _own(rows: Schedule, names: tuple[str, ...]) -> bool:
     """Whether a schedule has one of these names, and its rows."""
     if rows.name not in names:
         return False
-    several = "stages_per_rank" in find(rows.name).options
-    options = {"stages_per_rank": rows.num_stages // rows.num_ranks} if several else {}
+    V = rows.num_stages // rows.num_ranks
+    options = {"stages_per_rank": V} if V > 1 and rows.placement[-1] else {}  # not in a V
     return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from .planner import Plan
 
 
-def program(plan: Plan, name: str, writes: str, one_stage: bool) -> str:
+def program(plan: Plan, name: str, writes: str) -> str:
     """It takes torch's class of that name, or rows from a file, which the lines `writes` make."""
-    rows, replicas = plan.timeline.schedule, plan.layout.dp
+    rows, replicas, axes = plan.timeline.schedule, plan.layout.dp, plan.layout.axes
     kind, load = (f"Schedule{name}", "") if name else ("_PipelineScheduleRuntime", "\nschedule._load_csv(rows)")
     adam = "torch.optim.AdamW(parts.parameters(), lr=1e-3)"
     if plan.shard_optimizer:
         adam = f'ZeroRedundancyOptimizer(parts.parameters(), {adam[:17]}, process_group=mesh.get_group("dp"), lr=1e-3)'
-    axes = tuple(axis for axis in plan.layout.axes[::-1] if axis in ("pp", "dp"))
     return f'''\
 """{rows.name} on {rows.num_ranks} ranks. torchrun --nproc-per-node {rows.num_ranks * replicas} train.py"""
 import os
@@ -64,13 +63,13 @@ class Stage(nn.Module):
 
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 sizes = {{"pp": len(STAGES), "dp": {replicas}}}
-axes = {axes}
+axes = {("dp", "pp") if axes.index("dp") > axes.index("pp") else ("pp", "dp")}
 mesh = init_device_mesh(device.type, [sizes[axis] for axis in axes], mesh_dim_names=axes)
 replica, mine = mesh.get_local_rank("dp"), STAGES[mesh.get_local_rank("pp")]
 parts = nn.ModuleList(map(Stage, mine)).to(device)
 group = mesh.get_group("pp")
 stages = [PipelineStage(part, stage, len(LAYERS), device, group=group) for part, stage in zip(parts, mine)]
-schedule = {kind}({"stages[0]" if one_stage else "stages"}, {rows.num_microbatches}, loss_fn=loss){load}
+schedule = {kind}({"stages[0]" if name in ("GPipe", "1F1B") else "stages"}, {rows.num_microbatches}, loss_fn=loss){load}
 optimizer = {adam}
 
 for step in range(3):
