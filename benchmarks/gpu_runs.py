@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from gpu_batch import MOST, USABLE, gpu_bytes, long_enough, on_card, out_of_memory
+from gpu_launches import Launches
 from gpu_profiles import summarise
 from gpu_setting import Part, Setting, Size, piece, shared_memory
 from in_microbatches import InMicrobatches
@@ -180,7 +181,7 @@ def training_run(
     """
     usual = {"optimizer": options["optimizer"], "autocast": options.get("autocast")}
     warmup = warm_up_steps(partial(pool.train, schedule, workload, **usual), size, pool.devices[0])
-    run = pool.train(schedule, workload, lab.Meter(), lab.Launches(), *extras, warmup=warmup, **options)
+    run = pool.train(schedule, workload, lab.Meter(), Launches(), *extras, warmup=warmup, **options)
     print(run, flush=True)
     row = {**lab.run_to_dict(run), "dtype": _dtype(options.get("autocast")), "sharing": sharing, "wrong": _wrong(run)}
     del row["versions"]  # the file's

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 
 import torch
 from gpu_batch import kept_by_layer, parameters
+from gpu_launches import BOUND
 from gpu_runs import warm_up_steps
 from gpu_setting import Part, Setting, piece
 from to_host import ToHost
@@ -22,7 +23,6 @@ from torch import Tensor
 import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.lab.measuring import BOUND
 from pplab.runtime import Batch, Pool, RankContext, Stage
 from pplab.runtime import gpu as door
 
@@ -120,7 +120,7 @@ class Subject:
 
 def stage_times(context: RankContext, width: int, length: int, samples: int, dtype: str, warm_ms: float) -> dict:
     """On a rank: a row. Times are the GPU's, between events, or the core's; `hosts_share` is what the host takes of
-    them to ask, as in `lab.Launches`. A ratio is its quartiles over rounds, each of which measures everything once."""
+    them to ask, as in `Launches`. A ratio is its quartiles over rounds, each of which measures everything once."""
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, lambda: [call() for _, call in subject.round()], warm_ms)
     rounds, asked_ms = [], 0.0

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import streams
 from gpu_batch import long_enough
+from gpu_launches import Launches
 from to_host import ToHost
 from torch import nn, optim
 
@@ -40,7 +41,7 @@ def drill(pool: Pool) -> None:
     build = partial(pp.build, num_ranks=2, num_microbatches=4)
     train(pool, build("1F1B"), gpt, ToHost(), lab.Budget("1 GB"))
     assert all(len(found) == 3 and found[1] < 1 == found[2] for found in pool.run(streams.fractions))
-    run = train(pool, build("GPipe"), gpt, lab.Launches(), lab.Meter())
+    run = train(pool, build("GPipe"), gpt, Launches(), lab.Meter())
     assert run.held.peak_bytes == run.predicted_peak_bytes
     assert all(0.3 < share < 1.1 for share in run.extras["launches"])  # the CPU is both
     train(pool, build("ZB-H1"), gpt, lab.Evaluate(every=1, batches=[gpt.batch(7)]), lab.Clip(0.5))

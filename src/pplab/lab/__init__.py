@@ -15,7 +15,7 @@ _ROOMS = {
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"
     ),
     "measuring": (
-        "Explained Gap Launches MeasuredLayers Profile Traced WhatIf Where calibrate calibrating explain "
+        "Explained Gap MeasuredLayers Profile Traced WhatIf Where calibrate calibrating explain "
         "fit_link measure_layers measure_link message_times multiply_times "
         "read_traces watch_torch where"
     ),

@@ -49,7 +49,6 @@ from .forms import to_perfetto as to_perfetto
 from .forms import waterfall as waterfall
 from .measuring import Explained as Explained
 from .measuring import Gap as Gap
-from .measuring import Launches as Launches
 from .measuring import MeasuredLayers as MeasuredLayers
 from .measuring import Profile as Profile
 from .measuring import Traced as Traced

@@ -89,6 +89,7 @@ def test_a_sample_is_what_the_course_predicts_today(benchmark):
 @pytest.mark.long  # the sample above is quicker
 def test_all_is_what_the_course_predicts_today(benchmark):
     assert len([*recomputed(benchmark, lambda name: True)]) == 72
+    assert same(benchmark.scaled(1.4), PARTS["flops"][1])
 
 
 def test_ranks_and_their_correlation_are_those_of_textbooks(benchmark):

@@ -161,6 +161,8 @@ def test_what_is_near_is_said():
         ({"hidden_size": 4096}, "has num_hidden_layers, num_attention_heads, .* and this has only hidden_size"),
         (LLAMA | {"num_experts": 8}, "a config of a language model has num_experts_per_tok, and this has only"),
         (LLAMA | {"hidden_size": "wide"}, "width must be an integer of at least 1, got 'wide'"),
+        (LLAMA | {"vocab_size": None}, "vocab_size must be an integer of at least 1, got None"),
+        (LLAMA | {"num_attention_heads": None}, "isn't a language model's config: TypeError"),
         (LLAMA | {"kv_lora_rank": 512}, "isn't a language model's config: KeyError"),
         (LLAMA | {"layer_types": ["full_attention", "linear_attention"]}, "got full_attention, linear_attention"),
         (LLAMA | {"is_encoder_decoder": True}, "got an encoder: give a Transformer instead"),

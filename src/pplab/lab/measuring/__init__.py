@@ -10,7 +10,6 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "attribution": "Gap IDLE_PARTS Where calibrate calibrating where",
         "explaining": "Explained WhatIf explain",
-        "launches": "BOUND Launches",
         "layers": "MeasuredLayers measure_layers",
         "probe": "fit_link measure_link message_times multiply_times",
         "profiling": "Profile",

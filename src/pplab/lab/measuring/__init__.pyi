@@ -9,8 +9,6 @@ from .attribution import where as where
 from .explaining import Explained as Explained
 from .explaining import WhatIf as WhatIf
 from .explaining import explain as explain
-from .launches import BOUND as BOUND
-from .launches import Launches as Launches
 from .layers import MeasuredLayers as MeasuredLayers
 from .layers import measure_layers as measure_layers
 from .probe import fit_link as fit_link

@@ -87,6 +87,7 @@ def _with_defaults(found: Mapping[str, Any]) -> Mapping[str, Any]:
 def _shape(found: Mapping[str, Any], sequence: int) -> tuple[Transformer, ExpertLayers | None]:
     get = found.get
     layers, width, heads, mlp, words, act = (next(filter(None, map(get, names.split())), None) for names in _NEEDED)
+    positive_int("vocab_size", words)
     kv_heads, head_width = get("num_key_value_heads"), get("head_dim")
     if latent := get("kv_lora_rank"):
         head_width = found["v_head_dim"]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...actions import Action, Overlap
-from ...runtime import Extra, Job, Listener, Rank
+from pplab.actions import Action, Overlap
+from pplab.runtime import Extra, Job, Listener, Rank
 
 BOUND = 0.7  # of a GPU's time in its items
 

@@ -1,0 +1,205 @@
+"""What `choose` finds, against a search by hand, NVIDIA's published layouts, and arithmetic."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from itertools import product
+from math import hypot
+
+import pytest
+
+import pplab as pp
+from pplab.lab import ExpertLayers, Layout, Machine, State, Transformer, Unsure, choose, machine_of, plan
+from pplab.lab.shell.commands import main
+
+NODE = Machine(4, pp.Link(5e-6, 300e9), pp.Link(10e-6, 10e9), flops=100e12, memory=30e9)
+SMALL = Transformer(12, 2048, 2048, heads=16, vocabulary=32000)
+DGX = Machine(8, pp.Link(5e-6, 450e9), pp.Link(10e-6, 50e9), flops=400e12, memory=80e9)
+LLAMA_70B = Transformer(80, 8192, 8192, heads=64, kv_heads=8, mlp_width=28672, gated=True, vocabulary=128256)
+QWEN = Transformer(
+    48, 2048, 4096, heads=32, kv_heads=4, mlp_width=8 * 768, gated=True, vocabulary=151936, head_width=128
+)
+NUMBERS = "layers=12,width=2048,heads=16,vocabulary=32000"
+ASKED = f"{NUMBERS} --gpus 8 --gpu a100 --per-node 4 --between 10GB/s --batch 32 --sequence 2048".split()
+
+
+def by_hand(model, machine, gpus, batch, state=None):
+    """Every pipeline of these GPUs with even cuts, nothing computed again and nobody waiting, that fits."""
+    ways = [("1F1B", {}), ("ZBVZeroBubble", {})]
+    ways += [("Interleaved1F1B", {"stages_per_rank": v}) for v in range(2, 6)]
+    for tp, stages, (name, options) in product((1, 2, 4, 8), range(2, gpus + 1), ways):
+        if gpus % (tp * stages) == 0:
+            layout = Layout(tp, stages, gpus // tp // stages)
+            try:
+                how = {"schedule": name, "state": state, "shard_optimizer": True, **options}
+                found = plan(model, machine, layout, batch, **how)
+            except ValueError:
+                continue
+            if found.memory_bytes <= machine.memory:
+                yield found
+
+
+@pytest.mark.parametrize(("gpus", "batch", "memory"), [(8, 32, 30e9), (8, 16, 6e9), (4, 8, 30e9)])
+@pytest.mark.parametrize("state", [State(), State(2, 0, 0)])
+def test_nothing_that_a_search_by_hand_finds_is_faster(gpus, batch, memory, state):
+    machine = replace(NODE, memory=memory)
+    found = choose(SMALL, machine, gpus, batch, state=state)
+    fastest = min(row.plan.step_s for row in found.rows)
+    hand = [each.step_s for each in by_hand(SMALL, machine, gpus, batch, state)]
+    assert hand and fastest <= 1.001 * min(hand)  # sends are waited for in choose, and not by hand
+
+
+def test_rows_fit_and_are_what_plan_says():
+    found = choose(SMALL, NODE, 8, 32)
+    for row in found.rows:
+        assert row.plan.memory_bytes <= NODE.memory and row.over_bytes == 0
+        assert row.plan.layout.num_ranks == 8 and sum(row.plan.layers) == 12
+        assert row.low_s < row.plan.step_s < row.high_s
+        if row.plan.zero is None:
+            p = row.plan
+            how = {"schedule": p.timeline.schedule, "cut": p.layers, "recompute": p.recomputed, "sends": p.sends}
+            again = plan(SMALL, NODE, p.layout, 32, p.microbatch, shard_optimizer=True, **how)
+            assert again.step_s == p.step_s and again.memory_bytes == p.memory_bytes
+    assert found.best is found.equal[0] and {row.slower for row in found.equal} == {0}
+    assert all(row.slower > 0 for row in found.rows[len(found.equal) :])
+
+
+def test_layers_run_again_only_where_they_must():
+    roomy = choose(SMALL, NODE, 8, 32, tp=1, dp=2).best.plan
+    assert not any(roomy.recomputed)
+    tight = replace(NODE, memory=0.8 * roomy.memory_bytes)
+    found = choose(SMALL, tight, 8, 32, tp=1, dp=2, schedules=["1F1B"]).best.plan
+    assert any(found.recomputed) and found.memory_bytes <= tight.memory
+    for stage, count in enumerate(found.recomputed):
+        fewer = [n - (at == stage) * (n > 0) for at, n in enumerate(found.recomputed)]
+        if count:
+            how = {"cut": found.layers, "recompute": fewer, "shard_optimizer": True}
+            assert plan(SMALL, tight, found.layout, 32, **how).memory_bytes > tight.memory
+
+
+def test_nvidias_layout_of_70_billion_cant_be_told_from_the_fastest():
+    """TP 4, PP 8, five stages per rank on 64 H100, batch 256, 8,192 tokens: Megatron Bridge's performance summary."""
+    found = choose(LLAMA_70B, DGX, 64, 256)
+    theirs = [row for row in found.equal if row.plan.layout == Layout(4, 8, 2)]
+    assert any(row.plan.timeline.schedule.num_stages == 40 for row in theirs)
+    assert found.best.plan.layout.tp in (4, 8) and found.best.plan.layout.pp > 1
+
+
+def test_whether_to_pipeline_a_mixture_of_experts_cant_be_told():
+    """On 16 H100 NVIDIA published PP 1 with EP 16, and PP 2 with EP 8, 1 % apart: Megatron Bridge's archive."""
+    found = choose(QWEN, machine_of("h100", 8, 50e9), 16, 1024, tp=1, ep=(4, 8, 16), experts=ExpertLayers(128, 8))
+    assert {1, 2} <= {row.plan.layout.pp for row in found.equal}
+    assert "can't be told" in found.advice
+
+
+def test_frozen_weights_fit_where_trained_ones_dont():
+    model = Transformer(40, 5120, 2048, heads=40, mlp_width=13824, gated=True, vocabulary=32000)  # 13 billion
+    cards = machine_of("rtx4090", 1, 1.25e9)
+    found = choose(model, cards, 4, 64, state=State(2, 0, 0))
+    assert found.best.plan.layout == Layout(pp=4) and found.best.plan.memory_bytes < 24e9
+    assert found.advice.startswith("Pipeline: without one a step takes")
+    trained = choose(model, cards, 4, 64)
+    assert not trained.rows and trained.too_large[0].over_bytes > 0
+    with pytest.raises(ValueError, match=r"Nothing fits on 4 GPUs of 24.1 GB: the smallest needs .* State\(2, 0, 0\)"):
+        _ = trained.best
+
+
+def test_intervals_by_hand():
+    """Without links a pipeline of four can be off by what FLOP/s and plans are; tp 2 by 9 % of FLOP/s more."""
+    free = replace(NODE, inside=pp.Link(), between=pp.Link())
+    (one,) = choose(SMALL, free, 4, 32, tp=1, dp=1, schedules=["1F1B"]).rows
+    assert one.high_s / one.plan.step_s - 1 == pytest.approx(hypot(0.15, 0.05))
+    assert 1 - one.low_s / one.plan.step_s == pytest.approx(hypot(0.15, 0.05))
+    (two,) = choose(SMALL, free, 4, 32, tp=2, dp=1, schedules=["1F1B"]).rows
+    assert two.high_s / two.plan.step_s - 1 == pytest.approx(hypot(0.15, 0.05, 1 / 0.91 - 1))
+
+
+def test_whoever_is_sure_tells_more_apart():
+    sure = choose(SMALL, NODE, 8, 32, unsure=Unsure(0, 0, 0, 0))
+    assert len(sure.equal) < len(choose(SMALL, NODE, 8, 32).equal)
+    assert sure.equal[0].plan.step_s == min(row.plan.step_s for row in sure.rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"ep": 8}, "ep 8: this model has no experts"),
+        ({"tp": 3}, "no layout of 8 GPUs can be: 8 GPUs and 32 sequences don't divide by what is given"),
+        ({"tp": 0}, "a degree must be an integer of at least 1, got 0"),
+        ({"schedules": ["1F2B"], "dp": 2}, "1F2B"),
+        ({"unsure": 0.1}, "unsure must be .*Unsure"),
+    ],
+)
+def test_bad_input_is_told(how, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        choose(SMALL, NODE, 8, 32, **how)
+
+
+def test_more_stages_than_layers_and_heads_that_dont_divide():
+    with pytest.raises(ValueError, match="heads 6 doesn't divide into 4 parts"):
+        choose(Transformer(4, 384, 128, heads=6), NODE, 8, 32, tp=4)
+    assert max(row.plan.layout.pp for row in choose(Transformer(2, 384, 128, heads=6), NODE, 8, 32, tp=1).rows) == 2
+
+
+def test_a_share_is_below_one():
+    with pytest.raises(ValueError, match="links is a share, below 1: 0.2 for 20 %, got 20"):
+        Unsure(links=20)
+
+
+def test_the_command_prints_and_writes_the_same(capsys):
+    assert main(["choose", *ASKED, "--memory", "30GB", "--inside", "300GB/s", "--flops", "100TFLOP/s"]) == 0
+    printed = capsys.readouterr().out
+    machine = replace(NODE, between=pp.Link(10e-6, 10e9))
+    assert printed == f"{choose(SMALL, machine, 8, 32)}\n" and max(map(len, printed.splitlines())) <= 100
+    assert main(["choose", *ASKED, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {*found} == {"equal", "slower", "too_large", "advice"} and found["equal"][0]["step_s"] > 0
+
+
+@pytest.mark.parametrize(("text", "size"), [("450GB/s", 450e9), ("400Gb/s", 50e9), ("1.5TB/s", 1.5e12)])
+def test_bits_and_bytes(text, size, capsys):
+    def steps(*flags):
+        assert main(["choose", *ASKED, *flags, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["equal"][0]["step_s"]
+
+    machine = machine_of("a100", 4, 10e9, inside=size)
+    assert steps("--inside", text) == choose(SMALL, machine, 8, 32).best.plan.step_s
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--inside", "450"], "'450' has no unit that is known here: expected a number with one of .*450GB/s"),
+        (["--memory", "80 apples"], "'80 apples' has no unit"),
+        (["--tp", "four"], "'four': expected one number, or several, such as 4,8"),
+        (["--state", "2,0,12"], "'2,0,12': expected bytes of a weight"),
+        (["--gpu", "h1000"], "unknown GPU 'h1000'"),
+    ],
+)
+def test_flags_that_cant_be_read_are_told(flags, error, capsys):
+    try:
+        assert main(["choose", *ASKED, *flags]) == 1
+    except SystemExit as end:
+        assert end.code == 2
+    told = capsys.readouterr().err
+    assert re.search(error, told), told
+
+
+def test_a_model_by_numbers_names_what_is_missing(capsys):
+    for model, error in (("layers=12", "needs width"), ("layers=12,wide=3", "wide=3 isn't a number of a model")):
+        assert main(["choose", model, *ASKED[1:]]) == 1
+        assert error in capsys.readouterr().err
+
+
+@pytest.mark.timed
+def test_64_gpus_take_few_seconds():
+    """Less than 1,500 plans of 1F1B with 8 ranks and 128 microbatches take."""
+    begin = time.process_time()
+    for _ in range(20):
+        plan(LLAMA_70B, DGX, Layout(4, 8, 2), 256)
+    one, begin = (time.process_time() - begin) / 20, time.process_time()
+    choose(LLAMA_70B, DGX, 64, 256)
+    assert time.process_time() - begin < 1500 * one
