@@ -81,6 +81,7 @@ from .planning import Transformer as Transformer
 from .planning import Unsure as Unsure
 from .planning import choose as choose
 from .planning import dp_degree as dp_degree
+from .planning import flags as flags
 from .planning import formulas as formulas
 from .planning import fsdp_plan as fsdp_plan
 from .planning import fsdp_row as fsdp_row

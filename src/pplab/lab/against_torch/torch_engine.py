@@ -17,7 +17,7 @@ from ...errors import unknown
 from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, autocast
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
-from ..forms import to_csv, unknown_to_torch
+from ..forms import check_order_of_losses, to_csv, unknown_to_torch
 from .torch_pairs import run_pairs
 
 CLASSES = {
@@ -58,7 +58,7 @@ class TorchEngine(Extra):
             raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
         if job.workload.tied(schedule.num_stages):
             raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
-        _check_order_of_losses(schedule)
+        check_order_of_losses(schedule)
         check_pairs(schedule)
         return replace(job, engine=train_torch, engine_name="torch")
 
@@ -75,19 +75,6 @@ def check_pairs(schedule: Schedule) -> None:
     if strange := [pair for row in schedule.rows if (pair := unknown_to_torch(row))]:
         known = "torch knows no overlap but a forward with a full backward, OVERLAP_F_B"
         raise ValueError(f"{schedule.name} has {strange[0]}, and {known}: run it by pplab's engine")
-
-
-def _check_order_of_losses(schedule: Schedule) -> None:
-    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
-    last = schedule.num_stages - 1
-    halves = (a for row in schedule.rows for item in row for a in parts(item))
-    order = [a.microbatch for a in halves if a.stage == last and a.kind is F]
-    if order != sorted(order):
-        raise ValueError(
-            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
-            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or by pplab's "
-            "engine"
-        )
 
 
 def train_torch(context: RankContext, job: Job) -> RankReport:

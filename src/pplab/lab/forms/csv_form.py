@@ -87,6 +87,19 @@ def unknown_to_torch(row: Iterable[Action | Overlap]) -> Overlap | None:
     return next((pair for pair in pairs if (pair.first.kind, pair.second.kind) != (F, B)), None)
 
 
+def check_order_of_losses(schedule: Schedule) -> None:
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    last = schedule.num_stages - 1
+    halves = (a for row in schedule.rows for item in row for a in parts(item))
+    order = [a.microbatch for a in halves if a.stage == last and a.kind is F]
+    if order != sorted(order):
+        raise ValueError(
+            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or by pplab's "
+            "engine"
+        )
+
+
 def _check_for_torch(rows: list[list[Action | Overlap]]) -> None:
     home: dict[int, int] = {}
     for rank, row in enumerate(rows):

@@ -1,5 +1,5 @@
 """From a model and machines to layouts and bills: closed forms, parameters and bytes of a transformer, layers cut into
-stages, FSDP, the running case with its ledger.
+stages, FSDP, the running case with its ledger; and plans as what frameworks are told.
 
 All chapters use the formulas and the case, 6, 11 and 12 the rest. Formulas say where they hold, and are tested against
 simulations.
@@ -24,6 +24,7 @@ __all__, __getattr__, __dir__ = lazily(
         "partitioning": "partition",
         "planner": "Plan plan",
         "state": "State",
+        "to_paste": "flags",
         "transformer": "Transformer",
     },
 )

@@ -31,4 +31,5 @@ from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .state import State as State
+from .to_paste import flags as flags
 from .transformer import Transformer as Transformer

@@ -1,0 +1,165 @@
+"""A plan as what a framework has to be told.
+
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan b5bcd76c and torch 2.13. Tests read them back by parsers
+of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from math import gcd
+
+from ...builders import build
+from ...errors import expect, unknown
+from ...schedule import Schedule
+from ..forms import check_order_of_losses, to_csv
+from .planner import Plan
+from .torch_program import program
+
+_WAIT = ("GPipe", "1F1B")  # torch's classes whose ranks wait for their sends, and the others
+_CLASSES = (*_WAIT, "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+def flags(plan: Plan, framework: str) -> str:
+    """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
+    "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
+
+    The model's shape, the data and the optimizer are yours to add. Lines that begin with # say where the framework does
+    something else than was planned. ValueError where it can't run the plan: what it has, or who has it instead.
+    """
+    expect(Plan, plan=plan)
+    writers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
+    if framework not in writers:
+        raise unknown("framework", framework, writers)
+    return writers[framework](plan)
+
+
+def _megatron(plan: Plan) -> str:
+    layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
+    sends = _megatron_sends(rows)
+    if layout.axes[:2] != ["tp", "cp"]:
+        raise ValueError(
+            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
+        )
+    each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
+    even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
+    cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
+    sizes = f"""\
+torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
+  --num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16 \\
+  --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
+  --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
+  --pipeline-model-parallel-size {layout.pp}"""
+    more = {
+        f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
+        f'--pipeline-model-parallel-layout "E{cut}L"': not even,
+        f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
+        "--overlap-moe-expert-parallel-comm": rows.name == "paired-1F1B",
+        "--sequence-parallel": layout.tp > 1,
+        "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
+        "--use-distributed-optimizer": plan.shard_optimizer,
+        "--grad-reduce-in-bf16": plan.state.gradients == 2,
+    }
+    if experts:
+        kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
+        sizes += f""" \\
+  --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
+  --moe-token-dispatcher-type {kind}"""
+    remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
+    return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
+
+
+def _megatron_sends(rows: Schedule) -> str:
+    """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
+    P, M, several = rows.num_ranks, rows.num_microbatches, rows.num_stages > rows.num_ranks
+    names = ("Interleaved1F1B", "paired-1F1B") if several and M % P == 0 else ("1F1B",)
+    if not _own(rows, names):
+        raise ValueError(
+            "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
+            f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
+        )
+    waits = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait" if M >= 2 * P else "nobody waits"}
+    return waits.get(rows.name, "nobody waits")
+
+
+def _torchtitan(plan: Plan) -> str:
+    layout, rows, tokens, again = plan.layout, plan.timeline.schedule, plan.model.sequence, any(plan.recomputed)
+    sharded, experts = plan.shard_optimizer, plan.experts.gpus if plan.experts else 1
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
+        raise ValueError(
+            f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
+        )
+    name, writes, sends = _torch_schedule(plan)
+    looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "PipelineScheduleMulti"
+    remarks = _remarks(plan, sends, tuple(n * again for n in plan.layers))
+    return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
+parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
+parts[0].insert(0, "tok_embeddings")
+parts[-1] += ["norm", "lm_head"]
+parallelism = ParallelismConfig(
+    pipeline_parallel_degree={layout.pp},
+    num_pp_microbatches={rows.num_microbatches},
+    pipeline_parallel_schedule="{name or looks_like}",  # says also which rank has a stage
+    pipeline_parallel_schedule_csv={"rows" if writes else None},
+    module_fqns_per_model_part=parts,
+    tensor_parallel_degree={layout.tp},
+    context_parallel_degree={layout.cp},
+    data_parallel_shard_degree={layout.dp if sharded else 1},
+    data_parallel_replicate_degree={1 if sharded else layout.dp},
+    expert_parallel_degree={experts},
+)
+training = TrainingConfig(
+    num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
+    num_tokens_per_train_step={plan.batch * tokens},
+    max_context_length={tokens},
+)
+activation_checkpoint = {"FullAC.Config()" if again else None}
+"""
+
+
+def _torch(plan: Plan) -> str:
+    if plan.layout.tp * plan.layout.cp > 1 or plan.experts:
+        raise ValueError(
+            f"the program for torch has a pipeline and replicas; torchtitan has the rest of {plan.layout!r}"
+        )
+    name, writes, sends = _torch_schedule(plan)
+    return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes)
+
+
+def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
+    """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
+    planned, and for numbers of microbatches that all classes take."""
+    rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
+    sends = "both wait" if rows.name in _WAIT else "nobody waits"
+    if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends or P == 1) and _own(rows, _CLASSES):
+        return rows.name, "", sends
+    cells = to_csv(rows, for_torch=True)
+    check_order_of_losses(rows)
+    writes = f"""\
+import os
+
+rows = f"rows-of-{{os.environ['RANK']}}.csv"
+with open(rows, "w") as file:
+    file.write('''{cells}''')
+
+"""
+    return "", writes, "nobody waits"
+
+
+def _own(rows: Schedule, names: tuple[str, ...]) -> bool:
+    """Whether a schedule has one of these names, and its rows."""
+    if rows.name not in names:
+        return False
+    V = rows.num_stages // rows.num_ranks
+    options = {"stages_per_rank": V} if V > 1 and rows.placement[-1] else {}  # not in a V
+    return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+
+
+def _remarks(plan: Plan, sends: str, recomputed: tuple[int, ...]) -> str:
+    """What becomes of the plan, where it becomes something else."""
+    remarks = ""
+    if plan.layout.pp > 1 and sends != plan.sends:
+        remarks += f"# planned with sends={plan.sends!r}; here it is sends={sends!r}\n"
+    if recomputed != plan.recomputed:
+        remarks += f"# planned with recompute={plan.recomputed}; here it is recompute={recomputed}\n"
+    return remarks

@@ -1,0 +1,287 @@
+"""Flags out, read back by parsers that are written from the frameworks' documentation and source, not from ours."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+import pplab as pp
+from pplab import lab
+
+NODE = lab.Machine(8, inside=pp.Link(5e-6, 400e9), between=pp.Link(15e-6, 50e9), flops=400e12, memory=80e9)
+MODEL = lab.Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000, heads=32, kv_heads=8)
+VPP = {"schedule": "Interleaved1F1B", "stages_per_rank": 2}
+
+
+def plan(layout=None, batch=32, microbatch=1, **how):
+    return lab.plan(MODEL, NODE, layout or lab.Layout(tp=2, pp=4, dp=2), batch, microbatch, **how)
+
+
+def layout_of(text, ranks):
+    """Layers of each stage, as Megatron-LM's user guide on layouts says: letter by letter, no regular expression."""
+    stages, at, text = [[]], 0, text.replace(",", "")
+
+    def unit(at):  # a letter, a bar, or a group, with how often; and what comes after it
+        inside, at = (
+            (text[at + 1 : text.index(")", at)], text.index(")", at) + 1) if text[at] == "(" else (text[at], at + 1)
+        )
+        digits = at + 1 if text[at : at + 1] == "*" else at
+        end = digits
+        while end > at and end < len(text) and text[end].isdigit():
+            end += 1
+        return inside, int(text[digits:end] or 1) if digits > at else 1, end
+
+    def read(text_of_group, times):
+        nonlocal text
+        kept, text = text, text_of_group
+        for _ in range(times):
+            place = 0
+            while place < len(text):
+                inside, count, place = unit(place)
+                if len(inside) > 1:
+                    read(inside, count)
+                else:
+                    for _ in range(count):
+                        stages.append([]) if inside == "|" else stages[-1].append(inside)
+        text = kept
+
+    while at < len(text):
+        inside, times, at = unit(at)
+        read(inside, times)
+    assert stages[0][0] == "E" and stages[-1][-1] == "L" and len(stages) % ranks == 0
+    return tuple(stage.count("t") for stage in stages)
+
+
+def megatron(line):
+    """torchrun's part and Megatron-LM's, as its arguments.py takes them: no abbreviations, nothing unknown."""
+    words = shlex.split(line.replace("\\\n", " "), comments=True)
+    assert words[0] == "torchrun" and words[5] == "pretrain_gpt.py"
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in (
+        *(("nnodes", None), ("nproc-per-node", None), ("num-layers", None), ("seq-length", None)),
+        *(("micro-batch-size", None), ("global-batch-size", None), ("tensor-model-parallel-size", 1)),
+        *(("pipeline-model-parallel-size", 1), ("context-parallel-size", 1), ("expert-model-parallel-size", 1)),
+        *(("num-virtual-stages-per-pipeline-rank", None), ("recompute-num-layers", None), ("num-experts", None)),
+        ("moe-router-topk", 2),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--moe-token-dispatcher-type", choices=["allgather", "alltoall", "flex"], default="allgather")
+    parser.add_argument("--moe-flex-dispatcher-backend", choices=["deepep", "hybridep"])
+    for name in (
+        *("bf16", "sequence-parallel", "use-distributed-optimizer", "use-tp-pp-dp-mapping", "grad-reduce-in-bf16"),
+        "overlap-moe-expert-parallel-comm",
+    ):
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser.parse_args(words[1:5] + words[6:])
+
+
+@pytest.mark.parametrize("how", [
+    {"sends": "both wait"},
+    {"sends": "both wait", "cut": [8, 9, 8, 7], "shard_optimizer": True},
+    {"sends": "forwards wait", **VPP},
+    {"sends": "forwards wait", **VPP, "cut": [3, 4, 4, 4, 5, 5, 4, 3], "recompute": [2] * 8},
+    {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, cp=2, pp=4, dp=1, order="tp-pp-dp")},
+    {"sends": "both wait", "layout": lab.Layout(dp=8), "state": lab.State(2, 2, 12), "microbatch": 2},
+    {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=4),
+     "experts": lab.ExpertLayers(16, 4, 4, once_per_node=True)},
+    {"sends": "both wait", "layout": lab.Layout(pp=4, dp=4), "experts": lab.ExpertLayers(8, 2, 2)},
+])  # fmt: skip
+def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
+    asked = plan(**how)
+    line = lab.flags(asked, "Megatron-LM")
+    assert "#" not in line
+    said, layout, stages = megatron(line), asked.layout, len(asked.layers)
+    assert said.nnodes * said.nproc_per_node == layout.num_ranks and said.nproc_per_node == 8
+    assert (said.num_layers, said.seq_length, said.bf16) == (32, 4096, True)
+    sizes = (said.tensor_model_parallel_size, said.context_parallel_size, said.pipeline_model_parallel_size)
+    assert sizes == (layout.tp, layout.cp, layout.pp) and said.sequence_parallel == (layout.tp > 1)
+    assert (said.micro_batch_size, said.global_batch_size) == (asked.microbatch, 32)
+    if text := said.pipeline_model_parallel_layout:
+        assert layout_of(text, layout.pp) == asked.layers and said.num_virtual_stages_per_pipeline_rank is None
+    else:
+        assert (said.num_virtual_stages_per_pipeline_rank or 1) * layout.pp == stages and len({*asked.layers}) == 1
+    again = said.recompute_num_layers or 0
+    assert tuple(min(n, again) for n in asked.layers) == asked.recomputed
+    assert (said.recompute_granularity, said.recompute_method) == (("full", "block") if again else (None, None))
+    assert said.use_distributed_optimizer == asked.shard_optimizer
+    assert said.use_tp_pp_dp_mapping == (layout.order == "tp-pp-dp")
+    assert said.grad_reduce_in_bf16 == (asked.state.gradients == 2)
+    if asked.experts:
+        experts = (said.num_experts, said.moe_router_topk, said.expert_model_parallel_size)
+        assert experts == (asked.experts.count, asked.experts.used, asked.experts.gpus)
+        assert said.moe_token_dispatcher_type == ("flex" if asked.experts.once_per_node else "alltoall")
+
+
+def test_any_cut_comes_back_from_its_layout_string():
+    rng = random.Random(0)
+    for _ in range(60):
+        P, V = rng.choice([2, 4]), rng.choice([1, 2, 5])
+        cut = [0, *rng.choices([0, 1, 2, 2, 2, 2, 3, 12], k=P * V - 2), 1]
+        model = lab.Transformer(sum(cut), width=512, sequence=128, heads=8, vocabulary=1000)
+        how = {"schedule": "Interleaved1F1B", "stages_per_rank": V} if V > 1 else {}
+        line = lab.flags(lab.plan(model, NODE, lab.Layout(pp=P), 2 * P, cut=cut, **how), "Megatron-LM")
+        assert layout_of(megatron(line).pipeline_model_parallel_layout, P) == tuple(cut)
+
+
+def test_what_megatron_does_otherwise_stands_above_the_line():
+    line = lab.flags(plan(recompute=[3, 0, 0, 0]), "Megatron-LM")
+    first, second, *_ = line.splitlines()
+    assert first == "# planned with sends='nobody waits'; here it is sends='both wait'"
+    assert second == "# planned with recompute=(3, 0, 0, 0); here it is recompute=(3, 3, 3, 3)"
+
+
+@dataclass(kw_only=True)
+class ParallelismConfig:
+    """Fields of torchtitan's, with its defaults."""
+
+    data_parallel_replicate_degree: int = 1
+    data_parallel_shard_degree: int = -1
+    tensor_parallel_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    module_fqns_per_model_part: list[list[str]] | None = None
+    pipeline_parallel_schedule: str = "1F1B"
+    pipeline_parallel_schedule_csv: str | None = ""
+    num_pp_microbatches: int = 1
+    context_parallel_degree: int = 1
+    expert_parallel_degree: int = 1
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """The same."""
+
+    num_tokens_per_microbatch_per_dp_rank: int = 16384
+    num_tokens_per_train_step: int = -1
+    max_context_length: int = 2048
+
+
+class Recorded(schedules.PipelineScheduleMulti):
+    """torch's reader of such a file, without stages."""
+
+    def __init__(self):
+        self._num_stages, self.pipeline_order = 0, {}
+
+    def _validate_and_set_stage_mapping(self, actions):
+        self.pipeline_order = actions
+
+    def _step_microbatches(self, *args, **kwargs): ...
+
+
+@pytest.mark.parametrize("how", [
+    {"sends": "both wait", "cut": [8, 9, 8, 7], "shard_optimizer": True},
+    {"cut": [8, 9, 8, 7]},
+    VPP,
+    {"schedule": "ZBVZeroBubble", "recompute": True},
+    {"schedule": "ZB-H1"},
+    {"schedule": "V-Half", "layout": lab.Layout(tp=2, cp=2, pp=4, dp=1)},
+    {"layout": lab.Layout(pp=4, dp=4), "sends": "both wait", "shard_optimizer": True,
+     "experts": lab.ExpertLayers(8, 2, 2)},
+])  # fmt: skip
+def test_torchtitans_fields_are_the_plan(how, tmp_path, monkeypatch):
+    asked = plan(**how)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "3")
+    FullAC = SimpleNamespace(Config=lambda: "full")
+    found = {"ParallelismConfig": ParallelismConfig, "TrainingConfig": TrainingConfig, "FullAC": FullAC}
+    exec(lab.flags(asked, "torchtitan"), found)
+    said, layout, rows = found["parallelism"], asked.layout, asked.timeline.schedule
+    degrees = (said.tensor_parallel_degree, said.context_parallel_degree, said.pipeline_parallel_degree)
+    assert degrees == (layout.tp, layout.cp, layout.pp)
+    shards = said.data_parallel_shard_degree, said.data_parallel_replicate_degree
+    assert shards == ((layout.dp, 1) if asked.shard_optimizer else (1, layout.dp))
+    ep = said.expert_parallel_degree  # torchtitan: dp_shard * cp * tp == efsdp * ep
+    assert ep == (asked.experts.gpus if asked.experts else 1) and shards[0] * layout.cp * layout.tp % ep == 0
+    modules = said.module_fqns_per_model_part
+    assert sum(modules, []) == ["tok_embeddings", *(f"layers.{n}" for n in range(32)), "norm", "lm_head"]
+    assert tuple(sum(name[:7] == "layers." for name in part) for part in modules) == asked.layers
+    tokens = found["training"]
+    assert tokens.num_tokens_per_microbatch_per_dp_rank == asked.microbatch * 4096 == tokens.max_context_length
+    per_step = tokens.num_tokens_per_microbatch_per_dp_rank * said.num_pp_microbatches * layout.dp
+    assert tokens.num_tokens_per_train_step == per_step == 32 * 4096
+    assert found["activation_checkpoint"] == ("full" if any(asked.recomputed) else None)
+    in_a_v = schedules.get_schedule_class(said.pipeline_parallel_schedule) in (
+        schedules.ScheduleZBVZeroBubble,
+        schedules.ScheduleDualPipeV,
+    )
+    P = layout.pp
+    places = {"v": [min(s, 2 * P - 1 - s) for s in range(2 * P)], "loop": [s % P for s in range(len(asked.layers))]}
+    assert list(rows.placement) == places["v" if in_a_v else "loop"]  # where torchtitan puts stages, by this name
+    if path := said.pipeline_parallel_schedule_csv:
+        reader = Recorded()
+        schedules.PipelineScheduleMulti._load_csv(reader, path)
+        assert [[*map(str, reader.pipeline_order[r])] for r in range(P)] == [[*map(str, row)] for row in rows.rows]
+    else:
+        assert said.pipeline_parallel_schedule == rows.name
+
+
+SMALL = lab.Transformer(num_layers=5, width=64, sequence=16, vocabulary=256, heads=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "how"), [
+    (lab.Layout(pp=2), {"sends": "both wait", "cut": [3, 2], "recompute": [2, 0]}),
+    (lab.Layout(pp=2, dp=2, order="tp-pp-dp"), {"schedule": "ZB-H1", "cut": [2, 3], "shard_optimizer": True}),
+    (lab.Layout(pp=2), {"schedule": "ZBVZeroBubble", "cut": [1, 2, 2, 0], "recompute": [0, 1, 0, 0]}),
+])  # fmt: skip
+def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_path):
+    """Losses of three steps, so two updates, against the same model in one process."""
+    import torch
+
+    asked = lab.plan(SMALL, NODE, layout, 8 * layout.dp, 2, **how)
+    text = lab.flags(asked, "torch")
+    assert "#" not in text.splitlines()[0]
+    (tmp_path / "train.py").write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(layout.num_ranks)]
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        step, replica, loss = line.replace("step ", "").replace(" replica ", "").replace(": loss ", ",").split(",")
+        found[int(step), int(replica)] = float(loss)
+    yours = text[text.index("# Yours") : text.index("class Stage")]
+    names = {"torch": torch, "nn": torch.nn, "LAYERS": asked.layers}
+    exec(yours, names)
+    model = torch.nn.Sequential(names["embedding"], *names["layers"], names["head"])
+    adam, expected = torch.optim.AdamW(model.parameters(), lr=1e-3), {}
+    for step in range(3):
+        for replica in range(layout.dp):
+            tokens, target = names["batch"](step, replica)
+            loss = names["loss"](model(tokens), target)
+            (loss / layout.dp).backward()
+            expected[step, replica] = loss.item()
+        adam.step()
+        adam.zero_grad()
+    assert found == pytest.approx(expected, abs=2e-5)
+    assert len({round(loss, 4) for loss in expected.values()}) == len(expected)
+
+
+@pytest.mark.parametrize(("framework", "how", "told"), [
+    ("Megatron-LM", {"schedule": "ZB-H1"}, "Megatron-LM has 1F1B .* rows of ZB-H1: torch and torchtitan"),
+    ("Megatron-LM", {**VPP, "batch": 36}, "for microbatches that the ranks divide"),
+    ("Megatron-LM", {"layout": lab.Layout(pp=4, dp=2, order="dp-pp-tp")}, "numbers ranks .* got 'dp-pp-tp'"),
+    ("torchtitan", {"layout": lab.Layout(pp=4, dp=2, order="tp-pp-dp")}, "torchtitan numbers ranks"),
+    ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "its experts are whole"),
+    ("torchtitan", {"schedule": "DualPipe"}, "torch's CSV has one rank for each"),
+    ("torch", {}, "torchtitan has the rest of Layout"),
+    ("DeepSpeed", {}, "unknown framework 'DeepSpeed'"),
+])  # fmt: skip
+def test_what_a_framework_cannot_run_is_refused(framework, how, told):
+    with pytest.raises(ValueError, match=told):
+        lab.flags(plan(**how), framework)
+
+
+def test_one_microbatchs_loss_is_not_taken_for_anothers():
+    rows = [["0F1", "0F0", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]]
+    asked = plan(lab.Layout(pp=2), 2, schedule=pp.Schedule(rows))
+    with pytest.raises(ValueError, match="last stage in the order 1, 0"):
+        lab.flags(asked, "torch")
