@@ -194,6 +194,16 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
         assert error in capsys.readouterr().err
 
 
+def test_the_first_row_that_a_framework_runs_is_what_it_prints(capsys):
+    assert main(["choose", *ASKED, "--flags", "Megatron-LM"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("torchrun") == 1 and "pretrain_gpt.py" in said
+    first = re.search(r"^# (.+), (.+)$", said, re.MULTILINE)
+    assert first[2] in ("1F1B", "Interleaved1F1B") and f"{first[1]} " in said[: first.start()]
+    assert main(["choose", *ASKED, "--flags", "megatron"]) == 1
+    assert "did you mean Megatron-LM?" in capsys.readouterr().err
+
+
 @pytest.mark.timed
 def test_64_gpus_take_few_seconds():
     """Less than 1,500 plans of 1F1B with 8 ranks and 128 microbatches take."""
