@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -133,6 +134,25 @@ def test_any_cut_comes_back_from_its_layout_string():
         assert layout_of(megatron(line).pipeline_model_parallel_layout, P) == tuple(cut)
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
+    asked = lab.fsdp_plan(MODEL, NODE, lab.Layout(tp=2, dp=8), 32, 2, zero=zero)
+    line = lab.flags(asked, "Megatron-LM")
+    strategy = re.findall(r"--data-parallel-sharding-strategy (\w+)", line)
+    assert strategy == {2: ["optim_grads"], 3: ["optim_grads_params"]}.get(zero, [])  # its user guide on Megatron-FSDP
+    assert ("--use-megatron-fsdp" in line) == (zero > 1) and ("--use-distributed-optimizer" in line) == (zero > 0)
+    assert "sends" not in line and "--micro-batch-size 2 --global-batch-size 32" in line
+    found = {"ParallelismConfig": ParallelismConfig, "TrainingConfig": TrainingConfig, "FullAC": FullAC}
+    exec(text := lab.flags(asked, "torchtitan"), found)
+    said = found["parallelism"]
+    shards = said.data_parallel_shard_degree, said.data_parallel_replicate_degree
+    assert shards == ((8, 1) if zero else (1, 8)) and not said.pipeline_parallel_schedule_csv
+    assert said.fsdp_reshard_after_forward == ("always" if zero == 3 else "never")
+    assert ("# planned as ZeRO-1" in text) == (zero == 1)
+    with pytest.raises(ValueError, match="a pipeline and replicas alone"):
+        lab.flags(asked, "torch")
+
+
 def test_what_megatron_does_otherwise_stands_above_the_line():
     line = lab.flags(plan(recompute=[3, 0, 0, 0]), "Megatron-LM")
     first, second, *_ = line.splitlines()
@@ -154,6 +174,7 @@ class ParallelismConfig:
     num_pp_microbatches: int = 1
     context_parallel_degree: int = 1
     expert_parallel_degree: int = 1
+    fsdp_reshard_after_forward: str = "default"
 
 
 @dataclass(kw_only=True)
@@ -163,6 +184,9 @@ class TrainingConfig:
     num_tokens_per_microbatch_per_dp_rank: int = 16384
     num_tokens_per_train_step: int = -1
     max_context_length: int = 2048
+
+
+FullAC = SimpleNamespace(Config=lambda: "full")
 
 
 class Recorded(schedules.PipelineScheduleMulti):
@@ -191,7 +215,6 @@ def test_torchtitans_fields_are_the_plan(how, tmp_path, monkeypatch):
     asked = plan(**how)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "3")
-    FullAC = SimpleNamespace(Config=lambda: "full")
     found = {"ParallelismConfig": ParallelismConfig, "TrainingConfig": TrainingConfig, "FullAC": FullAC}
     exec(lab.flags(asked, "torchtitan"), found)
     said, layout, rows = found["parallelism"], asked.layout, asked.timeline.schedule
@@ -272,7 +295,7 @@ def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_pat
     ("torchtitan", {"layout": lab.Layout(pp=4, dp=2, order="tp-pp-dp")}, "torchtitan numbers ranks"),
     ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "its experts are whole"),
     ("torchtitan", {"schedule": "DualPipe"}, "torch's CSV has one rank for each"),
-    ("torch", {}, "torchtitan has the rest of Layout"),
+    ("torch", {}, "take torchtitan for Layout"),
     ("DeepSpeed", {}, "unknown framework 'DeepSpeed'"),
 ])  # fmt: skip
 def test_what_a_framework_cannot_run_is_refused(framework, how, told):

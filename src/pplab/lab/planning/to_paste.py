@@ -57,7 +57,9 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
         "--overlap-moe-expert-parallel-comm": rows.name == "paired-1F1B",
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
-        "--use-distributed-optimizer": plan.shard_optimizer,
+        "--use-distributed-optimizer": plan.shard_optimizer or plan.zero,
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads": plan.zero == 2,
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": plan.zero == 3,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
@@ -73,7 +75,7 @@ def _megatron_sends(rows: Schedule) -> str:
     """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
     P, M, several = rows.num_ranks, rows.num_microbatches, rows.num_stages > rows.num_ranks
     names = ("Interleaved1F1B", "paired-1F1B") if several and M % P == 0 else ("1F1B",)
-    if not _own(rows, names):
+    if P > 1 and not _own(rows, names):
         raise ValueError(
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
@@ -84,7 +86,7 @@ def _megatron_sends(rows: Schedule) -> str:
 
 def _torchtitan(plan: Plan) -> str:
     layout, rows, tokens, again = plan.layout, plan.timeline.schedule, plan.model.sequence, any(plan.recomputed)
-    sharded, experts = plan.shard_optimizer, plan.experts.gpus if plan.experts else 1
+    sharded, experts = plan.shard_optimizer or plan.zero, plan.experts.gpus if plan.experts else 1
     if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
         raise ValueError(
             f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
@@ -92,6 +94,8 @@ def _torchtitan(plan: Plan) -> str:
     name, writes, sends = _torch_schedule(plan)
     looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "PipelineScheduleMulti"
     remarks = _remarks(plan, sends, tuple(n * again for n in plan.layers))
+    if plan.zero == 1:
+        remarks += "# planned as ZeRO-1; here gradients are divided, too\n"
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
@@ -106,6 +110,7 @@ parallelism = ParallelismConfig(
     context_parallel_degree={layout.cp},
     data_parallel_shard_degree={layout.dp if sharded else 1},
     data_parallel_replicate_degree={1 if sharded else layout.dp},
+    fsdp_reshard_after_forward="{"always" if plan.zero == 3 else "never"}",
     expert_parallel_degree={experts},
 )
 training = TrainingConfig(
@@ -118,9 +123,9 @@ activation_checkpoint = {"FullAC.Config()" if again else None}
 
 
 def _torch(plan: Plan) -> str:
-    if plan.layout.tp * plan.layout.cp > 1 or plan.experts:
+    if plan.layout.tp * plan.layout.cp > 1 or plan.experts or plan.zero is not None:
         raise ValueError(
-            f"the program for torch has a pipeline and replicas; torchtitan has the rest of {plan.layout!r}"
+            f"the program for torch has a pipeline and replicas alone: take torchtitan for {plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
     return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes)
@@ -131,7 +136,9 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     planned, and for numbers of microbatches that all classes take."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
     sends = "both wait" if rows.name in _WAIT else "nobody waits"
-    if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends or P == 1) and _own(rows, _CLASSES):
+    if P == 1:
+        return "1F1B", "", sends
+    if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends) and _own(rows, _CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     check_order_of_losses(rows)
