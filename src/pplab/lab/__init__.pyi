@@ -80,7 +80,6 @@ from .planning import State as State
 from .planning import Transformer as Transformer
 from .planning import Unsure as Unsure
 from .planning import choose as choose
-from .planning import dp_degree as dp_degree
 from .planning import flags as flags
 from .planning import formulas as formulas
 from .planning import fsdp_plan as fsdp_plan
@@ -90,6 +89,7 @@ from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
 from .planning import read_config as read_config
+from .planning import read_layout as read_layout
 from .schedules import Block as Block
 from .schedules import Slices as Slices
 from .schedules import best_slices as best_slices

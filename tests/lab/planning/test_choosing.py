@@ -159,6 +159,15 @@ def test_the_command_prints_and_writes_the_same(capsys):
     assert {*found} == {"equal", "slower", "too_large", "advice"} and found["equal"][0]["step_s"] > 0
 
 
+def test_the_command_says_what_to_paste(capsys):
+    """For the first row of the group that the framework can run; the program for torch can't have tensor ranks."""
+    assert main(["choose", *ASKED, "--flags", "Megatron-LM"]) == 0
+    _, _, end = capsys.readouterr().out.partition("\n# ")
+    assert "torchrun --nnodes" in end and "--pipeline-model-parallel-size" in end
+    assert main(["choose", *ASKED, "--tp", "2", "--flags", "torch"]) == 0
+    assert "torch can run none of those" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("text", "size"), [("450GB/s", 450e9), ("400Gb/s", 50e9), ("1.5TB/s", 1.5e12)])
 def test_bits_and_bytes(text, size, capsys):
     def steps(*flags):
@@ -192,16 +201,6 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
     for model, error in (("layers=12", "needs width"), ("layers=12,wide=3", "wide=3 isn't a number of a model")):
         assert main(["choose", model, *ASKED[1:]]) == 1
         assert error in capsys.readouterr().err
-
-
-def test_the_first_row_that_a_framework_runs_is_what_it_prints(capsys):
-    assert main(["choose", *ASKED, "--flags", "Megatron-LM"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("torchrun") == 1 and "pretrain_gpt.py" in said
-    first = re.search(r"^# (.+), (.+)$", said, re.MULTILINE)
-    assert first[2] in ("1F1B", "Interleaved1F1B") and f"{first[1]} " in said[: first.start()]
-    assert main(["choose", *ASKED, "--flags", "megatron"]) == 1
-    assert "did you mean Megatron-LM?" in capsys.readouterr().err
 
 
 @pytest.mark.timed

@@ -131,7 +131,8 @@ def test_any_cut_comes_back_from_its_layout_string():
         model = lab.Transformer(sum(cut), width=512, sequence=128, heads=8, vocabulary=1000)
         how = {"schedule": "Interleaved1F1B", "stages_per_rank": V} if V > 1 else {}
         line = lab.flags(lab.plan(model, NODE, lab.Layout(pp=P), 2 * P, cut=cut, **how), "Megatron-LM")
-        assert layout_of(megatron(line).pipeline_model_parallel_layout, P) == tuple(cut)
+        text = megatron(line).pipeline_model_parallel_layout
+        assert layout_of(text, P) == lab.read_layout(text) == tuple(cut)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -308,3 +309,36 @@ def test_one_microbatchs_loss_is_not_taken_for_anothers():
     asked = plan(lab.Layout(pp=2), 2, schedule=pp.Schedule(rows))
     with pytest.raises(ValueError, match="last stage in the order 1, 0"):
         lab.flags(asked, "torch")
+
+
+# Megatron Bridge 067f987d, Megatron-LM d98e8a64: recipes and documents, with the layers of the models' configs
+PUBLISHED = {
+    "Et*3|(tt|)*29m|L": (61, 32),  # DeepSeek-V3, docs/training/moe-optimization.md
+    "Et*3|(tt|)*29,m|L": (61, 32),
+    "Et*4|(tttt|)*14tmL": (61, 16),
+    "Et*4|(t*4|)*14tmL": (61, 16),
+    "Et|(tt|)*30mL": (61, 32),
+    "Et|(tt|)*30L": (61, 32),  # Kimi K2
+    "Et*15|t*15|t*16|t*15L": (61, 4),
+    "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL": (80, 40),  # Llama 3 70B
+    "Et*4|(t*7|)*5t*8|tmL": (48, 8),  # Qwen3 Next 80B-A3B
+    "Etttttt|tttttttttttttttttttttttt|tttttttttttttttttttttttt|ttttttttttttttttttttttttL": (78, 4),  # GLM-5
+    "E|t|t*2|t||(t|)*2,t*2,L": (8, 8),  # tests/unit_tests/transformer/test_transformer_block.py
+}
+
+
+@pytest.mark.parametrize("text", PUBLISHED)
+def test_published_layouts_have_their_models_layers(text):
+    cut = lab.read_layout(text)
+    assert (sum(cut), len(cut)) == PUBLISHED[text]
+
+
+def test_a_layout_is_told_stage_by_stage():
+    assert lab.read_layout("E|t|t*2|t||(t|)*2,t*2,L") == (0, 1, 2, 1, 0, 1, 1, 2)
+    assert lab.read_layout("Et*2 | (t*2|)*2 , t L") == (2, 2, 2, 1)
+
+
+@pytest.mark.parametrize("text", ["", "t*4", "Et|tt", "E(t|(t|)*2)*2L", "Etx|tL", "Et|tL|t", "Em|tL", "Et**2L", "Et*L"])
+def test_what_is_no_layout_is_refused(text):
+    with pytest.raises(ValueError, match="a layout is E, layers t"):
+        lab.read_layout(text)

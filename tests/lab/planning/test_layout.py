@@ -9,7 +9,7 @@ import pytest
 
 import pplab as pp
 from pplab import builders, lab
-from pplab.lab import Layout, Machine, State, Transformer, dp_degree, formulas, layouts, plan
+from pplab.lab import Layout, Machine, State, Transformer, formulas, layouts, plan
 from pplab.lab.planning.layout import AXES
 from pplab_course import figures
 
@@ -61,10 +61,7 @@ def test_replicate_is_the_layout_with_the_pipeline_nearest():
     assert layout.groups("pp") == lab.replicate(pp.build("1F1B", num_ranks=4, num_microbatches=4), 2).replicas
 
 
-def test_the_data_parallel_degree_is_what_is_left():
-    assert (dp_degree(512, 8, 4), dp_degree(32, 8, 2)) == (16, 2)
-    with pytest.raises(ValueError, match="500 ranks don't divide into replicas of 8 x 4 = 32"):
-        dp_degree(500, 8, 4)
+def test_all_layouts_have_as_many_ranks():
     found = list(layouts(16))
     assert all(each.num_ranks == 16 for each in found) and len(set(found)) == len(found) == 15
 

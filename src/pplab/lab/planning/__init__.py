@@ -20,11 +20,11 @@ __all__, __getattr__, __dir__ = lazily(
             "one_f_one_b_peak_in_flight sharded_step"
         ),
         "fsdp": "fsdp_plan fsdp_row",
-        "layout": "Layout Machine dp_degree layouts",
+        "layout": "Layout Machine layouts",
         "partitioning": "partition",
         "planner": "Plan plan",
         "state": "State",
-        "to_paste": "flags",
+        "to_paste": "flags read_layout",
         "transformer": "Transformer",
     },
 )

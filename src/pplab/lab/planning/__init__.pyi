@@ -25,11 +25,11 @@ from .gpus import GPUS as GPUS
 from .gpus import machine_of as machine_of
 from .layout import Layout as Layout
 from .layout import Machine as Machine
-from .layout import dp_degree as dp_degree
 from .layout import layouts as layouts
 from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .state import State as State
 from .to_paste import flags as flags
+from .to_paste import read_layout as read_layout
 from .transformer import Transformer as Transformer

@@ -78,25 +78,13 @@ def _groups(layout: Layout, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, found.values()))
 
 
-def dp_degree(num_ranks: int, tp: int, pp: int) -> int:
-    """How many replicas `num_ranks` ranks make; ValueError when the layout doesn't divide them.
-
-    >>> dp_degree(64, tp=4, pp=2)
-    8
-    """
-    each = positive_int("tp", tp) * positive_int("pp", pp)
-    if positive_int("num_ranks", num_ranks) % each:
-        raise ValueError(f"{num_ranks} ranks don't divide into replicas of {tp} x {pp} = {each}: change one of them")
-    return num_ranks // each
-
-
-def layouts(num_ranks: int, order: str = "tp-dp-pp") -> Iterator[Layout]:
+def layouts(num_ranks: int) -> Iterator[Layout]:
     """Every layout of `num_ranks` ranks."""
     divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     for tp in divisors:
         for pp in divisors:
             if num_ranks % (tp * pp) == 0:
-                yield Layout(tp, pp, num_ranks // (tp * pp), order)
+                yield Layout(tp, pp, num_ranks // (tp * pp))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A plan as what a framework has to be told.
+"""A plan as what a framework has to be told, and Megatron-LM's layouts back.
 
 Flags and fields are those of Megatron-LM d98e8a64, torchtitan b5bcd76c and torch 2.13. Tests read them back by parsers
 of their own.
@@ -10,7 +10,7 @@ import re
 from math import gcd
 
 from ...builders import build
-from ...errors import expect, unknown
+from ...errors import expect, shown, unknown
 from ...schedule import Schedule
 from ..forms import check_order_of_losses, to_csv
 from .planner import Plan
@@ -32,6 +32,28 @@ def flags(plan: Plan, framework: str) -> str:
     if framework not in writers:
         raise unknown("framework", framework, writers)
     return writers[framework](plan)
+
+
+def read_layout(text: str) -> tuple[int, ...]:
+    """How many layers each stage has, in the order of stages: what `plan` takes as `cut`.
+
+    In the text of `--pipeline-model-parallel-layout`, `E` is the embedding, `t` a layer, `m` a layer that predicts
+    further tokens, which isn't counted, and `L` the loss. A bar ends a stage, `*` repeats a letter or a group in
+    parentheses, and commas mean nothing. ValueError for what Megatron-LM's parser refuses, a group in a group among it.
+
+    >>> read_layout("Et*3|(tt|)*2,m|L")
+    (3, 2, 2, 0, 0)
+    """
+    expect(str, text=text)
+    plain = re.sub(r"[,\s]", "", text)
+    for repeated in (r"\(([^()]+)\)\*(\d+)", r"([EtmL|])\*(\d+)"):
+        plain = re.sub(repeated, lambda found: found[1] * int(found[2]), plain)
+    if not re.fullmatch(r"E[t|]*[m|]*L", plain):
+        raise ValueError(
+            "a layout is E, layers t, perhaps m, and L, with bars between stages, such as Et*3|(tt|)*29,m|L, and no "
+            f"group stands in another: got {shown(text)}"
+        )
+    return tuple(stage.count("t") for stage in plain.split("|"))
 
 
 def _megatron(plan: Plan) -> str:
@@ -58,8 +80,8 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--use-distributed-optimizer": plan.shard_optimizer or plan.zero,
-        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads": plan.zero == 2,
-        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params": plan.zero == 3,
+        f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads{'_params' * (plan.zero == 3)}": plan.zero
+        and plan.zero > 1,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
@@ -85,14 +107,14 @@ def _megatron_sends(rows: Schedule) -> str:
 
 
 def _torchtitan(plan: Plan) -> str:
-    layout, rows, tokens, again = plan.layout, plan.timeline.schedule, plan.model.sequence, any(plan.recomputed)
-    sharded, experts = plan.shard_optimizer or plan.zero, plan.experts.gpus if plan.experts else 1
+    layout, rows, again = plan.layout, plan.timeline.schedule, any(plan.recomputed)
+    sharded, tokens = plan.shard_optimizer or plan.zero, plan.model.sequence
     if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
         raise ValueError(
             f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
-    looks_like = "ZBVZeroBubble" if rows.placement[-1] == 0 else "PipelineScheduleMulti"
+    unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
     remarks = _remarks(plan, sends, tuple(n * again for n in plan.layers))
     if plan.zero == 1:
         remarks += "# planned as ZeRO-1; here gradients are divided, too\n"
@@ -103,7 +125,7 @@ parts[-1] += ["norm", "lm_head"]
 parallelism = ParallelismConfig(
     pipeline_parallel_degree={layout.pp},
     num_pp_microbatches={rows.num_microbatches},
-    pipeline_parallel_schedule="{name or looks_like}",  # says also which rank has a stage
+    pipeline_parallel_schedule="{name or unnamed}",  # says also which rank has a stage
     pipeline_parallel_schedule_csv={"rows" if writes else None},
     module_fqns_per_model_part=parts,
     tensor_parallel_degree={layout.tp},
@@ -111,7 +133,7 @@ parallelism = ParallelismConfig(
     data_parallel_shard_degree={layout.dp if sharded else 1},
     data_parallel_replicate_degree={1 if sharded else layout.dp},
     fsdp_reshard_after_forward="{"always" if plan.zero == 3 else "never"}",
-    expert_parallel_degree={experts},
+    expert_parallel_degree={plan.experts.gpus if plan.experts else 1},
 )
 training = TrainingConfig(
     num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},

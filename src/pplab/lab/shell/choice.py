@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ..planning import Choice, ExpertLayers, State, Transformer, Unsure, choose, flags, machine_of, read_config
 from .cli import JSON, Command, Flag, write
@@ -75,18 +76,15 @@ def _choose(given: argparse.Namespace) -> None:
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
     unsure = Unsure() if given.unsure is None else Unsure(flops=given.unsure)
     found = choose(model, machine, given.gpus, given.batch, experts=experts, unsure=unsure, **asked)
-    write(given, found.to_dict(), [found, *([f"\n{_pasted(found, given.flags)}"] if given.flags else [])])
+    write(given, found.to_dict(), [found, *([_told(found, given.flags)] if given.flags else [])])
 
 
-def _pasted(found: Choice, framework: str) -> str:
-    """What to paste for the first row that the framework runs; ValueError, the first row's, where it runs none."""
-    refused = []
-    for row in found.rows:
-        try:
-            return f"# {row.cells[0]}, {row.cells[1]}\n{flags(row.plan, framework)}"
-        except ValueError as error:
-            refused.append(error)
-    raise refused[0]
+def _told(found: Choice, framework: str) -> str:
+    """What to paste for the first row that can't be told apart from the fastest and that the framework can run."""
+    for row in found.equal:
+        with suppress(ValueError):
+            return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
+    return f"{framework} can run none of those that can't be told apart"
 
 
 def _flags() -> tuple[Flag, ...]:
@@ -111,7 +109,11 @@ def _flags() -> tuple[Flag, ...]:
         dict(name="--microbatch", help="sequences of a microbatch, likewise (default 1)", **several),
         dict(name="--state", type=_state, metavar="W,G,O", help="bytes of a parameter: 2,4,12; frozen weights 2,0,0"),
         dict(name="--unsure", type=float, metavar="X", help="by what share FLOP/s may be off: 0.15"),
-        dict(name="--flags", metavar="NAME", help="what to paste: Megatron-LM, torchtitan or torch"),
+        dict(
+            name="--flags",
+            choices=("Megatron-LM", "torchtitan", "torch"),
+            help="what to tell it for the first that it can run",
+        ),
         JSON,
     )
 
