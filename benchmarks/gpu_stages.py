@@ -237,7 +237,7 @@ def copy_times(
     ways: tuple[str, ...],
     warm_ms: float,
 ) -> dict:
-    """On a rank: a row. A thread for each direction copies on a stream of its own, as `lab.ToHost`'s engines do."""
+    """On a rank: a row. A thread for each direction copies on a stream of its own, as `ToHost`'s engines do."""
     dtype = "fp32" if context.device.type == "cpu" else "bf16"
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, subject.step, warm_ms)
