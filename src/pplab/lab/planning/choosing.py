@@ -227,10 +227,11 @@ def choose(
     Raises ValueError for experts that a model doesn't have, and where no layout divides the model, the batch and the
     GPUs: it says why not.
 
+    >>> from pplab import Link
     >>> node = Machine(8, Link(5e-6, 450e9), Link(10e-6, 50e9), flops=400e12, memory=80e9)
     >>> found = choose(Transformer(32, 4096, 4096, heads=32, vocabulary=128000), node, 8, batch=64)
     >>> found.best.plan.layout, len(found.equal)
-    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 1)
+    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 4)
     """
     state, unsure, gpus = state or State(), unsure or Unsure(), positive_int("gpus", gpus)
     expect(Unsure, unsure=unsure)

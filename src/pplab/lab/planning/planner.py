@@ -99,6 +99,7 @@ def plan(
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't divide, for a
     Schedule of other ranks or microbatches, and for what isn't a Transformer, Machine, Layout, State or ExpertLayers.
 
+    >>> from pplab import Link
     >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
     >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
     >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
