@@ -8,7 +8,6 @@ fitted: a GPU reaches half its dense peak, links have the speed that their maker
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -216,7 +215,7 @@ def label(one: Candidate) -> str:
     return ", ".join([f"TP {one.tp}, PP {one.pp}, DP {one.dp}", f"{one.microbatch} at a time", *more])
 
 
-LINKS, HALVES, MODEL = 0.2, 0.09, 0.05  # by what share `lab.choose` takes its numbers to be off, when not told
+UNSURE = lab.Unsure()  # what `lab.choose` takes when it isn't told
 
 
 def machines(has: Machine) -> list[Machine]:
@@ -227,21 +226,16 @@ def machines(has: Machine) -> list[Machine]:
             inside=pp.Link(has.inside.latency, factor * has.inside.bandwidth),
             between=pp.Link(has.between.latency, factor * has.between.bandwidth),
         )
-        for factor in (1 - LINKS, 1 + LINKS)
+        for factor in (1 - UNSURE.links, 1 + UNSURE.links)
     ]
-    return [has, *links, replace(has, flops_at={2**n: has.flops * (1 - HALVES) ** n for n in range(7)})]
+    return [has, *links, replace(has, flops_at={2**n: has.flops * (1 - UNSURE.halves) ** n for n in range(7)})]
 
 
 def slower(steps: Sequence[Sequence[float]]) -> list[float]:
     """By what share each layout is slower than the first at least, as `lab.choose` tells them apart: 0 where it can't.
 
     Given are each layout's steps on the four `machines`."""
-    found = []
-    for each in steps:
-        plain, *off = (mine / first for mine, first in zip(each, steps[0], strict=True))
-        slow, fast, halved = (ratio - plain for ratio in off)
-        found.append(max(0.0, plain - 1 - math.hypot(MODEL, max(abs(slow), abs(fast)), min(halved, 0))))
-    return found
+    return [UNSURE.slower(each[0] / steps[0][0], each, steps[0]) for each in steps]
 
 
 def equal(asked: Asked, ones: Iterable[Candidate]) -> list[Candidate]:

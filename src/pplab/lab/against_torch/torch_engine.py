@@ -17,18 +17,8 @@ from ...errors import unknown
 from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, autocast
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
-from ..forms import check_order_of_losses, to_csv, unknown_to_torch
+from ..forms import CLASSES, check_order_of_losses, to_csv, unknown_to_torch
 from .torch_pairs import run_pairs
-
-CLASSES = {
-    "GPipe": "ScheduleGPipe",
-    "1F1B": "Schedule1F1B",
-    "Interleaved1F1B": "ScheduleInterleaved1F1B",
-    "LoopedBFS": "ScheduleLoopedBFS",
-    "InterleavedZeroBubble": "ScheduleInterleavedZeroBubble",
-    "ZBVZeroBubble": "ScheduleZBVZeroBubble",
-    "DualPipeV": "ScheduleDualPipeV",
-}
 
 
 @dataclass(frozen=True)

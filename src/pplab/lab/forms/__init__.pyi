@@ -9,6 +9,7 @@ from .charts import block_chart as block_chart
 from .charts import ranks as ranks
 from .charts import stacked as stacked
 from .charts import waterfall as waterfall
+from .csv_form import CLASSES as CLASSES
 from .csv_form import check_order_of_losses as check_order_of_losses
 from .csv_form import read_csv as read_csv
 from .csv_form import to_csv as to_csv

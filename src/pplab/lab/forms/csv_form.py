@@ -23,6 +23,16 @@ from .safe_text import printable
 
 _LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
+CLASSES = {  # of torch, by the schedule
+    "GPipe": "ScheduleGPipe",
+    "1F1B": "Schedule1F1B",
+    "Interleaved1F1B": "ScheduleInterleaved1F1B",
+    "LoopedBFS": "ScheduleLoopedBFS",
+    "InterleavedZeroBubble": "ScheduleInterleavedZeroBubble",
+    "ZBVZeroBubble": "ScheduleZBVZeroBubble",
+    "DualPipeV": "ScheduleDualPipeV",
+}
+
 
 def read_csv(source: str | Path, name: str = "custom") -> Schedule:
     """The schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an existing file).

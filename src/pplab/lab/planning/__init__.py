@@ -24,7 +24,7 @@ __all__, __getattr__, __dir__ = lazily(
         "partitioning": "partition",
         "planner": "Plan plan",
         "state": "State",
-        "to_paste": "flags read_layout",
+        "to_paste": "WRITERS flags read_layout",
         "transformer": "Transformer",
     },
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import groupby, islice, product
 from math import hypot, log2
@@ -12,6 +13,7 @@ from ...builders import build, find
 from ...errors import accept, expect, number, positive_int
 from ...schedule import Schedule, plural
 from ..forms import Table
+from ..streams import SENDS, sends_in
 from .expert_layers import ExpertLayers
 from .fsdp import NAMES, fsdp_plan
 from .layout import Layout, Machine
@@ -21,7 +23,7 @@ from .state import State
 from .transformer import Transformer
 
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
-WAITS = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait"}  # for sends, as Megatron-LM does
+_AXES = ("tp", "cp", "pp", "dp", "ep")
 _MOST_STAGES = 5  # of a rank
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN = 3, 12
@@ -33,9 +35,9 @@ class Unsure:
     multiplies at a time, by twice the tensor ranks or twice the experts on a GPU, may cost `halves` of the FLOP/s;
     `model` is what a plan with right numbers may be off.
 
-    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, taken here
-    as 9 % for each of two steps, since nothing is known of tp 2; 118 of 156 published measurements are within 5 % of
-    what was predicted (results/published.json); the 15 % of FLOP/s are assumed.
+    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, and 9 % is
+    half of that loss, since nothing is known of other degrees; 118 of 156 published measurements are within 5 % of what
+    was predicted (results/published.json); the 15 % of FLOP/s are assumed.
     """
 
     flops: float = 0.15
@@ -62,6 +64,15 @@ class Unsure:
         rate = machine.rate(Layout(tp)) / tp
         yield replace(machine, flops_at={tp: rate * (1 - self.halves) ** halvings})
 
+    def slower(self, ratio: float, steps: Sequence[float], first: Sequence[float]) -> float:
+        """By what share a step is longer than the first at least, 0 where the two can't be told apart. They have this
+        ratio; `steps` of the one and of the `first` are on the machine, and on each of `machines`."""
+        slow, fast, halves = (
+            ratio * (mine / steps[0]) / (other / first[0]) - ratio
+            for mine, other in zip(steps[1:], first[1:], strict=True)
+        )
+        return max(0.0, ratio - 1 - hypot(self.model, max(abs(slow), abs(fast)), min(halves, 0)))
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -80,24 +91,24 @@ class Candidate:
     @property
     def cells(self) -> tuple[str, ...]:
         """Its texts in the table."""
-        p, rows, expert = self.plan, self.plan.timeline.schedule, self.plan.experts
-        degrees = {axis: getattr(p.layout, axis) for axis in ("tp", "cp", "pp", "dp")} | {"ep": expert and expert.gpus}
-        again = f", {sum(p.recomputed)} again" * any(p.recomputed)
+        said = self.to_dict()
+        at = " ".join(f"{axis} {said[axis]}" for axis in _AXES if said[axis] > 1)
+        again = f", {sum(self.plan.recomputed)} again" * any(self.plan.recomputed)
         return (
-            " ".join(f"{axis} {n}" for axis, n in degrees.items() if n and n > 1) or "one GPU",
-            rows.name if p.layout.pp > 1 else NAMES[p.zero],
-            f"{rows.num_stages // rows.num_ranks}",
-            f"{rows.num_microbatches}" + f" x {p.microbatch}" * (p.microbatch > 1),
-            _short(p.layers) + again,
-            f"{p.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
-            f"{p.memory_bytes / 1e9:.0f}" + f", {self.over_bytes / 1e9:.1f} over" * (self.over_bytes > 0),
+            at or "one GPU",
+            said["schedule"],
+            f"{said['stages_per_rank']}",
+            f"{said['num_microbatches']}" + f" x {self.plan.microbatch}" * (self.plan.microbatch > 1),
+            _short(self.plan.layers) + again,
+            f"{self.plan.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
+            f"{self.plan.memory_bytes / 1e9:.0f}" + f", {self.over_bytes / 1e9:.1f} over" * (self.over_bytes > 0),
         )
 
     def to_dict(self) -> dict:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
         return {
-            **{axis: getattr(p.layout, axis) for axis in ("tp", "cp", "pp", "dp")},
+            **{axis: getattr(p.layout, axis) for axis in _AXES[:4]},
             "ep": p.experts.gpus if p.experts else 1,
             "schedule": rows.name if p.zero is None else NAMES[p.zero],
             "stages_per_rank": rows.num_stages // rows.num_ranks,
@@ -122,7 +133,6 @@ class Choice:
     gpus: int
     rows: tuple[Candidate, ...]
     too_large: tuple[Candidate, ...]
-    refused: Mapping[str, int] = field(default_factory=dict)  # why layouts can't be, and how many
 
     @property
     def equal(self) -> tuple[Candidate, ...]:
@@ -235,7 +245,7 @@ def choose(
     """
     state, unsure, gpus = state or State(), unsure or Unsure(), positive_int("gpus", gpus)
     expect(Unsure, unsure=unsure)
-    found, refused = [], dict[str, int]()
+    found, refused = [], Counter[str]()
     ways = _ways(model, machine, gpus, batch, (tp, cp, ep, dp), microbatch, schedules, experts, state)
     fastest = float("inf")
     for estimate, *way in sorted(ways, key=lambda way: way[0]):
@@ -244,7 +254,7 @@ def choose(
         try:
             best = _planned(model, machine, batch, state, *way)
         except ValueError as error:
-            refused[str(error)] = refused.get(str(error), 0) + 1
+            refused[str(error)] += 1
             continue
         found.append(best)
         if best.memory_bytes <= machine.memory:
@@ -253,15 +263,14 @@ def choose(
         why = max(refused, key=refused.get, default=f"{gpus} GPUs and {batch} sequences don't divide by what is given")
         raise ValueError(f"no layout of {plural(gpus, 'GPU')} can be: {why}")
     found.sort(key=lambda each: (each.memory_bytes > machine.memory, each.step_s))
-    found = [*{(each.layout, each.timeline.schedule.name): each for each in reversed(found)}.values()]  # the fastest
-    found.sort(key=lambda each: each.step_s)
-    fitting = [each for each in found if each.memory_bytes <= machine.memory]
+    once = {(each.layout, each.timeline.schedule.name): each for each in reversed(found)}.values()  # the fastest
+    fitting = sorted((each for each in once if each.memory_bytes <= machine.memory), key=lambda each: each.step_s)
     fitting[:_FINALISTS] = map(_polished, fitting[:_FINALISTS])
     fitting.sort(key=lambda each: each.step_s)
-    large = sorted((each for each in found if each.memory_bytes > machine.memory), key=lambda each: each.memory_bytes)
+    large = sorted((each for each in once if each.memory_bytes > machine.memory), key=lambda each: each.memory_bytes)
     whole = next((each for each in fitting[_SHOWN:] if each.zero is not None), None)
     rows = _compared([*fitting[:_SHOWN], *([whole] if whole else [])], unsure)
-    return Choice(gpus, tuple(rows), tuple(_compared(large[:3], unsure)), refused)
+    return Choice(gpus, tuple(rows), tuple(_compared(large[:3], unsure)))
 
 
 def _ways(
@@ -279,8 +288,8 @@ def _ways(
     expect(Transformer, model=model)
     expect(Machine, machine=machine)
     tps, cps, eps, dps = (None if each is None else _several(each) for each in degrees)
-    head = model.head_flops(1) / model.layer_flops(1)  # in layers
     passes = 2 + bool(state.gradients)  # of frozen weights two
+    work = passes * batch * (model.num_layers + _head(model)) * model.layer_flops(1) / machine.flops / gpus
     if not experts and eps != (1,):
         raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
     for tp, cp, ep in product(tps, cps, eps):
@@ -288,18 +297,17 @@ def _ways(
             dp, rest = divmod(gpus, tp * cp * pp)
             if rest or (dps is not None and dp not in dps) or (cp * dp) % ep or (experts and experts.count % ep):
                 continue
-            spread = replace(experts, gpus=ep) if experts else None
+            spread, layout = replace(experts, gpus=ep) if experts else None, Layout(tp, pp, dp, cp=cp)
+            link = machine.ring_link(layout.groups("tp"))
             for b in (1,) if microbatches is None or pp == 1 else _several(microbatches):
                 M, rest = divmod(batch, dp * b)
                 if rest or not M:
                     continue
+                sums = 4 * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+                busy = work + M * model.num_layers / pp * sums
                 for name, V in _stages(schedules, pp, M, model.num_layers):
-                    work = passes * batch * (model.num_layers + head) * model.layer_flops(1) / machine.flops / gpus
-                    link = machine.ring_link(Layout(tp, pp, dp, cp=cp).groups("tp"))
-                    sums = 4 * all_reduce(tp, model.boundary_bytes(b) / cp, link)
-                    work += M * model.num_layers / pp * sums
                     ramps = (pp - 1) / M / (V if name != "ZBVZeroBubble" else 3)
-                    yield work * (1 + ramps), Layout(tp, pp, dp, cp=cp), b, name, V, spread
+                    yield busy * (1 + ramps), layout, b, name, V, spread
 
 
 def _stages(schedules: Iterable[str], pp: int, M: int, num_layers: int) -> Iterator[tuple[str, int]]:
@@ -333,8 +341,7 @@ def _planned(
         return fsdp_plan(model, machine, layout, batch, state=state, experts=experts)
     options = {"stages_per_rank": V} if name == "Interleaved1F1B" else {}
     rows = build(name, num_ranks=layout.pp, num_microbatches=batch // layout.dp // b, **options)
-    head = model.head_flops(1) / model.layer_flops(1)
-    cuts = {_cut(model.num_layers, rows, head)}
+    cuts = {_cut(model.num_layers, rows, _head(model))}
     if model.num_layers % rows.num_stages == 0:
         cuts.add((model.num_layers // rows.num_stages,) * rows.num_stages)
 
@@ -389,18 +396,18 @@ def _polished(found: Plan) -> Plan:
         cut[source] -= 1
         cut[target] += 1
         again[source] = min(again[source], cut[source])
-        moved = again_planned(found, found.machine, cut, again)
+        moved = _planned_again(found, found.machine, cut, again)
         if moved.memory_bytes <= found.machine.memory and moved.step_s < found.step_s * (1 - 1e-9):
             return _polished(moved)
     return found
 
 
-def again_planned(
+def _planned_again(
     found: Plan,
     machine: Machine,
     cut: Sequence[int] | None = None,
     recompute: Sequence[int] | None = None,
-    sends: str = "nobody waits",
+    sends: str = SENDS[0],
 ) -> Plan:
     """The same plan on another machine, with another cut, or with other sends."""
     if found.zero is not None:
@@ -424,29 +431,21 @@ def again_planned(
 
 def _as_sent(found: Plan) -> Plan:
     """The plan with the sends of Megatron-LM, where it has the schedule."""
-    schedule = found.timeline.schedule
-    sends = WAITS.get(schedule.name)
-    few = sends == "forwards wait" and schedule.num_microbatches < 2 * schedule.num_ranks
-    if sends is None or schedule.num_ranks == 1 or few:
-        return found
-    return again_planned(found, found.machine, sends=sends)
+    sends = sends_in("Megatron-LM", found.timeline.schedule)
+    return found if sends == found.sends else _planned_again(found, found.machine, sends=sends)
 
 
 def _compared(plans: Sequence[Plan], unsure: Unsure) -> list[Candidate]:
     """The plans with their intervals, fastest first, and by how much each is slower than the first at least."""
     sent = sorted(((_as_sent(each), each) for each in plans), key=lambda pair: pair[0].step_s)
-    steps = [[each.step_s, *(again_planned(each, m).step_s for m in unsure.machines(each))] for _, each in sent]
+    steps = [[each.step_s, *(_planned_again(each, m).step_s for m in unsure.machines(each))] for _, each in sent]
     found = []
     for (each, bare), mine in zip(sent, steps, strict=True):
         slow, fast, halves = (other / bare.step_s - 1 for other in mine[1:])
         usual = hypot(unsure.flops, unsure.model, max(abs(slow), abs(fast)))
-        ratio = each.step_s / sent[0][0].step_s
-        _, *apart = (
-            ratio * (one / mine[0]) / (first / steps[0][0]) - ratio for one, first in zip(mine, steps[0], strict=True)
-        )
-        least = ratio - hypot(unsure.model, max(map(abs, apart[:2])), min(apart[2], 0))
-        high = each.step_s * (1 + hypot(usual, halves))
-        found.append(Candidate(each, each.step_s * (1 - usual), high, max(0.0, least - 1)))
+        low, high = each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves))
+        slower = unsure.slower(each.step_s / sent[0][0].step_s, mine, steps[0])
+        found.append(Candidate(each, low, high, slower))
     return sorted(found, key=_preferred)
 
 
@@ -457,6 +456,11 @@ def _preferred(row: Candidate) -> tuple:
     if row.slower:
         return 1, row.plan.step_s
     return 0, row.plan.zero == 3, layout.num_ranks // layout.dp, layout.tp, row.plan.step_s
+
+
+def _head(model: Transformer) -> float:
+    """Its forward, in layers'."""
+    return model.head_flops(1) / model.layer_flops(1)
 
 
 def _several(given: int | Iterable[int]) -> tuple[int, ...]:

@@ -57,31 +57,34 @@ def fsdp_plan(
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
     sizes = [n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch]
     how = {"schedule": "naive", "state": state, "experts": experts}
+    ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
+    whole = [planned() for planned in ways]
     found = [
-        _sharded(partial(plan, model, machine, layout, batch, at_a_time, **how), which)
+        _sharded(planned, bare, which)
         for which in (NAMES if zero is None else (zero,))
-        for at_a_time in sizes
+        for planned, bare in zip(ways, whole, strict=True)
     ]
     fitting = [each for each in found if each.memory_bytes <= machine.memory]
     least = min(found, key=lambda each: each.memory_bytes)
     return min(fitting, key=lambda each: round(each.step_s, 9), default=least)
 
 
-def _sharded(planned: Callable[..., Plan], zero: int) -> Plan:
-    """The plan of one way, with as many layers `recompute`d as it takes."""
-    found, least = planned(), planned(recompute=True)
+def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
+    """What was `found` without recomputation in one way, `planned` again with as many layers as it takes."""
     model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
     shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
-    for ranks, link, (count,) in found.weights():
+    weights = found.weights()
+    for ranks, link, (count,) in weights:
         kept += sum(size / (ranks if zero >= level else 1) for size, level in shares) * count
         gather += ring_gather_time(ranks, state.weights * count, link.latency, link.bandwidth)
         reduce += ring_gather_time(ranks, state.gradients * count, link.latency, link.bandwidth)
     if zero == 3:
         table = model.table_parameters / found.layout.tp
-        whole = sum(count for *_, (count,) in found.weights()) - (2 - model.tied) * table
+        whole = sum(count for *_, (count,) in weights) - (2 - model.tied) * table
         kept += 2 * state.weights * max(whole / model.num_layers, table)
-    over, freed = kept + found.memory.activation[0] - found.machine.memory, least.memory.recomputed[0]
+    over = kept + found.memory.activation[0] - found.machine.memory
     if over > 0:
+        freed = planned(recompute=True).memory.recomputed[0]
         found = planned(recompute=[min(ceil(over / freed) + 1, model.num_layers)])
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce

@@ -7,17 +7,16 @@ of their own.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from math import gcd
 
 from ...builders import build
 from ...errors import expect, shown, unknown
 from ...schedule import Schedule
-from ..forms import check_order_of_losses, to_csv
+from ..forms import CLASSES, check_order_of_losses, to_csv
+from ..streams import SENDS, sends_in
 from .planner import Plan
 from .torch_program import program
-
-_WAIT = ("GPipe", "1F1B")  # torch's classes whose ranks wait for their sends, and the others
-_CLASSES = (*_WAIT, "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 def flags(plan: Plan, framework: str) -> str:
@@ -28,10 +27,9 @@ def flags(plan: Plan, framework: str) -> str:
     something else than was planned. ValueError where it can't run the plan: what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
-    writers = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
-    if framework not in writers:
-        raise unknown("framework", framework, writers)
-    return writers[framework](plan)
+    if framework not in WRITERS:
+        raise unknown("framework", framework, WRITERS)
+    return WRITERS[framework](plan)
 
 
 def read_layout(text: str) -> tuple[int, ...]:
@@ -95,15 +93,14 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
 
 def _megatron_sends(rows: Schedule) -> str:
     """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
-    P, M, several = rows.num_ranks, rows.num_microbatches, rows.num_stages > rows.num_ranks
-    names = ("Interleaved1F1B", "paired-1F1B") if several and M % P == 0 else ("1F1B",)
+    P, several = rows.num_ranks, rows.num_stages > rows.num_ranks
+    names = ("Interleaved1F1B", "paired-1F1B") if several and rows.num_microbatches % P == 0 else ("1F1B",)
     if P > 1 and not _own(rows, names):
         raise ValueError(
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
         )
-    waits = {"1F1B": "both wait", "Interleaved1F1B": "forwards wait" if M >= 2 * P else "nobody waits"}
-    return waits.get(rows.name, "nobody waits")
+    return sends_in("Megatron-LM", rows)
 
 
 def _torchtitan(plan: Plan) -> str:
@@ -157,10 +154,10 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
     planned, and for numbers of microbatches that all classes take."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
-    sends = "both wait" if rows.name in _WAIT else "nobody waits"
+    sends = sends_in("torch", rows)
     if P == 1:
         return "1F1B", "", sends
-    if M % P == 0 and M >= 2 * P and (rows.name not in _WAIT or plan.sends == sends) and _own(rows, _CLASSES):
+    if M % P == 0 and M >= 2 * P and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     check_order_of_losses(rows)
@@ -172,10 +169,10 @@ with open(rows, "w") as file:
     file.write('''{cells}''')
 
 """
-    return "", writes, "nobody waits"
+    return "", writes, SENDS[0]
 
 
-def _own(rows: Schedule, names: tuple[str, ...]) -> bool:
+def _own(rows: Schedule, names: Collection[str]) -> bool:
     """Whether a schedule has one of these names, and its rows."""
     if rows.name not in names:
         return False
@@ -192,3 +189,6 @@ def _remarks(plan: Plan, sends: str, recomputed: tuple[int, ...]) -> str:
     if recomputed != plan.recomputed:
         remarks += f"# planned with recompute={plan.recomputed}; here it is recompute={recomputed}\n"
     return remarks
+
+
+WRITERS = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}

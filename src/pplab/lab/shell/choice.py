@@ -7,7 +7,19 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ..planning import Choice, ExpertLayers, State, Transformer, Unsure, choose, flags, machine_of, read_config
+from ..planning import (
+    GPUS,
+    WRITERS,
+    Choice,
+    ExpertLayers,
+    State,
+    Transformer,
+    Unsure,
+    choose,
+    flags,
+    machine_of,
+    read_config,
+)
 from .cli import JSON, Command, Flag, write
 
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30}
@@ -94,7 +106,7 @@ def _flags() -> tuple[Flag, ...]:
     return (
         dict(name="model", metavar="MODEL", help=f"a Hugging Face config.json, its folder or its name; or {numbers}"),
         dict(name="--gpus", type=int, required=True, metavar="N", help="of the cluster"),
-        dict(name="--gpu", required=True, metavar="NAME", help="h100, a100, h200, b200, l40s, rtx4090"),
+        dict(name="--gpu", required=True, metavar="NAME", help=", ".join(GPUS)),
         dict(name="--per-node", type=int, default=8, metavar="N", help="GPUs in a box"),
         dict(name="--between", required=True, help="of each GPU between boxes, one way, such as 50GB/s", **speed),
         dict(name="--inside", help="of each GPU in its box, one way, such as 450GB/s", **speed),
@@ -111,7 +123,7 @@ def _flags() -> tuple[Flag, ...]:
         dict(name="--unsure", type=float, metavar="X", help="by what share FLOP/s may be off: 0.15"),
         dict(
             name="--flags",
-            choices=("Megatron-LM", "torchtitan", "torch"),
+            choices=tuple(WRITERS),
             help="what to tell it for the first that it can run",
         ),
         JSON,

@@ -11,7 +11,7 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "offload": "Offload Offloaded leaving_of offloaded_row",
         "queues": "compute_of parse_lowered simulate_lowered",
-        "sends": "SENDS posted simulate_sends",
+        "sends": "SENDS posted sends_in simulate_sends",
         "vocabulary": "VocabularyParallel vocabulary_row",
     },
 )

@@ -9,6 +9,7 @@ from .queues import parse_lowered as parse_lowered
 from .queues import simulate_lowered as simulate_lowered
 from .sends import SENDS as SENDS
 from .sends import posted as posted
+from .sends import sends_in as sends_in
 from .sends import simulate_sends as simulate_sends
 from .vocabulary import VocabularyParallel as VocabularyParallel
 from .vocabulary import vocabulary_row as vocabulary_row

@@ -47,6 +47,16 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     return simulate_lowered(rows, costs, queue="channel", waits=waits, name=schedule.name)
 
 
+def sends_in(framework: str, schedule: Schedule) -> str:
+    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule. Megatron-LM's interleaved schedule waits
+    for forwards from two rounds of microbatches on."""
+    few = schedule.num_microbatches < 2 * schedule.num_ranks
+    for sends, whose in _WHOSE.items():
+        if framework in whose.get(schedule.name, "") and not (few and sends == "forwards wait"):
+            return sends
+    return SENDS[0]
+
+
 def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
     """The rows as their framework posts messages, and the sends for which it waits there. What is posted with a send
     stands before it."""
