@@ -49,8 +49,8 @@ def collected(folder: Path) -> dict[str, bytes]:
 
     run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
     run("node", "library.mjs", str(pyodide), "stdlib.zip")
-    bundle = ["editor.mjs", "--bundle", "--minify", "--format=iife", "--global-name=pplabEditor", "--legal-comments=none"]
-    run("npx", "esbuild", *bundle, "--outfile=editor.js", "--metafile=bundled.json", "--log-level=warning")
+    how = "--bundle --minify --format=iife --global-name=pplabEditor --legal-comments=none --log-level=warning"
+    run("npx", "esbuild", "editor.mjs", *how.split(), "--outfile=editor.js", "--metafile=bundled.json")
     unmapped = re.sub(r"^//# sourceMappingURL=.*$", "", (pyodide / "pyodide.js").read_text(), flags=re.M)
     lock = json.loads((pyodide / "pyodide-lock.json").read_text())
     bundled = json.loads((folder / "bundled.json").read_text())["inputs"]
@@ -65,13 +65,15 @@ def collected(folder: Path) -> dict[str, bytes]:
 
 
 def licenses(folder: Path, bundled: dict[str, object]) -> str:
-    """The licences of all that is inside: those of tools/pinned/licenses.txt and of each package of the editor's bundle."""
-    packages = {Path(*path.split("/")[: 3 if "/@" in path else 2]) for path in bundled if path.startswith("node_modules/")}
+    """The licences of all that is inside: those in licenses.txt and of each package of the editor's bundle."""
+    files = [path.split("/") for path in bundled if path.startswith("node_modules/")]
+    packages = {Path(*parts[: 3 if parts[1].startswith("@") else 2]) for parts in files}
     texts = [(folder / "licenses.txt").read_text()]
     for package in sorted(packages):
         told = json.loads((folder / package / "package.json").read_text())
         head = f"{told['name']} {told['version']} (editor.js): {told['license']}"
-        texts.append("\n".join(["=" * 100, head, "=" * 100, "", (folder / package / "LICENSE").read_text().strip(), ""]))
+        text = (folder / package / "LICENSE").read_text().strip()
+        texts.append("\n".join(["=" * 100, head, "=" * 100, "", text, ""]))
     return "\n".join(texts)
 
 

@@ -90,7 +90,8 @@ def pieces() -> dict[str, str]:
     if not _pieces:
         with zipfile.ZipFile(io.BytesIO(pinned())) as given:
             files = {name: given.read(name) for name in IN_THE_WORKER}
-        text = base64.b64encode(_zip(files | {"worker.js": (LIVE / "worker.js").read_bytes(), "app.zip": _zip(dict(app_files()))})).decode()
+        files |= {"worker.js": (LIVE / "worker.js").read_bytes(), "app.zip": _zip(dict(app_files()))}
+        text = base64.b64encode(_zip(files)).decode()
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
             name = f"python-{len(_pieces)}-{_hash(piece.encode())}.js"

@@ -6,15 +6,19 @@ import zipfile
 
 LEFT_OUT = set(
     """
-    _aix_support _android_support _apple_support _ios_support _osx_support _pyrepl antigravity compileall ctypes curses dbm
-    ensurepip ftplib idlelib imaplib lib2to3 mailbox mailcap msilib multiprocessing netrc nntplib pip plistlib poplib
+    _aix_support _android_support _apple_support _ios_support _osx_support _pyrepl antigravity compileall ctypes curses
+    dbm ensurepip ftplib idlelib imaplib lib2to3 mailbox mailcap msilib multiprocessing netrc nntplib pip plistlib poplib
     pty pyclbr pydoc pydoc_data rlcompleter smtplib sqlite3 telnetlib test this tkinter trace turtle turtledemo venv
     webbrowser wsgiref xmlrpc zipapp
     """.split()
 )
-ENCODINGS = {"__init__", "aliases", "ascii", "cp437", "cp1252", "idna", "latin_1", "raw_unicode_escape", "unicode_escape"}
-ENCODINGS |= {f"utf_{name}" for name in ("8", "8_sig", "16", "16_le", "16_be")}
-UNCHECKED = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # the source that it was made of is gone
+ENCODINGS = set(
+    """
+    __init__ aliases ascii cp437 cp1252 idna latin_1 raw_unicode_escape unicode_escape
+    utf_8 utf_8_sig utf_16 utf_16_le utf_16_be
+    """.split()
+)
+UNCHECKED = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # there is no source
 WHEN = (1980, 1, 1, 0, 0, 0)
 
 
