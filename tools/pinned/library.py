@@ -8,8 +8,8 @@ LEFT_OUT = set(
     """
     _aix_support _android_support _apple_support _ios_support _osx_support _pyrepl antigravity compileall ctypes curses
     dbm ensurepip ftplib idlelib imaplib lib2to3 mailbox mailcap msilib multiprocessing netrc nntplib pip plistlib
-    poplib pty pyclbr pydoc pydoc_data rlcompleter smtplib sqlite3 telnetlib test this tkinter trace turtle turtledemo venv
-    webbrowser wsgiref xmlrpc zipapp
+    poplib pty pyclbr pydoc pydoc_data rlcompleter smtplib sqlite3 telnetlib test this tkinter trace turtle turtledemo
+    venv webbrowser wsgiref xmlrpc zipapp
     """.split()
 )
 ENCODINGS = set(
