@@ -34,8 +34,11 @@ HEAD = (
     (re.compile(r"^\*(Reading time: .+(?:\n.+)*)\*$", re.M), r":::{div} meta\n\1\n:::"),
 )
 ANSWERS = """
-*You answer in the notebook: clone the repository that these pages come from, and type `make lab` there
-({doc}`/book/how_to_use`).*
+**Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
+isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
+
+:::{div} live-tally
+:::
 """
 ANYWHERE = (
     (re.compile(r"\A(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),

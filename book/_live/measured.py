@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import math
 import subprocess
 import sys
@@ -46,7 +47,17 @@ class Seen:
         )
 
     def __repr__(self) -> str:
-        return self._text
+        found = ", ".join(name for name in vars(self) if not name.startswith("_"))
+        return self._text or f"<of a {self._kind} the book has recorded {found}>"
+
+
+def kept(space: dict, names: Collection[str], read: Collection[str]) -> str:
+    """Of a namespace, those of these names whose values have a form, as JSON; see `to_plain`."""
+    found = {}
+    for name in sorted(space.keys() & names):
+        with contextlib.suppress(NoForm, RecursionError):
+            found[name] = to_plain(space[name], read)
+    return json.dumps(found, ensure_ascii=False, allow_nan=False)
 
 
 def to_plain(value: object, read: Collection[str] = ()) -> object:
@@ -100,19 +111,21 @@ def _of_package(value: object, read: Collection[str]) -> dict:
     name = f"{kind.__module__}.{kind.__name__}"
     if kind.__module__.split(".")[0] not in PACKAGES:
         raise NoForm(f"a {name} has no form in a recording")
+    if any(base.__name__ in ("Workload", "Extra") for base in kind.__mro__):
+        raise NoForm(f"a {name} is what a run is given, not what came of it")
     if _has_form(kind) and not _needs_torch(kind.__module__):
         try:
             return {name: {field: to_plain(each, read) for field, each in _held(value).items()}}
         except NoForm:
             pass  # some field has none: then what cells read of it
+    if not _has_form(kind) and not isinstance(value, Exception):
+        raise NoForm(f"a {name} has no form in a recording")
     found = {}
     for attribute in sorted(read):
         try:
             found[attribute] = to_plain(getattr(value, attribute), read)
         except Exception:  # it isn't there, has no form, or says that it wasn't measured
             continue
-    if not found and not _has_form(kind):
-        raise NoForm(f"of a {name} nothing is read that has a form")
     return {"seen": [kind.__name__, str(value), found]}
 
 
@@ -143,7 +156,7 @@ def from_plain(data: object) -> object:
         return data
     try:
         ((name, content),) = data.items()
-        return _READERS[name](content) if name in _READERS else _object(name, content)
+        return READERS[name](content) if name in READERS else _object(name, content)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"this is no recording: {error}. {_ANEW}") from error
 
@@ -162,7 +175,7 @@ def _read_schedule(content: list[str]) -> Schedule:
     return Schedule([row.split() for row in rows], name)
 
 
-_READERS = {
+READERS = {
     "tuple": lambda content: tuple(map(from_plain, content)),
     "set": lambda content: set(map(from_plain, content)),
     "frozenset": lambda content: frozenset(map(from_plain, content)),

@@ -2,17 +2,24 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import execute_notebooks
+import nbformat
+import page_cells
 import pytest
+import quiet
 
 import pplab as pp
 from pplab import lab
 
 ROOT = Path(__file__).parents[2]
 LIVE = ROOT / "book" / "_live"
+RECORDED = sorted((ROOT / "notebooks" / "measured").glob("*.json"))
 
 
 @pytest.fixture
@@ -104,3 +111,115 @@ def test_a_damaged_recording_is_refused(measured, data):
 def test_reading_needs_no_torch():
     code = "import sys; sys.modules.update(torch=None, numpy=None); import measured; measured.from_plain({'kind': 'F'})"
     subprocess.run([sys.executable, "-c", code], cwd=LIVE, check=True)
+
+
+MEASURES = """
+import torch
+from pplab.runtime import GradientReport
+
+report, model, unread = GradientReport(0.0, 1.0, 1e-5, "w", {}, 0.0), torch.nn.Linear(1, 1), 5
+counts = [torch.tensor(3)]
+"""
+CELLS = {
+    "pure": "start = 1",
+    "measures": MEASURES,
+    "adds": "counts.append(torch.ones(2).sum() + start)",
+    "reads": "print(report.equal, [x + 1 for x in counts])",
+    "trains": "model(torch.ones(1)), unread",
+    "replaces": "counts = None",
+}
+
+
+@pytest.mark.slow
+def test_the_values_that_cells_of_the_page_read_are_recorded_as_they_were_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(quiet, "check", lambda: None)
+    monkeypatch.setattr(quiet, "can_tell_own", lambda: False)
+    path = tmp_path / "01_some.ipynb"
+    cells = [nbformat.v4.new_code_cell(code, id=name) for name, code in CELLS.items()]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert execute_notebooks.main([str(path)]) == 0
+    recorded = json.loads((tmp_path / "measured" / "01_some.json").read_text())
+    assert recorded == {
+        "measures": {"counts": [3], "report": {"seen": ["GradientReport", "", {"equal": True}]}},
+        "adds": {"counts": [3, 3.0]},
+    }
+    assert page_cells.run_as_page(path, recorded)[0] == {"pure", "reads", "replaces"}
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_a_recording_is_of_its_chapter(measured, path):
+    cells = page_cells.code_cells(path.parents[1] / f"{path.stem}.ipynb")
+    made = {cell["id"]: set(page_cells.changed(cell)) for cell in cells}
+    values = json.loads(path.read_text())
+    assert values and [cell for cell in made if cell in values] == [*values], "in the notebook's order"
+    for cell, named in values.items():
+        assert named.keys() <= made[cell], cell
+        for value in named.values():
+            measured.from_plain(value)
+            assert len(json.dumps(value, ensure_ascii=False)) <= page_cells.MOST
+
+
+def test_recordings_are_small():
+    assert sum(path.stat().st_size for path in RECORDED) < 150_000
+
+
+PRINTED = [  # chapter, the cell that measured, the cell that printed, what: made of what is recorded
+    ("02_naive", "naive-14", "naive-14", lambda v: f"after 100 steps {v.falls['without'][99]:.2f}"),
+    ("02_naive", "naive-27", "naive-29", lambda v: f"gradients: {v.run.gradients}"),
+    ("04_1f1b", "447fc4fc", "447fc4fc", lambda v: f"{v.paced[0].timeline.makespan / 50:.1f} units, 33 are predicted"),
+    ("04_1f1b", "447fc4fc", "447fc4fc", lambda v: f"{v.paced[1].timeline.makespan / 50:.1f} units, 54 are predicted"),
+    ("09_dualpipev", "overlap-51", "overlap-51", lambda v: f"DualPipeV {v.quick.rows[5].simulated.makespan:35.0f}"),
+    (
+        "09_dualpipev",
+        "overlap-51",
+        "overlap-51",
+        lambda v: f"DualPipeV {v.slow_links.rows[5].simulated.makespan:35.0f}",
+    ),
+    ("10_how_good", "how-good-018", "how-good-018", lambda v: f" 2 {v.exact[2][0]:13g} {v.exact[2][1]:8g}"),
+    (
+        "10_how_good",
+        "how-good-039",
+        "how-good-039",
+        lambda v: f"V-Half  simulated {v.runs['V-Half'][2]:5.0f} ms, measured",
+    ),
+    ("10_how_good", "how-good-039", "how-good-039", lambda v: f"950 ms, measured {v.runs['found'][1]:5.0f}"),
+    (
+        "11_balance",
+        "gddeb27d",
+        "gddeb27d",
+        lambda v: f"18 bytes a parameter, GB on each rank: {18 * v.thirteen[0]:.1f}",
+    ),
+    (
+        "11_balance",
+        "gddeb27d",
+        "gddeb27d",
+        lambda v: f"10 bytes a parameter, GB on each rank: {10 * v.thirteen[0]:.1f}",
+    ),
+    ("11_balance", "g16f0aea", "gfc923a5", lambda v: f"of {len(v.guesses)} guesses"),
+    ("13_own_model", "code-08", "code-09", lambda v: f"one process  {v.one['losses'][0]:.4f} {v.one['losses'][1]:.4f}"),
+    ("13_own_model", "code-09", "code-09", lambda v: f"each alone   {v.wrong.losses[0]:.4f} {v.wrong.losses[1]:.4f}"),
+    (
+        "13_own_model",
+        "code-09",
+        "code-09",
+        lambda v: f"lab.Clip     {v.clipped.losses[0]:.4f} {v.clipped.losses[1]:.4f}",
+    ),
+    ("14_profile", "code-28", "code-28", lambda v: f"step 0: {v.third.timelines[0].makespan:.0f} ms"),
+    ("14_profile", "code-28", "code-28", lambda v: f"step 1: {v.third.timelines[1].makespan:.0f} ms"),
+    ("14_profile", "code-20", "code-21", lambda v: f"slow stage {v.paced['slow stage'].makespan:.0f} ms"),
+]
+NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
+
+
+@pytest.mark.parametrize(("chapter", "measuring", "printing", "made"), PRINTED)
+def test_what_chapters_print_is_recorded(measured, chapter, measuring, printing, made):
+    """Up to a quarter: measured times differ between executions, and one may have been recorded before the other."""
+    values = json.loads((ROOT / "notebooks" / "measured" / f"{chapter}.json").read_text())[measuring]
+    text = made(SimpleNamespace(**{name: measured.from_plain(value) for name, value in values.items()}))
+    cells = page_cells.code_cells(ROOT / "notebooks" / f"{chapter}.ipynb")
+    outputs = next(cell["outputs"] for cell in cells if cell["id"] == printing)
+    said = "".join("".join(output.get("text", "")) for output in outputs)
+    words = NUMBER.join(map(re.escape, re.split(NUMBER, text)[::2]))
+    ways = [list(map(float, found.groups())) for found in re.finditer(words, said)]
+    numbers = list(map(float, re.findall(NUMBER, text)))
+    assert any(way == pytest.approx(numbers, rel=0.25) for way in ways), f"{text}\n\nisn't in\n\n{said}"

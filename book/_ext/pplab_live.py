@@ -1,0 +1,162 @@
+"""Cells that run in their page: marked by their notebook's ids, with what they need beside it in _static/live.
+
+A page loads nothing but page.js and live.css before its reader asks. Then it loads the sources of the chapter's cells
+(CHAPTER.js), Python with the package of this commit, in pieces (python-N.js), and the editor (editor.js): scripts all,
+since a page opened as a file can load nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.errors import ExtensionError
+
+LIVE = Path(__file__).parents[1] / "_live"
+ROOT = LIVE.parents[1]
+PINNED = LIVE / "pinned.zip"  # Python, its library and the editor: tools/pin_python.py makes it
+IN_THE_WORKER = ("pyodide.asm.js", "pyodide.js", "pyodide.asm.wasm", "stdlib.zip", "pyodide-lock.json")
+PIECE = 1 << 20  # characters of a script
+ASKS = re.compile(r"^exercise\.\w+\([^)]*\.\.\.", re.M)  # an exercise with the dots that the answer replaces
+HIDDEN = {"remove-cell", "explorer", "elsewhere"}
+_WHEN = (1980, 1, 1, 0, 0, 0)  # of every file in an archive, so that the same files are the same bytes
+
+
+def needs() -> dict[str, dict[str, str]]:
+    """What the page can't have, by chapter and cell: made by tests/pages/test_live.py."""
+    return json.loads((LIVE / "needs.json").read_text())
+
+
+def mark(app, docname: str, source: list[str]) -> None:
+    """Note each code cell's id where the page's doctree finds it."""
+    if not str(app.env.doc2path(docname)).endswith(".ipynb"):
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code" and not HIDDEN & set(cell["metadata"].get("tags", ())):
+            cell["metadata"]["live"] = {"id": cell["id"], "asks": bool(ASKS.search("".join(cell["source"])))}
+    source[0] = json.dumps(notebook)
+
+
+def dress(app, doctree: nodes.document) -> None:
+    """Give the cells that are marked an id and classes, by which page.js knows them."""
+    lacking = needs().get(Path(app.env.docname).name, {})
+    for node in doctree.findall(nodes.container):
+        if node.get("nb_element") == "cell_code" and (told := node["cell_metadata"].get("live")):
+            node["ids"].append(f"cell-{told['id']}")
+            node["classes"] += ["live", *["live-asks"] * told["asks"]]
+            if what := lacking.get(told["id"]):
+                node["classes"].append(f"live-needs-{what}")
+
+
+def add_scripts(app, pagename: str, templatename: str, context: dict, doctree: nodes.document | None) -> None:
+    """Add what a page with such cells loads at once."""
+    if doctree is not None and any("live" in node["classes"] for node in doctree.findall(nodes.container)):
+        app.add_css_file("live/live.css")
+        app.add_js_file("live/page.js", loading_method="defer", **{"data-cells": cells_file(app.srcdir, pagename)[0]})
+
+
+def cells_file(folder: str | Path, pagename: str) -> tuple[str, str]:
+    """Name and text of the script with a chapter's cells; its name changes with its text, as those of the pieces do."""
+    place = Path(folder) / f"{pagename}.ipynb"
+    beside = place.parent / "measured" / f"{place.stem}.json"
+    measured = json.loads(beside.read_text()) if beside.exists() else {}
+    cells = [
+        {
+            "id": cell["id"],
+            "source": (source := "".join(cell["source"])),
+            "asks": bool(ASKS.search(source)),
+            "measured": measured.get(cell["id"]),
+        }
+        for cell in json.loads(place.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    text = json.dumps({"pieces": list(pieces()), "cells": cells}, ensure_ascii=False)
+    return f"{place.stem}-{_hash(text.encode())}.js", f"pplabChapter = {text};\n"
+
+
+_pieces: dict[str, str] = {}
+
+
+def pieces() -> dict[str, str]:
+    """Python and the package, as scripts by name: the pieces of an archive in base64."""
+    if not _pieces:
+        with zipfile.ZipFile(io.BytesIO(pinned())) as given:
+            files = {name: given.read(name) for name in IN_THE_WORKER}
+        files |= {"worker.js": (LIVE / "worker.js").read_bytes(), "app.zip": _zip(dict(app_files()))}
+        text = base64.b64encode(_zip(files)).decode()
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            name = f"python-{len(_pieces)}-{_hash(piece.encode())}.js"
+            _pieces[name] = f'(globalThis.pplabPieces ??= {{}})["{name}"] = "{piece}";\n'
+    return _pieces
+
+
+def pinned() -> bytes:
+    """The pinned file; raises ExtensionError where it isn't the one that the repository names."""
+    found, expected = PINNED.read_bytes(), PINNED.with_suffix(".sha256").read_text().split()[0]
+    if (got := hashlib.sha256(found).hexdigest()) != expected:
+        raise ExtensionError(
+            f"{PINNED.relative_to(ROOT)} has the checksum {got}, expected {expected}: restore it from the repository, "
+            "or make it anew with tools/pin_python.py"
+        )
+    return found
+
+
+def app_files() -> Iterator[tuple[str, bytes]]:
+    """What lies in the page's folder /app, as in the repository: the package, the exercises, recordings, the kernel."""
+    for top in ("pplab", "pplab_course"):
+        for path in sorted((ROOT / "src" / top).rglob("*")):
+            if path.suffix in (".py", ".json", ".gz") and "sample" not in path.parts:
+                yield str(path.relative_to(ROOT)), path.read_bytes()
+    others = [LIVE.rglob("*.py"), (ROOT / "results").glob("*.json"), (ROOT / "notebooks").glob("*.py")]
+    for path in [ROOT / "pyproject.toml", *(path for found in others for path in sorted(found))]:
+        yield str(path.relative_to(ROOT)), path.read_bytes()
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    """An archive of files by name, the same bytes for the same files."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            packed = zipfile.ZIP_STORED if name.endswith(".zip") else zipfile.ZIP_DEFLATED
+            archive.writestr(zipfile.ZipInfo(name, _WHEN), content, packed, 9)
+    return made.getvalue()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def write(app, builder) -> None:
+    """Write the scripts beside the page's other static files."""
+    if builder.format != "html":
+        return
+    place = Path(app.outdir) / "_static" / "live"
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.iterdir():
+        old.unlink()
+    for name in ("page.js", "live.css"):
+        (place / name).write_bytes((LIVE / name).read_bytes())
+    with zipfile.ZipFile(io.BytesIO(pinned())) as given:
+        for name in ("editor.js", "LICENSES.txt"):
+            (place / name).write_bytes(given.read(name))
+    chapters = [name for name in app.env.found_docs if str(app.env.doc2path(name)).endswith(".ipynb")]
+    for name, text in [*pieces().items(), *(cells_file(app.srcdir, chapter) for chapter in chapters)]:
+        (place / name).write_text(text, encoding="utf-8")
+
+
+def setup(app) -> dict:
+    """Register the extension."""
+    app.connect("source-read", mark, priority=400)  # before pplab_notebooks takes cells away
+    app.connect("doctree-read", dress)
+    app.connect("html-page-context", add_scripts)
+    app.connect("write-started", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
