@@ -108,6 +108,13 @@ def test_a_damaged_recording_is_refused(measured, data):
         measured.from_plain(data)
 
 
+def test_a_recording_of_an_older_class_is_refused(measured):
+    plain = measured.to_plain(pp.Link(1, 2))
+    del plain["pplab.costs.Link"]["bandwidth"]
+    with pytest.raises(ValueError, match="Link lacks bandwidth. Record the chapter anew"):
+        measured.from_plain(plain)
+
+
 def test_reading_needs_no_torch():
     code = "import sys; sys.modules.update(torch=None, numpy=None); import measured; measured.from_plain({'kind': 'F'})"
     subprocess.run([sys.executable, "-c", code], cwd=LIVE, check=True)
