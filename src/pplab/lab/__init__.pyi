@@ -72,6 +72,7 @@ from .planning import Case as Case
 from .planning import Choice as Choice
 from .planning import Entry as Entry
 from .planning import ExpertLayers as ExpertLayers
+from .planning import Launch as Launch
 from .planning import Layout as Layout
 from .planning import Ledger as Ledger
 from .planning import Machine as Machine
@@ -89,6 +90,7 @@ from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
 from .planning import read_config as read_config
+from .planning import read_launch as read_launch
 from .planning import read_layout as read_layout
 from .schedules import Block as Block
 from .schedules import Slices as Slices

@@ -121,6 +121,14 @@ def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
         experts = (said.num_experts, said.moe_router_topk, said.expert_model_parallel_size)
         assert experts == (asked.experts.count, asked.experts.used, asked.experts.gpus)
         assert said.moe_token_dispatcher_type == ("flex" if asked.experts.once_per_node else "alltoall")
+    back = lab.read_launch(line)
+    again = lab.plan(MODEL, NODE, **back.arguments)
+    assert again == asked and again.step_s == asked.step_s
+    assert {*back.ignored} - {"--moe-flex-dispatcher-backend"} == {
+        "--seq-length",
+        "--bf16",
+        *["--sequence-parallel"] * (layout.tp > 1),
+    }
 
 
 def test_any_cut_comes_back_from_its_layout_string():
@@ -159,6 +167,7 @@ def test_what_megatron_does_otherwise_stands_above_the_line():
     first, second, *_ = line.splitlines()
     assert first == "# planned with sends='nobody waits'; here it is sends='both wait'"
     assert second == "# planned with recompute=(3, 0, 0, 0); here it is recompute=(3, 3, 3, 3)"
+    assert lab.read_launch(line).arguments["recompute"] == [3, 3, 3, 3]
 
 
 @dataclass(kw_only=True)

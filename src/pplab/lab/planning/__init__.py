@@ -20,6 +20,7 @@ __all__, __getattr__, __dir__ = lazily(
             "one_f_one_b_peak_in_flight sharded_step"
         ),
         "fsdp": "fsdp_plan fsdp_row",
+        "launch_line": "Launch read_launch",
         "layout": "Layout Machine layouts",
         "partitioning": "partition",
         "planner": "Plan plan",

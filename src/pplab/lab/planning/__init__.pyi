@@ -23,6 +23,8 @@ from .fsdp import fsdp_plan as fsdp_plan
 from .fsdp import fsdp_row as fsdp_row
 from .gpus import GPUS as GPUS
 from .gpus import machine_of as machine_of
+from .launch_line import Launch as Launch
+from .launch_line import read_launch as read_launch
 from .layout import Layout as Layout
 from .layout import Machine as Machine
 from .layout import layouts as layouts
