@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 import time
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,7 @@ from math import hypot
 import pytest
 
 import pplab as pp
+from pplab import lab
 from pplab.lab import (
     Choice,
     ExpertLayers,
@@ -23,6 +25,7 @@ from pplab.lab import (
     Unsure,
     choose,
     machine_of,
+    models,
     plan,
     profiled,
 )
@@ -277,3 +280,20 @@ def test_a_measured_degree_isnt_unsure_by_halves():
 def test_a_profile_of_something_else(costs, cut, error):
     with pytest.raises(ValueError, match=error):
         profiled(SMALL, NODE, costs, 1, cut=cut)
+
+
+@pytest.mark.timed
+def test_a_run_of_what_is_chosen_is_within_a_profiles_interval(pools):
+    """An uneven cut is measured and explained; the even one, which is chosen, takes as long as is said then."""
+    gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
+    model = Transformer(4, 256, 128, bytes_each=4, heads=4, vocabulary=256)
+    rows = pp.build("1F1B", num_ranks=2, num_microbatches=8)
+    found = lab.explain(pools(2).train(rows, replace(gpt, cut=(3, 1)), steps=5))
+    link = pp.Link(max(each.latency for each in found.costs.links.values()) / 1e3, 1e10)
+    guess = replace(CPUS, inside=link, between=link)
+    machine, unsure = profiled(model, guess, found.costs, 1, cut=(3, 1), error=found.what_ifs[0].error)
+    how = {"tp": 1, "dp": 1, "schedules": ["1F1B"]}
+    guessed, told = choose(model, guess, 2, 8, **how).best, choose(model, machine, 2, 8, unsure=unsure, **how).best
+    assert told.plan.layers == (2, 2)
+    took = statistics.median(step.makespan for step in pools(2).train(rows, gpt, steps=5).timelines) / 1e3
+    assert told.low_s < took < told.high_s and not guessed.low_s < took < guessed.high_s
