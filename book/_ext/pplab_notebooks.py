@@ -37,8 +37,7 @@ ANSWERS = """
 **Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
 isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
 
-:::{div} live-tally
-:::
+<p class="live-tally"></p>
 """
 ANYWHERE = (
     (re.compile(r"\A(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),

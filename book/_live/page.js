@@ -298,8 +298,7 @@
         say("running …");
         cell.timed = true;
         cell.clear();
-        const status = await ask({ run: cell.source }, (event) => cell.show(event));
-        cell.ran = !!python.worker;
+        const status = await evaluate(cell, (event) => cell.show(event));
         const taken = `${((performance.now() - began) / 1000).toFixed(2)} s`;
         say(status === "absent" ? "open the notebook for this one" : measured ? `${taken}, with values that the book has measured` : taken);
       } catch (error) {
@@ -312,6 +311,14 @@
       cell.mark();
       if (ahead) cells.slice(cells.indexOf(cell) + 1).find((next) => next.go?.isConnected && next.go.offsetParent)?.go.focus();
     }));
+  }
+
+  /** Run a cell's text, and bind what it can't make here to what it made when the book was recorded. */
+  async function evaluate(cell, tell) {
+    const status = await ask({ run: cell.source }, tell);
+    if (cell.given.measured && python.worker) await ask({ recall: cell.given.measured });
+    cell.ran = !!python.worker;
+    return status;
   }
 
   /** Give every cell the book's source, and put those that aren't on the page in their places. */
@@ -329,9 +336,7 @@
       if (each.ran) continue;
       say("running what it needs from above …");
       const events = [];
-      await ask({ run: each.source }, (event) => events.push(event));
-      if (each.given.measured) await ask({ recall: each.given.measured });
-      each.ran = true;
+      await evaluate(each, (event) => events.push(event));
       if (each.text === undefined || !each.node) continue;
       each.clear(); // the reader's own text: what it says isn't what is recorded
       events.forEach((event) => each.show(event));

@@ -1,0 +1,3 @@
+from ._artists import Circle, FancyArrowPatch, Patch, PathPatch, Polygon, Rectangle
+
+__all__ = ["Circle", "FancyArrowPatch", "Patch", "PathPatch", "Polygon", "Rectangle"]

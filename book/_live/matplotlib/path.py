@@ -1,0 +1,3 @@
+from ._artists import Path
+
+__all__ = ["Path"]

@@ -1,0 +1,3 @@
+from ._artists import withStroke
+
+__all__ = ["withStroke"]

@@ -1,0 +1,3 @@
+from ._artists import Text
+
+__all__ = ["Text"]

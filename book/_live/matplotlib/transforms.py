@@ -1,0 +1,3 @@
+from .axes import ScaledTranslation
+
+__all__ = ["ScaledTranslation"]
