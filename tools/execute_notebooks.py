@@ -2,6 +2,8 @@
 
 python tools/execute_notebooks.py [--clean] [NOTEBOOK ...]
 
+Beside them, in measured/, it writes the values that cells in the book's page are given, as tools/page_cells.py says.
+
 With --clean nothing is executed: the notebooks lose what an editor left in them, and what the page hides is folded.
 
 What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
@@ -11,12 +13,15 @@ the command says so and ends with status 1: this notebook and those after it sta
 
 from __future__ import annotations
 
+import ast
+import json
 import sys
 import time
 from pathlib import Path
 
 import durations
 import nbformat
+import page_cells
 import quiet
 from nbclient import NotebookClient
 
@@ -44,31 +49,51 @@ def main(names: list[str]) -> int:
         started = time.monotonic()
         try:
             quiet.check()
-            notebook = executed(path)
+            notebook, values = executed(path)
         except quiet.TooBusy as problem:
             print(f"too busy\n== {problem}", flush=True)
             print("== not recorded:", *(path.name for path in paths[len(took) :]))
             return 1
         nbformat.write(notebook, path)
+        page_cells.write(path, values)
         took[path.stem] = time.monotonic() - started
         print(f"{took[path.stem]:.0f} s")
     print(durations.report(took).splitlines()[-1])
     return 0
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook with new outputs. Raises quiet.TooBusy, and nbclient's CellExecutionError."""
+def executed(path: Path) -> tuple[nbformat.NotebookNode, dict[str, dict]]:
+    """The notebook with new outputs, and what it measured for the page, by cell and name.
+
+    Raises quiet.TooBusy, and nbclient's CellExecutionError.
+    """
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": path.parent}})
+    (wanted, read), values, readings = page_cells.wanted(path), {}, []
+
+    async def keep(cell: nbformat.NotebookNode, cell_index: int, execute_reply: dict) -> None:
+        if readings:
+            quiet.Reading.now().check_since(readings[-1], f"while cell {cell_index + 1} ran,")
+        if cell.id in wanted and (found := await asked(client, wanted[cell.id], read)):
+            values[cell.id] = found
+
     if quiet.can_tell_own():
-        readings = []
         client.on_cell_execute = lambda cell, cell_index: readings.append(quiet.Reading.now())
-        client.on_cell_executed = lambda cell, cell_index, execute_reply: quiet.Reading.now().check_since(
-            readings[-1], f"while cell {cell_index + 1} ran,"
-        )
+    client.on_cell_executed = keep
     client.execute()
     clean(notebook)
-    return notebook
+    return notebook, page_cells.needed(path, values) if values else {}
+
+
+async def asked(client: NotebookClient, names: list[str], read: list[str]) -> dict:
+    """The values of these names in the notebook's kernel, as they are now, in the form of book/_live/measured.py."""
+    path = f"__import__('sys').path.append({str(page_cells.LIVE)!r})"  # at the end: matplotlib is the real one
+    kept = f"({path}, __import__('measured').kept(globals(), {names!r}, {read!r}))[1]"  # leaves no name behind
+    reply = await client.kc.execute("", silent=True, user_expressions={"kept": kept}, reply=True, timeout=60)
+    found = reply["content"]["user_expressions"]["kept"]
+    if found["status"] != "ok":
+        raise RuntimeError("\n".join(found["traceback"]))
+    return json.loads(ast.literal_eval(found["data"]["text/plain"]))
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import symtable
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def wanted(path: Path) -> tuple[dict[str, list[str]], list[str]]:
         if cell["id"] not in ran and (made := below.intersection(changed(cell))):
             found[cell["id"]] = sorted(made)
         below |= names_read(cell)
-        attributes |= {node.attr for node in ast.walk(tree_of(cell)) if isinstance(node, ast.Attribute)}
+        attributes |= {node.attr for node in ast.walk(ast.parse(code_of(cell))) if isinstance(node, ast.Attribute)}
     return found, sorted(attributes)
 
 
@@ -68,22 +69,25 @@ def code_cells(path: Path) -> list[dict]:
     return [cell for cell in texts if not ASKS.search(cell["source"])]
 
 
-def tree_of(cell: dict) -> ast.Module:
+def code_of(cell: dict) -> str:
     """A cell's code without its magics."""
-    return ast.parse(re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE))
+    return re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)
 
 
 def names_read(cell: dict) -> set[str]:
-    """Names that a cell reads and gives no value to, as parameters of functions neither."""
-    nodes = list(ast.walk(tree_of(cell)))
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return {node.id for node in names} - own - {node.arg for node in nodes if isinstance(node, ast.arg)}
+    """Names that a cell reads, in its functions, too, and gives no value to."""
+    top = symtable.symtable(code_of(cell), "cell", "exec")
+    scopes = [top]
+    for scope in scopes:
+        scopes += scope.get_children()
+    used = [(scope, symbol) for scope in scopes for symbol in scope.get_symbols() if symbol.is_referenced()]
+    read = {symbol.get_name() for scope, symbol in used if scope is top or symbol.is_global()}
+    return read - {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
 def changed(cell: dict) -> Iterator[str]:
     """Names that a cell assigns, and those of things that it changes in place: rows[0] = 1, rows.append(1)."""
-    for node in ast.walk(tree_of(cell)):
+    for node in ast.walk(ast.parse(code_of(cell))):
         place = None
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
             place = node

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import execute_notebooks
+import nbformat
 import page_cells
 import pytest
+import quiet
 
 import pplab as pp
 from pplab import lab
@@ -108,6 +111,39 @@ def test_a_damaged_recording_is_refused(measured, data):
 def test_reading_needs_no_torch():
     code = "import sys; sys.modules.update(torch=None, numpy=None); import measured; measured.from_plain({'kind': 'F'})"
     subprocess.run([sys.executable, "-c", code], cwd=LIVE, check=True)
+
+
+MEASURES = """
+import torch
+from pplab.runtime import GradientReport
+
+report, model, unread = GradientReport(0.0, 1.0, 1e-5, "w", {}, 0.0), torch.nn.Linear(1, 1), 5
+counts = [torch.tensor(3)]
+"""
+CELLS = {
+    "pure": "start = 1",
+    "measures": MEASURES,
+    "adds": "counts.append(torch.ones(2).sum() + start)",
+    "reads": "print(report.equal, [x + 1 for x in counts])",
+    "trains": "model(torch.ones(1)), unread",
+    "replaces": "counts = None",
+}
+
+
+@pytest.mark.slow
+def test_the_values_that_cells_of_the_page_read_are_recorded_as_they_were_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(quiet, "check", lambda: None)
+    monkeypatch.setattr(quiet, "can_tell_own", lambda: False)
+    path = tmp_path / "01_some.ipynb"
+    cells = [nbformat.v4.new_code_cell(code, id=name) for name, code in CELLS.items()]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert execute_notebooks.main([str(path)]) == 0
+    recorded = json.loads((tmp_path / "measured" / "01_some.json").read_text())
+    assert recorded == {
+        "measures": {"counts": [3], "report": {"seen": ["GradientReport", "", {"equal": True}]}},
+        "adds": {"counts": [3, 3.0]},
+    }
+    assert page_cells.run_as_page(path, recorded)[0] == {"pure", "reads", "replaces"}
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)

@@ -180,12 +180,12 @@ def test_a_broken_file_is_told_by_its_symptom(tmp_path, file, changes, says):
 @pytest.mark.slow
 @pytest.mark.timed
 def test_1f1bs_order_with_gpipes_messages_hangs_and_both_stand_in_send(tmp_path, monkeypatch):
-    monkeypatch.setattr(spine, "LIMIT_S", 8.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 5.0)  # once they have started
     file = spine.joined("pipe_gpipe.py", "step", of="pipe_1f1b.py", to=str(tmp_path / "my_pipe.py"))
     verdict = spine.one_f_one_b_file(file)
     stands = r"stands in {}, line \d+: send\({}, rank . 1\) > in send, line \d+: dist.send\(tensor, to\)"
     both = f"rank 0 {stands.format('forward', 'y')}; rank 1 {stands.format('backward', 'x.grad')}"
-    said = f"it hasn't ended after 8 s: {both}"
+    said = f"it hasn't ended after 5 s: {both}"
     assert verdict.right is False and re.search(said, verdict.says), verdict
     with pytest.raises(ValueError, match="a run that failed has no timeline: it hasn't ended"):
         spine.run(file, 2, M=2, PACE=0, limit_s=3).timeline()
@@ -234,7 +234,7 @@ def test_torchrun_keeps_early_receives_off_the_gpus():
 
 @pytest.mark.slow
 def test_a_last_message_that_never_leaves_is_hinted_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(spine, "LIMIT_S", 12.0)
+    monkeypatch.setattr(spine, "LIMIT_S", 5.0)  # once they have started
     verdict = spine.one_f_one_b_file(
         broken(tmp_path, "pipe_1f1b.py", ("    exchange()  # the last action's message\n", ""))
     )

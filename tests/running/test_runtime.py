@@ -318,7 +318,7 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
 
 @pytest.mark.alone
 def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools):
-    pace = pp.Costs(forward=15, backward_input=15, backward_weight=15, unit="ms")
+    pace = pp.Costs(forward=10, backward_input=10, backward_weight=10, unit="ms")
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
     times = {}
     for name, options in (("naive", {}), ("1F1B", {"in_flight": (1, 1)}), ("1F1B", {})):

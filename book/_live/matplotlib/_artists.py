@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import cos, hypot, pi, sin
+from math import cos, hypot, isfinite, pi, sin
 
 from ._page import Box, Page, disc, polygon, stroke
 from ._style import ASCENT, DESCENT, NO_LINE, Told, colour, lacking, styled, width_of
@@ -14,7 +14,10 @@ _LINE = (
     "color linewidth linestyle alpha zorder label gid marker markersize markerfacecolor markeredgecolor "
     "markeredgewidth path_effects solid_capstyle clip_on"
 )
-_TEXT = "fontsize fontweight family color alpha ha va rotation linespacing zorder clip_on bbox parse_math transform"
+_TEXT = (
+    "fontsize fontweight family color alpha ha va rotation linespacing zorder clip_on bbox parse_math transform "
+    "is_power"
+)
 
 
 class Artist(Told):
@@ -137,7 +140,7 @@ class Line2D(Artist):
 
     def ends(self) -> list[Point]:
         """Its points on the page."""
-        return [self.ax.to(x, y) for x, y in self.points if x == x and y == y]
+        return [self.ax.to(x, y) for x, y in self.points if isfinite(x) and isfinite(y)]
 
     def draw(self, page: Page) -> None:
         self.drawn(page, self.ends(), self.ends(), self.clip(page))
@@ -159,7 +162,10 @@ class Line2D(Artist):
             edge, edge_opacity = colour(style.get("markeredgecolor", ink), style.get("alpha"))
             look = f'fill="{face}"' + (f' fill-opacity="{face_opacity:g}"' if face_opacity != 1 else "")
             look += stroke(edge, edge_opacity, style.get("markeredgewidth", 1), "-", "", "miter")
-            page.marks(sign(style["marker"], style.get("markersize", 6)), marked, look, clip)
+            shape = sign(style["marker"], style.get("markersize", 6))
+            for effect in style.get("path_effects", ()):
+                page.marks(shape, marked, f'fill="{face}"' + effect.look(), clip)
+            page.marks(shape, marked, look, clip)
             page.lines += ["</g>"] if gid else []
 
 
@@ -205,7 +211,6 @@ class Text(Artist):
 
     def __init__(self, x: float, y: float, text: object, moved: Point = (0, 0), **style: object):
         super().__init__(**{"fontsize": 10, "ha": "left", "va": "baseline", **style})
-        self.style = styled(self.style, _TEXT + " is_power", "text")
         self.at, self.text, self.moved = (x, y), str(text), moved
 
     def get_text(self) -> str:

@@ -40,19 +40,24 @@ class Legend(Artist):
         self.columns = [rows[a:b] for a, b in zip(starts, starts[1:], strict=False)]
         self.handle, self.gap = s.get("handlelength", 2) * size, s.get("handletextpad", 0.8) * size
         self.pad, self.apart = s.get("borderpad", 0.4) * size, s.get("columnspacing", 2) * size
-        self.step = (1 + s.get("labelspacing", 0.5)) * size
+        self.between = s.get("labelspacing", 0.5) * size
 
     def remove(self) -> None:
         self.ax.legend_ = None
 
     def widths(self) -> list[float]:
-        names = [[width_of(name, self.size) for _, name in column] for column in self.columns]
+        names = [[max(width_of(line, self.size) for line in name.split("\n")) for _, name in c] for c in self.columns]
         return [self.handle + self.gap + max(column, default=0) for column in names]
+
+    def _high(self, name: str) -> float:
+        lines = 1 + name.count("\n")
+        return self.size * (1 if lines == 1 else 1.2 * lines)
 
     def box(self) -> Box:
         widths = self.widths()
         wide = sum(widths) + self.apart * (len(widths) - 1) + 2 * self.pad
-        high = self.step * len(self.columns[0]) - (self.step - self.size) + 2 * self.pad
+        heights = [sum(self._high(name) + self.between for _, name in column) for column in self.columns]
+        high = max(heights) - self.between + 2 * self.pad
         left, top = self._corner(wide, high)
         return left, top, left + wide, top + high
 
@@ -79,11 +84,15 @@ class Legend(Artist):
             page.shape(polygon([(left, top), (right, top), (right, bottom), (left, bottom)]), frame)
         x = left + self.pad
         for column, wide in zip(self.columns, self.widths(), strict=True):
-            for row, (handle, name) in enumerate(column):
-                y = top + self.pad + row * self.step + 0.76 * self.size  # the baseline
+            y = top + self.pad
+            for handle, name in column:
+                under, lines = y + self._high(name), name.count("\n")
+                baseline = under - (0.34 if lines else 0.24) * self.size
                 for artist in handle if isinstance(handle, tuple) else (handle,):
-                    self._key(page, artist, x, y)
-                Text(x + self.handle + self.gap, y, name, fontsize=self.size, transform=lambda x, y: (x, y)).draw(page)
+                    self._key(page, artist, x, baseline)
+                place = {"transform": lambda x, y: (x, y), "va": "top"}
+                Text(x + self.handle + self.gap, y, name, fontsize=self.size, **place).draw(page)
+                y = under + self.between
             x += wide + self.apart
 
     def _key(self, page: Page, artist: Artist, x: float, y: float) -> None:

@@ -88,6 +88,8 @@ class Page:
 
     def text(self, line: str, x: float, y: float, style: dict) -> None:
         """One line of text, at its baseline."""
+        if not line:
+            return
         bold = "bold " if style.get("fontweight") == "bold" else ""
         font = f"{bold}{number(style['fontsize'])}px {_MONO if style.get('family') == 'monospace' else _SANS}"
         anchor = {"left": "start", "center": "middle", "right": "end"}[style["ha"]]

@@ -13,14 +13,13 @@ class View:
         self.log, self.base, self.margin, self.inverted, self.minor = False, 10, 0.05, False, True
         self.ticks: list[float] | None = None
         self.names: list[str] | None = None
+        self._found: tuple = (None, None)
 
     def range(self, at: int) -> tuple[float, float]:
         """The limits: set, or what is drawn with a margin; at a bar's foot there is none."""
         if self.limits:
             return self.limits
-        found = [point[at] for ax in self.axes for artist in ax.artists for point in artist.points]
-        found = [x for x in found if x is not None and abs(x) < inf and (x > 0 or not self.log)]
-        low, high = (min(found), max(found)) if found else (1, 10) if self.log else (0, 1)
+        low, high, found = self._reach(at)
         if low == high and not self.log:
             low, high = (low - 0.05 * abs(low or 1), high + 0.05 * abs(high or 1))
         elif low == high:
@@ -34,6 +33,16 @@ class View:
             low, high = low if low in feet else low - air, high if high in feet else high + air
         low, high = min([low, *self.grown]), max([high, *self.grown])
         return (high, low) if self.inverted else (low, high)
+
+    def _reach(self, at: int) -> tuple[float, float, bool]:
+        """Least and most of what is drawn, found once for all, and whether anything is."""
+        count = sum(len(ax.artists) for ax in self.axes), self.log
+        if self._found[0] != count:
+            all_ = [point[at] for ax in self.axes for artist in ax.artists for point in artist.points]
+            found = [x for x in all_ if x is not None and abs(x) < inf and (x > 0 or not self.log)]
+            low, high = (min(found), max(found)) if found else (1, 10) if self.log else (0, 1)
+            self._found = count, (low, high, bool(found))
+        return self._found[1]
 
     def limit(self, low: object, high: object, at: int) -> None:
         if isinstance(low, tuple | list):

@@ -136,7 +136,7 @@ class Axes(Told):
         low, high = (y if len(y) > 1 else y * len(xs) for y in (listed(y1), listed(y2)))
         (across, low), (_, high) = (_stairs(xs, ys, step) if step else (xs, ys) for ys in (low, high))
         outline = [*zip(across, low, strict=True), *reversed([*zip(across, high, strict=True)])]
-        return self._add(Patch(outline, **{"facecolor": "C0"} | styled(style, _SHAPE, "fill_between")))
+        return self._add(Patch(outline, **styled(style, _SHAPE, "fill_between")))
 
     def bar(
         self,

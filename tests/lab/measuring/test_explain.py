@@ -159,15 +159,18 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
         main(["explain"])
 
 
-def run_by_torch(folder: Path, *names: str, **settings: str) -> dict[str, lab.Explained]:
-    """Classes of torch's on four ranks over gloo, whose stages sleep: what explains their traces."""
+def run_by_torch(folder: Path) -> Path:
+    """The traces of torch's classes on four ranks over gloo, whose stages sleep: two with a slow stage, one with a slow
+    link."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     paths = os.pathsep.join(filter(None, (str(Path(pp.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-    given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | settings
-    script = Path(__file__).with_name("two_classes.py")
-    done = subprocess.run([*launch, str(script), str(folder), *names], env=given, capture_output=True, timeout=180)
+    given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [*launch, str(Path(__file__).with_name("two_classes.py")), str(folder)]
+    done = subprocess.run(
+        [*command, "slow/1F1B", "slow/GPipe", "late/1F1B"], env=given, capture_output=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return {name: lab.explain(lab.read_traces(folder / name)) for name in names}
+    return folder
 
 
 def largest(found: lab.Explained) -> str:
@@ -176,9 +179,12 @@ def largest(found: lab.Explained) -> str:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_class_of_torchs_takes_as_long_as_the_others_trace_says(tmp_path, capsys):
+def test_what_torchs_classes_ran_is_explained(tmp_path, capsys):
+    """Each class takes as long as the other's trace says, and a slow link is found: one test, since to start torch
+    takes longest."""
+    folder = run_by_torch(tmp_path)
     names = "1F1B", "GPipe"
-    found = run_by_torch(tmp_path, *names, SLOW="2")
+    found = {name: lab.explain(lab.read_traces(folder / "slow" / name)) for name in names}
     for name, other in (names, names[::-1]):
         assert found[name].replay.schedule == pp.build(name, num_ranks=4, num_microbatches=8)
         predicted, measured = rows(found[name])[other], found[other].where.timeline.makespan
@@ -186,18 +192,14 @@ def test_a_class_of_torchs_takes_as_long_as_the_others_trace_says(tmp_path, caps
         assert largest(found[name]) == "imbalance"
         assert min(range(4), key=lambda rank: found[name].where.by_rank[rank]["imbalance"]) == 2
         assert rows(found[name])["stages equally long"].change < -0.1
-    page = tmp_path / "page.html"
-    assert main(["explain", str(tmp_path / "1F1B"), "--html", str(page), "--json", str(tmp_path / "all.json")]) == 0
+    page, data = tmp_path / "page.html", tmp_path / "all.json"
+    assert main(["explain", str(folder / "slow" / "1F1B"), "--html", str(page), "--json", str(data)]) == 0
     assert "GPipe" in capsys.readouterr().out and page.stat().st_size > 10_000
-    assert json.loads((tmp_path / "all.json").read_text())["what_ifs"]
+    assert json.loads(data.read_text())["what_ifs"]
 
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_slow_link_between_torchs_ranks_is_found(tmp_path):
-    found = run_by_torch(tmp_path, "1F1B", LAG="0.03")["1F1B"]
-    assert largest(found) == "communication"
-    takes = {pair: link.latency + 1 / link.bandwidth for pair, link in found.where.links.items()}
+    late = lab.explain(lab.read_traces(folder / "late" / "1F1B"))
+    assert largest(late) == "communication"
+    takes = {pair: link.latency + 1 / link.bandwidth for pair, link in late.where.links.items()}
     assert {*sorted(takes, key=takes.get)[-2:]} == {(1, 2), (2, 1)} and takes[2, 1] == pytest.approx(30, rel=0.5)
-    at_once = rows(found)["messages at once"]
+    at_once = rows(late)["messages at once"]
     assert at_once.change < -0.1 and at_once.timeline.makespan == pytest.approx(11 * 30, rel=0.15)

@@ -163,7 +163,7 @@ def tight_block(rng: random.Random) -> lab.Block | None:
 def test_what_is_accepted_holds_what_it_says_for_any_number_of_microbatches_and_what_is_refused_ever_more(monkeypatch):
     rng, accepted, refused, has_room = random.Random(3), 0, 0, lab.Block._has_room
     monkeypatch.setattr(lab.Block, "_has_room", lambda self, rank: True)  # or there would be none to look at
-    blocks = [block for _ in range(4000) if (block := tight_block(rng))][:400]
+    blocks = [block for _ in range(2000) if (block := tight_block(rng))][:200]
     monkeypatch.setattr(lab.Block, "_has_room", has_room)
     for block in blocks:
         few, many = block.stamp(60), block.stamp(240)
@@ -181,7 +181,7 @@ def test_what_is_accepted_holds_what_it_says_for_any_number_of_microbatches_and_
         assert few.peak_in_flight == many.peak_in_flight == peak, block
         assert all(held <= most for held, most in zip(held_over_time(many), bound, strict=True)), block
         accepted += 1
-    assert accepted > 200 and refused > 50
+    assert accepted > 100 and refused > 25
 
 
 def test_a_block_is_read_off_a_steady_state_only():
