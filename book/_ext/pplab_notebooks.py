@@ -40,7 +40,7 @@ isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
 <p class="live-tally"></p>
 """
 ANYWHERE = (
-    (re.compile(r"\A(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),
+    (re.compile(r"^(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),
     (re.compile(r'\[([^][]+)\]\(\.\./book/glossary\.md "([^"]+)"\)'), r"{term}`\1 <\2>`"),
     (re.compile(r"\[([^][]+)\]\(\.\./book/glossary\.md\)"), r"{term}`\1`"),
     (re.compile(r'\[\[[^][]+\]\(\.\./book/references\.bib "([\w,]+)"\)\]'), r"{cite}`\1`"),
