@@ -10,8 +10,8 @@ prints as JSON which cells ran, and of the values those that they read. tools/ex
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -177,9 +177,7 @@ if __name__ == "__main__":
 
     sys.modules.update(dict.fromkeys(ABSENT))  # None there: it can't be imported
     notebook = Path(sys.argv[1])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # cells write files
         for script in notebook.parent.glob("*.py"):
             shutil.copy(script, folder)
-        os.chdir(folder)
         print(json.dumps(main(notebook, json.load(sys.stdin))))
-        os.chdir("/")

@@ -22,7 +22,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 
 from pplab import Action, Kind, Overlap, Schedule, Span, Timeline, parse
 
@@ -202,6 +202,8 @@ def _object(name: str, content: dict) -> object:
     values = {field: from_plain(each) for field, each in content.items()}
     if issubclass(kind, tuple):
         return tuple.__new__(kind, [values[field] for field in kind._fields])
+    if missing := {field.name for field in fields(kind)} - values.keys():
+        raise ValueError(f"this recording of a {name} lacks {', '.join(sorted(missing))}. {_ANEW}")
     made = object.__new__(kind)
     vars(made).update(values)
     return made

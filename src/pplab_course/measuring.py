@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from pplab.builders import build
@@ -34,7 +34,7 @@ _CLUES = {
     "D": "compare each action with the others of its kind on its stage: one lasts several times as long",
 }
 
-_RUNS = Path(__file__).parent / "slow_runs.json"  # in ms, as `lab.timeline_to_dict` writes them
+_RUNS = files(__package__) / "slow_runs.json"  # in ms, as `lab.timeline_to_dict` writes them
 _GAIN = 0.95  # what counts as faster: less than this share of the run's time
 
 

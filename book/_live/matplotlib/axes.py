@@ -95,6 +95,10 @@ class Axes(Told):
     def texts(self) -> list[Text]:
         return [artist for artist in self.artists if isinstance(artist, Text)]
 
+    @property
+    def patches(self) -> list[Patch]:
+        return [artist for artist in self.artists if isinstance(artist, Patch)]
+
     def text(self, x: float, y: float, s: object, **style: object) -> Text:
         return self._add(Text(x, y, s, **style))
 
@@ -165,13 +169,12 @@ class Axes(Told):
         return self._bars([((foot, a), wide, high) for a, high, foot, wide in boxes], styled(style, _SHAPE, "barh"))
 
     def _bars(self, boxes: list, style: dict) -> list[Rectangle]:
-        if style.get("color") is None and style.get("facecolor") is None:
-            style["facecolor"] = self._next()
-        label, several = style.pop("label", None), style.get("color")
-        made = []
-        for place, box in enumerate(boxes):
-            own = {"color": several[place]} if isinstance(several, list) else {}
-            made.append(self._add(Rectangle(*box, **style | own)))
+        label, fill = style.pop("label", None), style.pop("color", style.get("facecolor"))
+        fill = self._next() if fill is None else fill
+        fills = fill if isinstance(fill, list) else [fill] * len(boxes)
+        made = [
+            self._add(Rectangle(*box, **style | {"facecolor": each})) for box, each in zip(boxes, fills, strict=True)
+        ]
         if label and made:
             made[0].set_label(label)
         return made

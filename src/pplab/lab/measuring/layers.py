@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...actions import Action, B, F
 from ...costs import Costs
 from ...errors import positive_int
 from ...footprint import Memory
-from ...runtime import Pool, Workload
 from ...schedule import Schedule
-from ..extras import Meter, Recompute
-from ..models import LayeredModel, Modules, weights_of
+
+if TYPE_CHECKING:
+    from ...runtime import Workload
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,7 @@ class MeasuredLayers:
     activations: tuple[int, ...]  # bytes that a forward keeps for its backward
     inputs: tuple[int, ...]  # bytes of them that a stage which starts here keeps when it recomputes
     parameters: tuple[int, ...]  # bytes of weights
-    ends: bool = (
-        True  # whether the first and the last are an embedding and a head, which a workload's cut doesn't count
-    )
+    ends: bool = True  # the first and the last are an embedding and a head, which a workload's cut doesn't count
 
     @property
     def times_ms(self) -> tuple[float, ...]:
@@ -91,25 +90,30 @@ def measure_layers(
     those of the planned run. Starts a process, and ends it. What a stage keeps once for several layers, such as a mask,
     or an output that is the next layer's input, counts with each of them here: so a stage holds at most what follows.
     """
+    from ...runtime import Pool  # what was measured can be read without torch
+    from ..extras import Meter, Recompute
+    from ..models import LayeredModel, weights_of
+
     layerwise, names = _layer_by_layer(workload)
-    last = len(names) - 1
-    row = []
+    stages, row = range(len(names)), []
     for m in range(positive_int("num_microbatches", num_microbatches)):
-        row += [Action(stage, F, m) for stage in range(last + 1)] + [Action(s, B, m) for s in range(last, -1, -1)]
+        row += [Action(stage, F, m) for stage in stages] + [Action(stage, B, m) for stage in reversed(stages)]
     schedule = Schedule([row], name="layer by layer")
     with Pool(1, device=device, threads=threads) as pool:
         run = pool.train(schedule, layerwise, Meter(), steps=steps)
         inputs = pool.train(schedule, layerwise, Meter(), Recompute(), steps=1, warmup=0).held.bytes_of
     if isinstance(layerwise, LayeredModel):
-        sizes = layerwise.stage_bytes(last + 1)  # which builds the model once
+        sizes = layerwise.stage_bytes(len(stages))  # which builds the model once
     else:
-        sizes = tuple(weights_of(layerwise.build_stage(stage, last + 1)) for stage in range(last + 1))
-    found = names, run.costs.forward, run.costs.backward_input, run.held.bytes_of, inputs, sizes
-    return MeasuredLayers(*found, ends=isinstance(workload, LayeredModel))
+        sizes = tuple(weights_of(layerwise.build_stage(stage, len(stages))) for stage in stages)
+    times = run.costs.forward, run.costs.backward_input
+    return MeasuredLayers(names, *times, run.held.bytes_of, inputs, sizes, isinstance(workload, LayeredModel))
 
 
 def _layer_by_layer(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
     """The workload as it has a stage for every layer, and the layers' names. ValueError where it counts none."""
+    from ..models import LayeredModel, Modules
+
     if isinstance(workload, LayeredModel):
         layerwise = replace(workload, cut=(0, *[1] * workload.num_layers, 0))
         return layerwise, ("embedding", *workload.layer_names, "head")
