@@ -176,7 +176,7 @@ if __name__ == "__main__":
     from kernel import ABSENT
 
     sys.modules.update(dict.fromkeys(ABSENT))  # None there: it can't be imported
-    notebook = Path(sys.argv[1])
+    notebook = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # cells write files
         for script in notebook.parent.glob("*.py"):
             shutil.copy(script, folder)

@@ -80,7 +80,12 @@ def read(svg: str) -> Chart:
         outlines = [outline for outline in re.split("(?=M)", d) if outline]
         fill, opacity = style.get("fill", "currentColor"), style.get("opacity", "1")
         if fill.startswith("url"):
-            shapes["hatching"] += len(outlines)
+            hatching = named[fill[5:-1]].find(f"{SVG}path").get("d")
+            is_dotted = "z" in hatching
+            ends = (
+                frozenset((round(x), round(y)) for x, y in points(hatching)) if not is_dotted else hatching.count("M")
+            )
+            shapes["hatching", ends] += len(outlines)
         elif fill != "none" and "z" in d.lower() and (fill, style.get("fill-opacity")) != ("currentColor", "0"):
             shapes["filled", fill, f"{float(style.get('fill-opacity', opacity)):.2f}"] += len(outlines)
             rectangles.extend((fill, *box(outline, x, y)) for outline in outlines if is_rectangle(outline))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import cos, hypot, isfinite, pi, sin
 
 from ._page import Box, Page, disc, polygon, stroke
-from ._style import ASCENT, DESCENT, NO_LINE, Told, colour, lacking, styled, width_of
+from ._style import ASCENT, DESCENT, NO_LINE, SOLID, Told, colour, lacking, styled, width_of
 
 Point = tuple[float, float]
 _PATCH = "facecolor edgecolor color linewidth linestyle alpha hatch zorder label capstyle clip_on"
@@ -122,7 +122,7 @@ class FancyArrowPatch(Artist):
         pad = 0.5 * width * hypot(long, half) / half  # so that the head's point ends at the end
         tip = x2 + pad * back[0], y2 + pad * back[1]
         ink, opacity = colour(self.style.get("color", "black"))
-        look, clip = stroke(ink, opacity, width, self.style.get("linestyle"), "", "miter"), self.clip(page)
+        look, clip = stroke(ink, opacity, width, self.style.get("linestyle"), "butt", "miter"), self.clip(page)
         curve = polygon([(x1, y1)], False) + "Q" + polygon([middle], False)[1:] + " " + polygon([tip], False)[1:]
         page.path(curve, 'fill="none"' + look, clip)
         sides = [
@@ -150,7 +150,7 @@ class Line2D(Artist):
         style = self.style
         ink, opacity = colour(style.get("color", "C0"), style.get("alpha"))
         width, kind = style.get("linewidth", 1.5), style.get("linestyle", "-")
-        cap = style.get("solid_capstyle", "square").replace("projecting", "square")
+        cap = style.get("solid_capstyle", "square") if kind in SOLID else "butt"
         if len(line) > 1 and kind not in NO_LINE:
             for effect in style.get("path_effects", ()):
                 page.path(polygon(line, False), 'fill="none"' + effect.look(), clip)
@@ -161,7 +161,7 @@ class Line2D(Artist):
             face, face_opacity = colour(style.get("markerfacecolor", ink), style.get("alpha"))
             edge, edge_opacity = colour(style.get("markeredgecolor", ink), style.get("alpha"))
             look = f'fill="{face}"' + (f' fill-opacity="{face_opacity:g}"' if face_opacity != 1 else "")
-            look += stroke(edge, edge_opacity, style.get("markeredgewidth", 1), "-", "", "miter")
+            look += stroke(edge, edge_opacity, style.get("markeredgewidth", 1), "-", "butt", "miter")
             shape = sign(style["marker"], style.get("markersize", 6))
             for effect in style.get("path_effects", ()):
                 page.marks(shape, marked, f'fill="{face}"' + effect.look(), clip)

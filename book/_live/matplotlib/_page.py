@@ -43,9 +43,8 @@ class Page:
         face, face_opacity = colour(style.get("facecolor", both if both is not None else "C0"), alpha)
         edge, edge_opacity = colour(style.get("edgecolor", both if both is not None else "none"), alpha)
         look = f'fill="{face}"' + (f' fill-opacity="{number(face_opacity)}"' if face_opacity != 1 else "")
-        line = stroke(edge, edge_opacity, style.get("linewidth", 1), style.get("linestyle"), "", "miter")
-        if style.get("capstyle") and line:
-            line += f' stroke-linecap="{style["capstyle"]}"'
+        cap = style.get("capstyle", "butt")
+        line = stroke(edge, edge_opacity, style.get("linewidth", 1), style.get("linestyle"), cap, "miter")
         if face != "none" or line:
             self.path(d, look + line, clip)
         if style.get("hatch"):
@@ -53,26 +52,20 @@ class Page:
 
     def _hatching(self, kind: str, edge: str, opacity: float) -> str:
         """A square inch of lines or dots: the more signs in `kind`, the denser."""
-        ink, lines, dense = "#000000" if edge == "none" else edge, [], len(kind)
         if set(kind) not in ({"/"}, {"\\"}, {"-"}, {"."}):
             raise lacking(f"hatch {kind!r}, but '//', '\\\\', '--' and '..'")
-        if kind[0] in "/\\":
-            step = 12 / dense
-            for k in range(-6 * dense // 2, 6 * dense // 2 + 1):
-                x, up = k * step, kind[0] == "/"
-                ends = (x - 36, 36 + k * step, x + 36, k * step - 36) if up else (x - 36, 36 - x, x + 36, 108 - x)
-                lines.append("M{} {}L{} {}".format(*map(number, ends)))
+        ink, step = "#000000" if edge == "none" else edge, 12 / len(kind)
+        steps = [k * step for k in range(6 * len(kind) + 1)]
+        if kind[0] == "/":
+            lines = [polygon([(x - 36, x + 36), (x + 36, x - 36)], False) for x in steps]
+        elif kind[0] == "\\":
+            lines = [polygon([(x - 36, 36 - x), (x + 36, 108 - x)], False) for x in steps]
         elif kind[0] == "-":
-            step = 12 / dense
-            lines = [f"M0 {number((k + 0.5) * step)}H72" for k in range(6 * dense)]
+            lines = [polygon([(0, y - step / 2), (72, y - step / 2)], False) for y in steps[1:]]
         else:
-            step = 12 / dense
-            spots = [
-                ((k + row % 2 / 2) * step, row * step / 2)
-                for row in range(12 * dense + 1)
-                for k in range(6 * dense + 1)
+            lines = [
+                disc(x - row % 2 * step / 2, y, step / 10) for row, y in enumerate(steps) for x in steps[row % 2 :]
             ]
-            lines = [disc(x, y, 72 / 12 * 0.1) for x, y in spots]
         look = f'fill="{ink if kind[0] == "." else "none"}" stroke="{ink}" stroke-opacity="{number(opacity)}"'
         return self._define(
             "h",
@@ -114,17 +107,15 @@ class Page:
         )
 
 
-def stroke(ink: str, opacity: float, width: float, linestyle: object, cap: str = "", join: str = "round") -> str:
-    """Attributes of a line, or none if there is nothing to see."""
+def stroke(ink: str, opacity: float, width: float, linestyle: object, cap: str = "butt", join: str = "round") -> str:
+    """Attributes of a line, or none if there is nothing to see. How it ends is style: matplotlib's SVG on the same
+    page has a style for all elements, which goes before attributes."""
     if ink == "none" or not width or linestyle in NO_LINE:
         return ""
-    found = f' stroke="{ink}" stroke-width="{number(width)}" stroke-linejoin="{join}"'
+    found = f' stroke="{ink}" stroke-width="{number(width)}"'
     found += f' stroke-opacity="{number(opacity)}"' if opacity != 1 else ""
-    if linestyle not in SOLID:
-        found += f' stroke-dasharray="{dashes(linestyle, width)}"'
-    elif cap:
-        found += f' stroke-linecap="{cap}"'
-    return found
+    found += f' stroke-dasharray="{dashes(linestyle, width)}"' if linestyle not in SOLID else ""
+    return f'{found} style="stroke-linejoin: {join}; stroke-linecap: {cap}"'
 
 
 def disc(x: float, y: float, r: float) -> str:

@@ -131,7 +131,7 @@ def test_a_paced_run_waits_as_the_simulation_does():
     with Pool(4, device="cpu") as pool:
         for name, options, sends, units in cases:
             schedule = pp.build(name, num_ranks=4, num_microbatches=8, **options)
-            run = pool.train(schedule, tiny, lab.Pace(costs, sends), steps=2, warmup=0, check_gradients=True)
+            run = pool.train(schedule, tiny, lab.Pace(costs, sends), steps=3, warmup=0, check_gradients=True)
             assert lab.simulate_sends(schedule, costs, sends).makespan == 20 * units
             assert run.gradients.equal
             assert units - 0.5 < min(each.makespan for each in run.timelines) / 20 < 1.08 * units
