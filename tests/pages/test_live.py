@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import live_cells as live
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "book" / "_live"))
+from kernel import ABSENT  # noqa: E402
+
 NEEDS = json.loads(live.NEEDS.read_text())
 SERVER = "http://bare.test/"  # answered by the test
 AN_HOUR = "while True: pass"
@@ -80,10 +84,13 @@ def test_cells_say_what_is_recorded_and_solutions_are_accepted(tab, book, chapte
             assert made.text.strip() == kept.text.strip(), (name, made, kept)
 
 
-def test_four_cells_in_five_run():
-    all_cells = sum(len(list(live.on_page(chapter))) for chapter in live.CHAPTERS)
-    elsewhere = sum(map(len, NEEDS.values()))
-    assert elsewhere <= 0.2 * all_cells, (elsewhere, all_cells)
+def test_most_cells_run_and_most_exercises_are_judged():
+    cells = [(chapter, cell["id"], solution) for chapter in live.CHAPTERS for cell, solution in live.on_page(chapter)]
+    assert {what for found in NEEDS.values() for what in found.values()} <= ABSENT  # words for a reader
+    elsewhere = [solution for chapter, name, solution in cells if name in NEEDS.get(chapter, {})]
+    asked = [solution for *_, solution in cells if solution]
+    assert elsewhere.count(None) <= 0.2 * len(cells), (elsewhere.count(None), len(cells))
+    assert len(elsewhere) - elsewhere.count(None) <= 0.3 * len(asked)
 
 
 def test_wrong_answers_are_refused_in_the_same_words(tab, book):
