@@ -181,7 +181,7 @@ def test_edits_and_answers_are_kept_and_undone(tabs, book):
     assert place.locator("pre").first.inner_text().strip() == solution.strip()
     assert "1 of" in tab.locator(".live-tally").inner_text()
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="Download").click()
+        tab.get_by_role("button", name="Download them").click()
     notebook = json.loads(Path(download.value.path()).read_text())
     assert solution.strip() in [each["source"].strip() for each in notebook["cells"]]
     place.get_by_role("button", name="As printed").click()
