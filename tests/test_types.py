@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections import defaultdict
 from pathlib import Path
 from typing import get_type_hints
@@ -185,9 +186,13 @@ def test_a_wheel_has_what_editors_read(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(names.HOUSE, tmp_path / "src" / "pplab", ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from setuptools import build_meta; build_meta.build_wheel('.')"
+    shutil.copytree(ROOT / "book" / "_live", tmp_path / "book" / "_live")
+    code = "from setuptools import build_meta; build_meta.build_wheel('.'); build_meta.build_sdist('.')"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(ZipFile(wheel).namelist())
     wanted = {path.relative_to(names.HOUSE.parent).as_posix() for path in [names.HOUSE / "py.typed", *STUBS]}
     assert len(wanted) > 15 and wanted <= packed
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as given:  # Python for the page, 6 MB, is the book's
+        assert not [name for name in [*packed, *given.getnames()] if "_live" in name]

@@ -1,7 +1,7 @@
 """Make book/_live/pinned.zip: Python for the book's pages, once or twice a year, with node, npm and a network.
 
-What it is made of is named in tools/pinned/package-lock.json, by version and checksum: npm refuses anything else. The
-same versions give the same bytes, and `--check` says whether they still do.
+What it is made of is named in tools/pinned/package-lock.json, by version and checksum: npm refuses anything else, and
+says what it expected. The same versions give the same files, byte by byte, and `--check` says whether they still do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
         made = archive(collected(Path(folder)))
     checksum = hashlib.sha256(made).hexdigest()
     if "--check" in sys.argv:
-        same = made == PINNED.read_bytes()
+        same = unpacked(made) == unpacked(PINNED.read_bytes())  # another zlib packs the same in other bytes
         print(f"{PINNED.name} is {'what' if same else 'not what'} tools/pinned makes: {checksum}")
         return not same
     PINNED.write_bytes(made)
@@ -45,9 +45,12 @@ def collected(folder: Path) -> dict[str, bytes]:
     pyodide = folder / "node_modules" / "pyodide"
 
     def run(*command: str) -> None:
-        subprocess.run(command, cwd=folder, check=True)
+        if subprocess.run(command, cwd=folder).returncode:
+            raise SystemExit(f"{command[0]} failed, for the reason above: {PINNED.name} is as it was")
 
-    run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+    if missing := [name for name in ("node", "npm", "npx") if not shutil.which(name)]:
+        raise SystemExit(f"{PINNED.name} is made with node 20 or newer: {' and '.join(missing)} not found")
+    run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
     run("node", "library.mjs", str(pyodide), "stdlib.zip")
     how = "--bundle --minify --format=iife --global-name=pplabEditor --legal-comments=none --log-level=warning"
     run("npx", "esbuild", "editor.mjs", *how.split(), "--outfile=editor.js", "--metafile=bundled.json")
@@ -77,13 +80,18 @@ def licenses(folder: Path, bundled: dict[str, object]) -> str:
     return "\n".join(texts)
 
 
+def unpacked(packed: bytes) -> dict[str, bytes]:
+    """The files of an archive by name."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as given:
+        return {name: given.read(name) for name in given.namelist()}
+
+
 def archive(files: dict[str, bytes]) -> bytes:
     """A zip of the files, the same bytes for the same files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as target:
         for name, content in files.items():
-            packed = zipfile.ZIP_STORED if name.endswith(".zip") else zipfile.ZIP_DEFLATED
-            target.writestr(zipfile.ZipInfo(name, WHEN), content, packed, 9)
+            target.writestr(zipfile.ZipInfo(name, WHEN), content, zipfile.ZIP_DEFLATED, 9)
     return made.getvalue()
 
 

@@ -90,8 +90,9 @@ def pieces() -> dict[str, str]:
     if not _pieces:
         with zipfile.ZipFile(io.BytesIO(pinned())) as given:
             files = {name: given.read(name) for name in IN_THE_WORKER}
-        files |= {"worker.js": (LIVE / "worker.js").read_bytes(), "app.zip": _zip(dict(app_files()))}
-        text = base64.b64encode(_zip(files)).decode()
+        app = _zip(dict(app_files()), zipfile.ZIP_STORED)  # so that the archive around it is smaller
+        files |= {"worker.js": (LIVE / "worker.js").read_bytes(), "app.zip": app}
+        text = base64.b64encode(_zip(files, zipfile.ZIP_DEFLATED)).decode()
         for start in range(0, len(text), PIECE):
             piece = text[start : start + PIECE]
             name = f"python-{len(_pieces)}-{_hash(piece.encode())}.js"
@@ -121,12 +122,11 @@ def app_files() -> Iterator[tuple[str, bytes]]:
         yield str(path.relative_to(ROOT)), path.read_bytes()
 
 
-def _zip(files: dict[str, bytes]) -> bytes:
+def _zip(files: dict[str, bytes], packed: int) -> bytes:
     """An archive of files by name, the same bytes for the same files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, content in files.items():
-            packed = zipfile.ZIP_STORED if name.endswith(".zip") else zipfile.ZIP_DEFLATED
             archive.writestr(zipfile.ZipInfo(name, _WHEN), content, packed, 9)
     return made.getvalue()
 

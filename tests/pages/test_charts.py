@@ -178,6 +178,7 @@ def test_a_chart_is_what_matplotlib_draws(cell: str) -> None:
         ("plt.imshow([[1]])", "plt.imshow"),
         ("plt.subplots(subplot_kw={})", "subplot_kw= for subplots"),
         ("ax.figure.colorbar(None)", "colorbar"),
+        ("ax.set_xlabel('$x^2$')", "formulas between dollars"),
         ("ax.text(0, 0, 'a', color='chartreuse')", "colour 'chartreuse'"),
     ],
 )

@@ -35,4 +35,4 @@ with zipfile.ZipFile("/python_stdlib.zip") as given, zipfile.ZipFile("/stdlib.zi
         if name.endswith(".py"):
             content = UNCHECKED + marshal.dumps(compile(content, name, "exec", dont_inherit=True))
             name += "c"
-        made.writestr(zipfile.ZipInfo(name, WHEN), content, zipfile.ZIP_DEFLATED, 9)
+        made.writestr(zipfile.ZipInfo(name, WHEN), content)  # stored, so that the archive around it is smaller

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import cos, hypot, isfinite, pi, sin
 
 from ._page import Box, Page, disc, polygon, stroke
-from ._style import ASCENT, DESCENT, NO_LINE, SOLID, Told, colour, lacking, styled, width_of
+from ._style import ASCENT, DESCENT, NO_LINE, SOLID, Told, colour, lacking, plain, styled, width_of
 
 Point = tuple[float, float]
 _PATCH = "facecolor edgecolor color linewidth linestyle alpha hatch zorder label capstyle clip_on"
@@ -211,13 +211,14 @@ class Text(Artist):
 
     def __init__(self, x: float, y: float, text: object, moved: Point = (0, 0), **style: object):
         super().__init__(**{"fontsize": 10, "ha": "left", "va": "baseline", **style})
-        self.at, self.text, self.moved = (x, y), str(text), moved
+        self.at, self.moved = (x, y), moved
+        self.set_text(text)
 
     def get_text(self) -> str:
         return self.text
 
     def set_text(self, text: object) -> None:
-        self.text = str(text)
+        self.text = plain(text, self.style.get("parse_math", True))
 
     def get_position(self) -> Point:
         return self.at

@@ -138,10 +138,18 @@ def width_of(line: str, size: float, bold: bool = False, monospaced: bool = Fals
     return units * size / 1000 * (BOLDER if bold else 1)
 
 
+def plain(text: object, parse_math: bool = True) -> str:
+    """Text as it is shown: a formula between two dollars isn't."""
+    text = str(text)
+    dollars = text.count("$") - text.count(r"\$")
+    if parse_math and dollars and dollars % 2 == 0:
+        raise lacking(f"formulas between dollars, got {text!r} (parse_math=False leaves them as they are)")
+    return text.replace(r"\$", "$") if parse_math else text
+
+
 def number(x: float) -> str:
-    return (
-        f"{x:.2f}".rstrip("0").rstrip(".").replace("-0", "0") if abs(x) < 0.01 else f"{x:.2f}".rstrip("0").rstrip(".")
-    )
+    text = f"{x:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
 
 
 def listed(given: object) -> list:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ._artists import Across, Artist, Line2D, Patch, Point, Rectangle, Span, Text
 from ._legend import Legend
 from ._page import Box, Page, polygon, stroke, union
-from ._style import NO_LINE, Told, lacking, listed, styled
+from ._style import NO_LINE, Told, lacking, listed, plain, styled
 from ._view import View
 
 _SHAPE = "facecolor edgecolor color linewidth linestyle alpha hatch zorder label"
@@ -233,16 +233,17 @@ class Axes(Told):
 
     def set_title(self, label: str, *, loc: str = "center", **style: object) -> None:
         known = "fontsize fontweight color pad parse_math"
-        self.title_ = {"text": str(label), "loc": loc, **styled(style, known, "set_title")}
+        text = plain(label, style.get("parse_math", True))
+        self.title_ = {"text": text, "loc": loc, **styled(style, known, "set_title")}
 
     def get_title(self, loc: str = "center") -> str:
         return self.title_["text"] if self.title_["loc"] == loc else ""
 
     def set_xlabel(self, xlabel: str, *, parse_math: bool = True) -> None:
-        self.axes_[0].label = xlabel
+        self.axes_[0].label = plain(xlabel, parse_math)
 
     def set_ylabel(self, ylabel: str, *, parse_math: bool = True) -> None:
-        self.axes_[1].label = ylabel
+        self.axes_[1].label = plain(ylabel, parse_math)
 
     def get_xlabel(self) -> str:
         return self.axes_[0].label
@@ -421,32 +422,32 @@ class Axes(Told):
     def _words(self) -> Iterator[Text]:
         """Names of ticks and axes, and the title."""
         left, top, right, bottom = self.box
-        plain = {"transform": lambda x, y: (x, y)}
+        on_page = {"transform": lambda x, y: (x, y), "parse_math": False}
         if self.shown:
             for direction in self.axes_:
-                names = list(self._tick_names(direction, plain))
+                names = list(self._tick_names(direction, on_page))
                 yield from names
                 edges = [name.box() for name in names]
                 if direction.label and direction.at == 0:
                     under = max([bottom + direction.length, *(edge[3] for edge in edges)]) + 4
-                    yield Text((left + right) / 2, under, direction.label, ha="center", va="top", **plain)
+                    yield Text((left + right) / 2, under, direction.label, ha="center", va="top", **on_page)
                 elif direction.label:
                     before = min([left - direction.length, *(edge[0] for edge in edges)]) - 4
                     middle = (top + bottom) / 2
-                    yield Text(before, middle, direction.label, ha="center", va="bottom", rotation=90, **plain)
+                    yield Text(before, middle, direction.label, ha="center", va="bottom", rotation=90, **on_page)
         title = self.title_
         if title["text"]:
             x = {"left": left, "center": (left + right) / 2, "right": right}[title["loc"]]
             style = {name: title[name] for name in ("fontsize", "fontweight", "color") if name in title}
             yield Text(
-                x, top - title.get("pad", 6), title["text"], ha=title["loc"], **{"fontsize": 12, **style}, **plain
+                x, top - title.get("pad", 6), title["text"], ha=title["loc"], **{"fontsize": 12, **style}, **on_page
             )
 
-    def _tick_names(self, direction: Direction, plain: dict) -> Iterator[Text]:
+    def _tick_names(self, direction: Direction, on_page: dict) -> Iterator[Text]:
         if not direction.labelled:
             return
         power = direction.view.log and direction.view.names is None
-        style = {"fontsize": direction.size, "is_power": power, **plain}
+        style = {"fontsize": direction.size, "is_power": power, **on_page}
         for place, name in self._major(direction):
             if direction.at == 0:
                 x, y = self.to(place, None)[0], self.box[3] + direction.length + 3.5

@@ -135,7 +135,7 @@ def test_whoever_is_sure_tells_more_apart():
     ("how", "error"),
     [
         ({"ep": 8}, "ep 8: this model has no experts"),
-        ({"tp": 3}, "no layout of 8 GPUs can be: 8 GPUs and 32 sequences don't divide by what is given"),
+        ({"tp": 3}, "no layout of 8 GPUs and 32 sequences can be: they don't divide by the degrees that are given"),
         ({"tp": 0}, "a degree must be an integer of at least 1, got 0"),
         ({"schedules": ["1F2B"], "dp": 2}, "1F2B"),
         ({"unsure": 0.1}, "unsure must be .*Unsure"),
@@ -153,7 +153,7 @@ def test_more_stages_than_layers_and_heads_that_dont_divide():
 
 
 def test_a_share_is_below_one():
-    with pytest.raises(ValueError, match="links is a share, below 1: 0.2 for 20 %, got 20"):
+    with pytest.raises(ValueError, match="links must be a number from 0 to 0.99, got 20"):
         Unsure(links=20)
 
 

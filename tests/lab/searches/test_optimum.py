@@ -51,16 +51,14 @@ def rows_of(problem: Problem) -> list[list[list[str]]]:
     return found
 
 
-def shortest(problem: Problem) -> dict[str, float]:
-    """The least makespan and the least longest span of all orders within the limit, each simulated."""
-    least = {"makespan": float("inf"), "span": float("inf")}
+def shortest(problem: Problem) -> float:
+    """The least makespan of all orders within the limit, each simulated."""
+    least = float("inf")
     for rows in product(*rows_of(problem)):
         schedule = pp.Schedule(rows)
         if stuck_at(schedule):
             continue
-        t = pp.simulate(schedule, problem.costs)
-        least["makespan"] = min(least["makespan"], t.makespan)
-        least["span"] = min(least["span"], max(t.spans_per_rank))
+        least = min(least, pp.simulate(schedule, problem.costs).makespan)
     return least
 
 
@@ -85,11 +83,9 @@ def test_no_order_of_all_is_shorter(P, M, placement, split):
     for seed in range(2):
         problem = drawn(seed, P, M, placement, split)
         least = shortest(problem)
-        for objective in ("makespan", "span"):
-            found = lab.optimum(problem, objective=objective, use_floor=False, **QUICK)
-            assert found.floor.value <= found.bound + 1e-9 <= least[objective] + 2e-9, (seed, objective)
-            if objective == "makespan" or placement != "bidirectional":  # whose ranks may begin late, for the solver
-                assert found.proved and found.value == pytest.approx(least[objective]), (seed, objective)
+        found = lab.optimum(problem, use_floor=False, **QUICK)
+        assert found.floor.value <= found.bound + 1e-9 <= least + 2e-9, seed
+        assert found.proved and found.value == pytest.approx(least), seed
 
 
 @pytest.mark.parametrize(
@@ -121,9 +117,9 @@ def test_no_schedule_beats_the_floor_of_what_it_holds():
         free = Problem(P, M, placement, costs=costs, split=split)
         for t in free.known():
             problem = replace(free, limit=t.peak_in_flight)
-            floors = [lab.floor(problem, objective).value for objective in ("makespan", "span")]
-            assert floors[0] <= t.makespan and floors[1] <= max(t.spans_per_rank), (problem, t)
-            met += floors[0] == t.makespan
+            least = lab.floor(problem).value
+            assert least <= t.makespan, (problem, t)
+            met += least == t.makespan
     assert met > 15
 
 
@@ -138,7 +134,6 @@ def test_the_closed_form_proves_these_schedules_the_shortest_in_their_memory(P, 
         assert lab.floor(Problem(P, M, costs=costs, limit=P)).value == work + formulas.zb_h1_bubble(P, F, I, W)
         in_h2 = Problem(P, M, costs=costs, limit=2 * P - 1)
         assert lab.floor(in_h2).value == formulas.zb_h2_makespan(P, M, F, I, W)
-        assert lab.floor(in_h2, "span").value == work + max(0, formulas.zb_h2_span_bubble(P, F, I, W))
         if F <= I <= 2 * W:
             in_v = Problem(P, M, "V", costs=costs, limit=2 * P)
             assert lab.floor(in_v).value == formulas.zb_v_makespan(P, M, F, I, W)
@@ -224,13 +219,7 @@ def test_messages_that_never_queue_are_lags():
     problem = Problem(2, 2, costs=pp.Costs(2, 3, 2, latency=0.5, bandwidth=2), limit=2)
     assert problem.lag(problem.streams[0], pp.Kind.F, 0) == 1
     found = lab.optimum(problem, use_floor=False, **QUICK)
-    assert found.value == shortest(replace(problem, limit=[2, 2]))["makespan"]
-
-
-def test_an_objective_that_there_is_not():
-    for ask in (lab.floor, lambda p, objective: lab.optimum(p, objective=objective)):
-        with pytest.raises(ValueError, match="objective must be 'makespan' or 'span', got 'area'"):
-            ask(Problem(2, 2), "area")
+    assert found.value == shortest(replace(problem, limit=[2, 2]))
 
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch):

@@ -64,7 +64,7 @@ def fsdp_plan(
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
-    fitting = [each for each in found if each.memory_bytes <= machine.memory]
+    fitting = [each for each in found if each.fits]
     least = min(found, key=lambda each: each.memory_bytes)
     return min(fitting, key=lambda each: round(each.step_s, 9), default=least)
 
@@ -108,7 +108,7 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
     expect(Case, case=case)
     layout = Layout(dp=case.num_ranks)
     found = fsdp_plan(case.model, case.machine, layout, sequences, zero=zero, state=case.state)
-    if found.memory_bytes > found.machine.memory:
+    if not found.fits:
         raise ValueError(f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks")
     (again,), name = found.recomputed, NAMES.get(found.zero, "replicas")
     return Entry(

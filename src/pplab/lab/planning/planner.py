@@ -56,6 +56,11 @@ class Plan(Asked):
         """What the fullest rank holds."""
         return max(self.held_bytes)
 
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank's memory is enough."""
+        return self.memory_bytes <= self.machine.memory
+
 
 def plan(
     model: Transformer,

@@ -23,9 +23,6 @@ hold). A whole backward puts nothing off: its tail is B's, in full.
   starts, for every a >= 1 with a k < n, at least a H + (n - 1 - a k) (F + I + W) after the first; then its H begins.
 - **Area.** What a rank holds, summed over time, is at least each activation's size times how long it is held, and at
   most its room times its span.
-
-The span of rank 0, where microbatches enter and leave, has all of it but what comes after its own last action; any
-other rank's has what doesn't lie before its first forward or after its last action.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from typing import NamedTuple
 
 from ...actions import F, W
 from ...costs import of_stage
-from .problem import OBJECTIVES, Problem, Stream
+from .problem import Problem, Stream
 
 
 class Floor(NamedTuple):
@@ -51,23 +48,17 @@ class Floor(NamedTuple):
         return f"<Floor {self.value:g}: rank {self.rank}, {self.why}>"
 
 
-def floor(problem: Problem, objective: str = "makespan") -> Floor:
-    """The highest of the closed-form bounds on a problem's makespan, or on its longest span: no order is shorter.
+def floor(problem: Problem) -> Floor:
+    """The highest of the closed-form bounds on a problem's makespan: no order is shorter.
 
-    It needs no search and no solver, and is often met. Raises ValueError for another objective.
+    It needs no search and no solver, and is often met.
 
     >>> floor(Problem(4, 8, split=False)), floor(Problem(4, 8, limit=4))
     (<Floor 33: rank 3, work and tail>, <Floor 27: rank 0, work and the round trip in that memory>)
     >>> floor(Problem(4, 6, placement="V", limit=6))
     <Floor 41: rank 3, work and the round trip in that memory>
     """
-    check_objective(objective)
-    return max(_floors(problem, objective), key=lambda floor: (floor.value, -floor.rank))
-
-
-def check_objective(objective: str) -> None:
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective must be {' or '.join(map(repr, OBJECTIVES))}, got {objective!r}")
+    return max(_floors(problem), key=lambda floor: (floor.value, -floor.rank))
 
 
 @dataclass(frozen=True)
@@ -96,11 +87,6 @@ class _Rank:
     def head(self) -> float:
         """Until its first forward."""
         return min(down(self.problem, stream, 0, stages[0]) for stream, stages in self.ways)
-
-    @property
-    def back(self) -> float:
-        """From a first forward here to a first I."""
-        return min(round_trip(self.problem, *way) for way in self.ways)
 
     @property
     def returns(self) -> float:
@@ -133,28 +119,19 @@ class _Rank:
         return found
 
 
-def _floors(problem: Problem, objective: str) -> Iterator[Floor]:
+def _floors(problem: Problem) -> Iterator[Floor]:
     for rank in range(problem.num_ranks):
         at = _Rank(problem, rank)
-        head, forwards = at.head, at.forwards_held
-        waits = max(0, at.returns - forwards - head)
+        head = at.head
+        waits = max(0, at.returns - at.forwards_held - head)
         tail = max(0, at.tail - at.weights_held)
         why = " and ".join(["work", *["the round trip in that memory"] * (waits > 0), *["tail"] * (tail > 0)])
-        own = max(0, at.back - forwards)
-        if objective == "makespan":
-            yield Floor(head + at.work + waits + tail, rank, why)
-        else:
-            yield Floor(at.work + own, rank, "work" + " and the round trip in that memory" * (own > 0))
-            if len(problem.streams) == 1:  # rank 0 begins at 0, and ends after everybody's tail
-                yield Floor(
-                    head + at.work + waits + at.tail - at.weights_held, 0, f"what rank {rank} has to do between"
-                )
+        yield Floor(head + at.work + waits + tail, rank, why)
         if problem.limit is not None:
-            before = head if objective == "makespan" else 0
-            yield from (Floor(before + floor, rank, why) for floor, why in _held_in_turns(at, objective))
+            yield from (Floor(head + floor, rank, why) for floor, why in _held_in_turns(at))
 
 
-def _held_in_turns(at: _Rank, objective: str) -> Iterator[tuple[float, str]]:
+def _held_in_turns(at: _Rank) -> Iterator[tuple[float, str]]:
     """Turns and area: from the rank's first forward on."""
     problem, memory, room = at.problem, at.problem.memory, at.problem.room(at.rank)
     area = 0.0
@@ -165,12 +142,11 @@ def _held_in_turns(at: _Rank, objective: str) -> Iterator[tuple[float, str]]:
             held, weight = lifespan(problem, stream, stage), problem.takes(W, stage) if problem.split else 0
             area += n * (size * held + kept * weight)
             if size * n > room:
-                after = up(problem, stream, stage) if objective == "makespan" else 0
                 k, weight_too = int(room / size * (1 + 1e-12)), weight * (kept >= size)  # else I is the release
                 work = problem.takes(F, stage) + problem.takes(problem.kinds[1], stage) + weight_too
                 for a in (1, (n - 1) // k):  # in between lies nothing higher
                     last = a * (held + weight_too) + (n - 1 - a * k) * work
-                    yield last + held + max(after, weight), "turns in that memory"
+                    yield last + held + max(up(problem, stream, stage), weight), "turns in that memory"
     if area:
         yield area / room, "what is held, over time"
 

@@ -206,28 +206,15 @@ class Model:
     def _between(self, start: LinearExpr, end: LinearExpr) -> IntervalVar:
         return self.model.new_interval_var(start, self.model.new_int_var(0, self.longest, ""), end, "")
 
-    def minimise(self, objective: str, lowest: int) -> None:
-        """The objective, at least `lowest`. The known order is a hint and no constraint: told to stay below it, the
+    def minimise(self, lowest: int) -> None:
+        """The makespan, at least `lowest`. The known order is a hint and no constraint: told to stay below it, the
         solver finds longer orders, and those later."""
         last = self.problem.kinds[-1]
         aim = self.model.new_int_var(lowest, self.longest, "")
         for rank in range(self.problem.num_ranks):
-            first = self.first(rank)
             for t, stage in self._of(rank):
-                end = self._end((t, last, stage), -1)
-                self.model.add(aim >= end - (first if objective == "span" else 0))
+                self.model.add(aim >= self._end((t, last, stage), -1))
         self.model.minimize(aim)
-
-    def first(self, rank: int) -> LinearExpr:
-        """When a rank begins. With one stream nothing can come before its first forward, for which it is free: so it
-        runs that at once, as in a simulation. Where two streams meet it may begin later than it would there."""
-        if len(self.problem.streams) == 1:
-            head = sum(self.ticks[F, stage] + self.lags[0, F, stage] for stage in range(rank))
-            self.model.add(self.starts[0, F, rank][0] == head)
-            return head
-        first = self.model.new_int_var(0, self.longest, "")
-        self.model.add_min_equality(first, [self.starts[t, F, stage][0] for t, stage in self._of(rank)])
-        return first
 
 
 def constraint_solver() -> ModuleType:

@@ -14,7 +14,7 @@ from ...errors import expect, number
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
-from .bounds import Floor, check_objective, floor
+from .bounds import Floor, floor
 from .constraints import FEW, Coarse, Model, Scale, constraint_solver, scale_of
 from .problem import Problem
 
@@ -37,7 +37,7 @@ class Optimum:
     """The shortest order that was found, and how short one can be at all.
 
     - `timeline`: of the order, as `pplab.simulate` has it; its schedule is `timeline.schedule`.
-    - `value`: its makespan, or its longest span.
+    - `value`: its makespan.
     - `bound`: no order of the problem is shorter.
     - `exact`: whether times are whole multiples of some unit that isn't too fine for the solver; else it was given
       times that are rounded down, and the bound is by up to a millionth too low.
@@ -46,7 +46,6 @@ class Optimum:
     """
 
     problem: Problem
-    objective: str
     timeline: Timeline
     value: float
     bound: float
@@ -72,20 +71,19 @@ class Optimum:
 
     def __repr__(self) -> str:
         said = "proved: no order is shorter" if self.proved else f"not below {self.bound:g}, a gap of {self.gap:.1%}"
-        return f"<Optimum {self.objective} {self.value:g}, {said}>"
+        return f"<Optimum makespan {self.value:g}, {said}>"
 
 
 def optimum(
     problem: Problem,
     *,
-    objective: str = "makespan",
     time_limit: float = 60,
     workers: int | None = None,
     start: Sequence[Schedule] = (),
     use_floor: bool = True,
     on_progress: Callable[[BestSoFar], None] | None = None,
 ) -> Optimum:
-    """Look for the order with the least makespan, or the least longest span of a rank, and prove that it is.
+    """Look for the order with the least makespan, and prove that it is.
 
     It begins with the best of `start` and of the published schedules that stay within the problem's limit, and with
     the closed-form bound, `lab.floor`. Where these meet there is nothing to look for; else CP-SAT searches and proves,
@@ -94,7 +92,7 @@ def optimum(
     closed form out, so that the solver proves all by itself. `on_progress` is called with every better order, and with
     every better bound. Several workers race, so which of several shortest orders is found differs from run to run.
 
-    Needs OR-Tools (`pip install 'pplab[prove]'`). Raises ValueError for another objective.
+    Needs OR-Tools (`pip install 'pplab[prove]'`).
 
     >>> found = optimum(Problem(4, 8, placement="V", limit=6))
     >>> found, found.schedule.peak_in_flight
@@ -102,17 +100,15 @@ def optimum(
     """
     began = time.perf_counter()
     expect(Problem, problem=problem)
-    check_objective(objective)
     number("time_limit", time_limit)
-    known = min(problem.known(start), key=lambda timeline: value_of(timeline, objective))
-    lowest = floor(problem, objective)
-    search = _Search(problem, objective, known, lowest.value if use_floor else 0)
+    known = min(problem.known(start), key=lambda timeline: timeline.makespan)
+    lowest = floor(problem)
+    search = _Search(problem, known, lowest.value if use_floor else 0)
     if not search.is_over:
         search.run(began + time_limit, workers or 0, on_progress)
-    value = value_of(search.best, objective)
+    value = search.best.makespan
     return Optimum(
         problem,
-        objective,
         search.best,
         value,
         min(value, search.bound),
@@ -123,23 +119,18 @@ def optimum(
     )
 
 
-def value_of(timeline: Timeline, objective: str) -> float:
-    """The makespan, or the longest span."""
-    return timeline.makespan if objective == "makespan" else max(timeline.spans_per_rank)
-
-
 class _Search:
     """The best order so far, and the bound."""
 
-    def __init__(self, problem: Problem, objective: str, known: Timeline, lowest: float):
-        self.problem, self.objective, self.best, self.interrupted = problem, objective, known, False
+    def __init__(self, problem: Problem, known: Timeline, lowest: float):
+        self.problem, self.best, self.interrupted = problem, known, False
         self.scale = scale_of(problem)
         self.lowest = self.scale.at_least(lowest)
         self.bound = max(lowest, self.scale.back(self.lowest))
 
     @property
     def is_over(self) -> bool:
-        return value_of(self.best, self.objective) <= self.bound * (1 + CLOSE)
+        return self.best.makespan <= self.bound * (1 + CLOSE)
 
     def run(self, until: float, workers: int, on_progress: Callable[[BestSoFar], None] | None) -> None:
         """Let the solver look for a better order, and take what it finds.
@@ -165,7 +156,7 @@ class _Search:
         """A model and the solver that has its best order; None in place of the model if there is none."""
         cp_model = constraint_solver()
         model = Model(cp_model.CpModel(), self.problem, scale, self.best.schedule)
-        model.minimise(self.objective, lowest)
+        model.minimise(lowest)
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, until - time.perf_counter())
         solver.parameters.num_workers = workers
@@ -183,7 +174,7 @@ class _Search:
         back, now = self.scale.back, time.perf_counter
 
         class Telling(constraint_solver().CpSolverSolutionCallback):
-            best = value_of(self.best, self.objective)
+            best = self.best.makespan
 
             def on_solution_callback(self) -> None:
                 self.best = min(self.best, back(round(self.objective_value)))
@@ -197,14 +188,13 @@ class _Search:
     def _take(self, schedule: Schedule, claimed: float) -> None:
         """Keep the solver's order if it is the better one: it takes what was claimed, and holds what it may."""
         found = simulate(schedule, self.problem.costs)
-        value = value_of(found, self.objective)
+        value = found.makespan
         assert self.problem.fits(schedule), "the solver's order is above the limit"
-        is_claimed = self.objective == "makespan" or len(self.problem.streams) == 1  # else see Model.first
-        assert value <= claimed * (1 + CLOSE) or not is_claimed, f"{value} is simulated, and {claimed} was claimed"
+        assert value <= claimed * (1 + CLOSE), f"{value} is simulated, and {claimed} was claimed"
         self._keep(found)
 
     def _keep(self, found: Timeline) -> None:
-        if value_of(found, self.objective) < value_of(self.best, self.objective):
+        if found.makespan < self.best.makespan:
             self.best = found
 
 

@@ -22,7 +22,6 @@ from ...simulator import simulate, validate
 from ...timeline import Timeline
 
 PLACEMENTS = ("one stage per rank", "loop", "V", "bidirectional")  # as `pplab schedules` names them
-OBJECTIVES = ("makespan", "span")
 
 
 class Stream(NamedTuple):

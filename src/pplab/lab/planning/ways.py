@@ -1,0 +1,151 @@
+"""Every way to divide GPUs and a batch: what its step may take, and its plan, which runs as little again as fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from ...builders import Builder, find
+from ...errors import positive_int
+from ...schedule import Schedule
+from .expert_layers import ExpertLayers
+from .fsdp import fsdp_plan
+from .layout import Layout, Machine
+from .planner import Plan, plan
+from .stage_costs import all_reduce
+from .state import State
+from .transformer import Transformer
+
+Degrees = int | Iterable[int]  # one, or several to choose from
+_MOST_STAGES = 5  # of a rank
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, on what: `batch` sequences a step on so many `gpus`."""
+
+    model: Transformer
+    machine: Machine
+    gpus: int
+    batch: int
+    state: State
+
+    @property
+    def head(self) -> float:
+        """The head's forward, in layers'."""
+        return self.model.head_flops(1) / self.model.layer_flops(1)
+
+    def ways(
+        self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
+    ) -> Iterator[tuple[float, Callable[[], Plan]]]:
+        """Every way with these `degrees` of tensors, context, experts and data, and these sizes of microbatches: an
+        estimate of its step in seconds, and what plans it."""
+        model, machine, num_layers = self.model, self.machine, self.model.num_layers
+        tps, cps, eps, dps, sizes = map(_several, degrees)
+        if not experts and eps != (1,):
+            raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
+        passes = 2 + bool(self.state.gradients)  # of frozen weights two
+        work = passes * self.batch * (num_layers + self.head) * model.layer_flops(1)
+        for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
+            dp, rest = divmod(self.gpus, tp * cp * pp)
+            if rest or dp not in dps or cp * dp % ep or (experts and experts.count % ep):
+                continue
+            M, rest = divmod(self.batch, dp * b)
+            if rest or not M:
+                continue
+            layout, spread = Layout(tp, pp, dp, cp=cp), experts and replace(experts, gpus=ep)
+            link = machine.ring_link(layout.groups("tp"))
+            sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+            for builder in map(find, schedules if pp > 1 else ["naive"]):
+                for V in _stages_per_rank(builder):
+                    ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
+                    estimate = (work / machine.rate(layout) / pp / dp + sums) * (1 + ramps)
+                    yield estimate, partial(self.planned, layout, b, builder, V, spread)
+
+    def planned(self, layout: Layout, b: int, builder: Builder, V: int, experts: ExpertLayers | None) -> Plan:
+        """The plan with the better of an even cut and one that weighs the head; without a pipeline the fastest one."""
+        given = self.model, self.machine, layout, self.batch
+        if layout.pp == 1:
+            return fsdp_plan(*given, state=self.state, experts=experts)
+        options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
+        rows = builder(layout.pp, self.batch // layout.dp // b, **options)
+        cuts = [_weighed(self.model.num_layers, rows, self.head)]
+        if self.model.num_layers % rows.num_stages == 0:
+            cuts.append((self.model.num_layers // rows.num_stages,) * rows.num_stages)
+        of = partial(plan, *given, b, schedule=rows, shard_optimizer=True, state=self.state, experts=experts)
+        return min((_fitted(partial(of, cut=cut), cut) for cut in cuts), key=order)
+
+
+def order(found: Plan) -> tuple[bool, float]:
+    """What fits comes first, then what is faster."""
+    return not found.fits, found.step_s
+
+
+def planned_again(found: Plan, **changes: Any) -> Plan:
+    """The same plan with other arguments: on another machine, with another cut, with other sends."""
+    names = "model machine layout batch microbatch state experts " + ("zero" if found.zero else "shard_optimizer")
+    how = {name: getattr(found, name) for name in names.split()}
+    if found.zero:
+        return fsdp_plan(**how | changes)
+    cut = {"schedule": found.timeline.schedule, "cut": found.layers, "recompute": found.recomputed}
+    return plan(**how | cut | changes)
+
+
+def polished(found: Plan) -> Plan:
+    """The plan with single layers moved from its busiest rank to its least busy one, as long as that helps."""
+    rows, busy = found.timeline.schedule, found.timeline.busy
+    sources, targets = (rows.stages_of(each(range(rows.num_ranks), key=busy.__getitem__)) for each in (max, min))
+    for source, target in product(sources, targets):
+        cut, again = [*found.layers], [*found.recomputed]
+        if source == target or cut[source] < 2:
+            continue
+        cut[source] -= 1
+        cut[target] += 1
+        again[source] = min(again[source], cut[source])
+        moved = planned_again(found, cut=cut, recompute=again)
+        if moved.fits and moved.step_s < found.step_s * (1 - 1e-9):
+            return polished(moved)
+    return found
+
+
+def _several(given: Degrees) -> tuple[int, ...]:
+    return tuple(positive_int("a degree", each) for each in (given if isinstance(given, Iterable) else [given]))
+
+
+def _stages_per_rank(builder: Builder) -> Iterable[int]:
+    """How many its ranks can have."""
+    if "stages_per_rank" in builder.options:
+        return range(2, _MOST_STAGES + 1)
+    return [2 if builder.placement == "V" else 1]
+
+
+def _fitted(of: Callable[..., Plan], cut: Sequence[int]) -> Plan:
+    """The plan that fits with the fewest layers that compute again on every rank; with all of them where none fits."""
+    found = of()
+    if found.fits or not (least := of(recompute=True)).fits:
+        return found if found.fits else least
+    rows, left = found.timeline.schedule, [*cut]  # layers that don't run again
+    while not found.fits:
+        for rank, (held, fewest) in enumerate(zip(found.held_bytes, least.held_bytes, strict=True)):
+            stages, over = rows.stages_of(rank), held - found.machine.memory
+            if over > 0:
+                some = sum(left[s] for s in stages)
+                for _ in range(min(some, max(1, int(some * over / max(held - fewest, 1))))):
+                    left[max(stages, key=left.__getitem__)] -= 1
+        found = of(recompute=[n - m for n, m in zip(cut, left, strict=True)])
+    return found
+
+
+def _weighed(num_layers: int, rows: Schedule, head: float) -> tuple[int, ...]:
+    """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest."""
+    work = [1.0] * rows.num_stages
+    work[-1] += head
+    for _ in range(num_layers - rows.num_stages):
+        ranks = map(rows.stages_of, reversed(range(rows.num_ranks)))
+        least = min(ranks, key=lambda stages: sum(work[s] for s in stages))
+        work[min(least, key=work.__getitem__)] += 1
+    work[-1] -= head
+    return tuple(map(round, work))
