@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
+import live_cells as live
 import pytest
 from playwright.sync_api import Page
 
 import browser as chromium
-import live_cells as live
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +205,29 @@ def test_a_browser_that_lacks_something_is_told(tabs, book, before, says):
     assert tab.get_by_role("heading", level=1).is_visible()
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("", "rank 0 is idle"),
+        ("worker-src 'none'", "forbids what Python needs"),
+        ("worker-src blob:; script-src 'self' 'unsafe-inline' blob:", "forbids what Python needs"),
+    ],
+)
+def test_from_a_server_whatever_its_content_policy(tab, book, policy, says):
+    def served(route) -> None:
+        path = book / urlsplit(route.request.url).path[1:]
+        route.fulfill(path=path, headers={"content-security-policy": policy} if path.suffix == ".html" else None)
+
+    context = tab.context.browser.new_context(offline=True)
+    context.route(f"{SERVER}**", served)
+    page = context.new_page()
+    page.goto(f"{SERVER}notebooks/{live.CHAPTERS[0]}.html")
+    place = page.locator("#cell-code-07")
+    place.get_by_role("button", name="Run").click()
+    place.get_by_text(says).first.wait_for()
+    context.close()
+
+
 BARE = """<script src="pyodide.js"></script><script>
 const began = performance.now();
 loadPyodide().then((python) => { python.runPython("1 + 1"); globalThis.took = performance.now() - began; });
@@ -232,5 +255,10 @@ def answer(files: dict[str, bytes], address: str) -> dict[str, object]:
     """What a server of Pyodide's files, and of a page that starts it, says."""
     if not (name := urlsplit(address).path[1:]):
         return {"body": BARE, "content_type": "text/html"}
-    kinds = {".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json", ".zip": "application/zip"}
+    kinds = {
+        ".js": "text/javascript",
+        ".wasm": "application/wasm",
+        ".json": "application/json",
+        ".zip": "application/zip",
+    }
     return {"body": files[name], "content_type": kinds[Path(name).suffix]}
