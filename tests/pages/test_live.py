@@ -1,4 +1,4 @@
-"""The chapters' cells in their built pages, opened as files in a browser without a network: each as its reader has it."""
+"""The chapters' cells in their built pages, opened as files in a browser without a network: as their reader has them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from types import SimpleNamespace
 
 class Anything:
     def __getattr__(self, name): return self
-    def __call__(self, *given, **named): return given[0] if len(given) == 1 and callable(given[0]) and not named else self
+    def __call__(self, *given, **named):  # as a decorator it leaves the function
+        return given[0] if len(given) == 1 and callable(given[0]) and not named else self
 
 pytest, conftest, checkers = map(types.ModuleType, ("pytest", "conftest", "checkers"))
 pytest.param = lambda *values, **_: SimpleNamespace(values=values)
