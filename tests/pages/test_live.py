@@ -1,4 +1,4 @@
-"""The chapters' cells in their built pages, opened as files in a browser without a network: as their reader has them."""
+"""Cells in the built pages, opened as files in a browser without a network: what their reader has of them."""
 
 from __future__ import annotations
 
