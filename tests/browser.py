@@ -63,9 +63,10 @@ def launched_or_skipped() -> Iterator[Browser]:
 
 
 @contextmanager
-def watched_tabs(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Makes tabs without a network. In the end no page may have logged an error, or asked for anything but files."""
-    contexts, wrong = [], []
+def watched_tabs(browser: Browser, *known: str) -> Iterator[Callable[..., Page]]:
+    """Makes tabs without a network. In the end no page may have logged an error, or asked for anything but files, and
+    what begins with an address that is `known`: the test answers it."""
+    contexts, wrong, known = [], [], ("file:", "data:", "blob:", *known)
 
     def opened(width: int = 1280, **options: object) -> Page:
         context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
@@ -73,7 +74,7 @@ def watched_tabs(browser: Browser) -> Iterator[Callable[..., Page]]:
         tab = context.new_page()
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        tab.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else wrong.append(r.url))
+        tab.on("request", lambda r: None if r.url.startswith(known) else wrong.append(r.url))
         return tab
 
     yield opened

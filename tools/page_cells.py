@@ -129,7 +129,7 @@ def main(path: Path, values: Values) -> tuple[list[str], Values]:
         if kernel.run(cell["source"], lambda *event: None) == "ok":
             ran.append(cell["id"])
         else:
-            kernel.recall(values.get(cell["id"], {}))
+            kernel.recall(json.dumps(values.get(cell["id"], {})))
     for names, content in watched:
         content[1] = content[1] if "_text" in names else ""
         content[2] = {name: each for name, each in content[2].items() if name in names}

@@ -37,11 +37,10 @@ ANSWERS = """
 **Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
 isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
 
-:::{div} live-tally
-:::
+<p class="live-tally"></p>
 """
 ANYWHERE = (
-    (re.compile(r"\A(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),
+    (re.compile(r"^(## Exercises)$\n?", re.M), rf"\1\n{ANSWERS}"),
     (re.compile(r'\[([^][]+)\]\(\.\./book/glossary\.md "([^"]+)"\)'), r"{term}`\1 <\2>`"),
     (re.compile(r"\[([^][]+)\]\(\.\./book/glossary\.md\)"), r"{term}`\1`"),
     (re.compile(r'\[\[[^][]+\]\(\.\./book/references\.bib "([\w,]+)"\)\]'), r"{cite}`\1`"),

@@ -10,6 +10,7 @@ it, so that a cell which only imports it goes on. `run(source, emit)` runs one c
 
 import ast
 import dis
+import json
 import linecache
 import pprint
 import re
@@ -262,11 +263,11 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def recall(values: dict) -> None:
-    """Bind the names that a cell can't make here to what it made when the book was recorded."""
+def recall(values: str) -> None:
+    """Bind the names that a cell can't make here to what it made when the book was recorded, as JSON."""
     from measured import from_plain
 
-    space.update({name: from_plain(value) for name, value in values.items()})
+    space.update({name: from_plain(value) for name, value in json.loads(values).items()})
 
 
 # What changes something besides names, as far as reading tells: it runs before every cell below it.

@@ -6,6 +6,7 @@
   const script = document.currentScript;
   const here = script.src.replace(/[^/]*$/, "");
   const chapter = location.pathname.split("/").pop().replace(/\.html$/, "");
+  const NOTEBOOK = Object.assign(document.createElement("a"), { href: `${here}../../book/how_to_use.html`, textContent: "open the notebook" });
   const SLOW = 1000, LARGE = 1e9; // ms until a running cell says how long; bytes of Python's memory, which never shrinks
 
   const make = (tag, name = "", text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
@@ -160,7 +161,7 @@
       this.go = button("live-run", this.asks ? "Check" : "Run", () => (this.running ? halt() : run(this)));
       this.pen = button("live-edit", this.asks ? "Answer" : "Edit", () => this.edit());
       this.back = button("live-back", "As printed", () => this.restore());
-      if (this.needs) this.note.textContent = `needs ${this.needs}: open the notebook`;
+      if (this.needs) this.note.append(`needs ${this.needs}: `, NOTEBOOK.cloneNode(true));
       else bar.append(this.go, ...(this.code ? [this.pen] : []), this.back);
       bar.append(this.note);
       (this.input?.parentElement === this.node ? this.input : this.node.querySelector(":scope > details > :last-child"))?.after(bar);
@@ -275,7 +276,9 @@
       const box = make("div", "output live-error"), more = make("details");
       box.append(make("strong", "", last));
       const above = name === "NameError" && cells.slice(0, cells.indexOf(this)).find((cell) => cell.needs)?.needs;
-      if (absent || above) box.append(make("p", "", `${absent ? "This cell" : "A cell above"} needs ${absent || above}, which the page can't have: open the notebook.`));
+      const told = make("p", "", `${absent ? "This cell" : "A cell above"} needs ${absent || above}, which the page can't have: `);
+      told.append(NOTEBOOK.cloneNode(true));
+      if (absent || above) box.append(told);
       more.append(make("summary", "", "Where it happened"), make("pre", "", whole));
       if (whole.trim() !== last) box.append(more);
       this.output.append(box);
@@ -298,10 +301,9 @@
         say("running …");
         cell.timed = true;
         cell.clear();
-        const status = await ask({ run: cell.source }, (event) => cell.show(event));
-        cell.ran = !!python.worker;
+        const status = await evaluate(cell, (event) => cell.show(event));
         const taken = `${((performance.now() - began) / 1000).toFixed(2)} s`;
-        say(status === "absent" ? "open the notebook for this one" : measured ? `${taken}, with values that the book has measured` : taken);
+        say(measured ? `${taken}, with values that the book has measured` : taken);
       } catch (error) {
         say(error instanceof Stopped ? "Stopped. What ran before runs again with the next cell." : error.message);
       }
@@ -312,6 +314,14 @@
       cell.mark();
       if (ahead) cells.slice(cells.indexOf(cell) + 1).find((next) => next.go?.isConnected && next.go.offsetParent)?.go.focus();
     }));
+  }
+
+  /** Run a cell's text, and bind what it can't make here to what it made when the book was recorded. */
+  async function evaluate(cell, tell) {
+    const status = await ask({ run: cell.source }, tell);
+    if (cell.given.measured && python.worker) await ask({ recall: cell.given.measured });
+    cell.ran = !!python.worker;
+    return status;
   }
 
   /** Give every cell the book's source, and put those that aren't on the page in their places. */
@@ -329,9 +339,7 @@
       if (each.ran) continue;
       say("running what it needs from above …");
       const events = [];
-      await ask({ run: each.source }, (event) => events.push(event));
-      if (each.given.measured) await ask({ recall: each.given.measured });
-      each.ran = true;
+      await evaluate(each, (event) => events.push(event));
       if (each.text === undefined || !each.node) continue;
       each.clear(); // the reader's own text: what it says isn't what is recorded
       events.forEach((event) => each.show(event));

@@ -23,7 +23,7 @@ const plain = (value) => (value?.toJs ? value.toJs({ dict_converter: Object.from
 
 function answer(message) {
   if ("needed" in message) return plain(python.kernel.needed(python.toPy(message.needed), message.which));
-  if ("recall" in message) return python.kernel.recall(python.toPy(message.recall));
+  if ("recall" in message) return python.kernel.recall(JSON.stringify(message.recall));
   return python.kernel.run(message.run, (...event) => self.postMessage({ event: event.map(plain) }));
 }
 

@@ -161,9 +161,9 @@ def choose(answer: object) -> Verdict:
         return wrong(f"{answer.tp} x {answer.pp} x {answer.dp} = {answer.num_ranks} ranks, and there are 32")
     with told("", ValueError):
         given = plan(MODEL, MACHINE, answer, BATCH)
-    if given.memory_bytes > MACHINE.memory:
+    if not given.fits:
         return wrong(f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}")
-    fastest_s = min(each.step_s for each in plans() if each.memory_bytes <= MACHINE.memory)
+    fastest_s = min(each.step_s for each in plans() if each.fits)
     if given.step_s > 1.02 * fastest_s:
         slow = max(("tp", given.tp_s), ("dp", given.dp_s), ("bubble", _bubble(given)), key=lambda part: part[1])
         times = f"{given.step_s / fastest_s:.2f} times the fastest"

@@ -100,19 +100,18 @@ def run(tab: Page, cell: dict, text: str | None = None) -> Outcome:
 
 
 def needs(tab: Page, book: Path) -> dict[str, dict[str, str]]:
-    """What cells need, by chapter and cell: the absent thing that they used, or that of a cell which they need."""
+    """What cells and exercises' solutions need, by chapter and cell: the absent thing that they used, or that of a cell
+    above which they need."""
     found: dict[str, dict[str, str]] = {}
     for chapter in CHAPTERS:
         open_chapter(tab, book, chapter)
         last = ""
         for cell, solution in on_page(chapter):
-            if solution is not None:
-                continue
-            made = run(tab, cell)
+            made = run(tab, cell, solution)
             last = made.absent or last
-            print(chapter, cell["id"], round(made.ms), made.error, made.text == recorded(cell).text, flush=True)
-            if made.error:
-                found.setdefault(chapter, {})[cell["id"]] = made.absent or last or made.error
+            if made.error or (solution and not made.text.startswith("✓")):
+                found.setdefault(chapter, {})[cell["id"]] = made.absent or last
+                print(chapter, cell["id"], made.absent, made.error or made.text, flush=True)
     return found
 
 

@@ -22,8 +22,8 @@ _ROOMS = {
     "models": "SmallCase data models",
     "planning": (
         "Candidate Case Choice Entry ExpertLayers Launch Layout Ledger Machine Plan State Transformer Unsure choose "
-        "flags formulas fsdp_plan fsdp_row layouts machine_of partition plan read_config read_launch "
-        "read_layout"
+        "flags formulas fsdp_plan fsdp_row layouts machine_of partition plan profiled read_config "
+        "read_launch read_layout"
     ),
     "schedules": (
         "Block Slices best_slices check_slices depth_first last_first repeated replicate schedules sliced_gantt "

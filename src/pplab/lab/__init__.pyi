@@ -89,6 +89,7 @@ from .planning import layouts as layouts
 from .planning import machine_of as machine_of
 from .planning import partition as partition
 from .planning import plan as plan
+from .planning import profiled as profiled
 from .planning import read_config as read_config
 from .planning import read_launch as read_launch
 from .planning import read_layout as read_layout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 import time
 from dataclasses import replace
 from itertools import product
@@ -13,7 +14,21 @@ from math import hypot
 import pytest
 
 import pplab as pp
-from pplab.lab import Choice, ExpertLayers, Layout, Machine, State, Transformer, Unsure, choose, machine_of, plan
+from pplab import lab
+from pplab.lab import (
+    Choice,
+    ExpertLayers,
+    Layout,
+    Machine,
+    State,
+    Transformer,
+    Unsure,
+    choose,
+    machine_of,
+    models,
+    plan,
+    profiled,
+)
 from pplab.lab.shell.commands import main
 
 NODE = Machine(4, pp.Link(5e-6, 300e9), pp.Link(10e-6, 10e9), flops=100e12, memory=30e9)
@@ -219,3 +234,66 @@ def test_64_gpus_take_few_seconds():
         plan(LLAMA_70B, DGX, Layout(4, 8, 2), 256)
     one = (time.process_time() - begin) / 20
     assert on_64_gpus()[1] < 1500 * one
+
+
+CPUS = Machine(2, pp.Link(1e-4, 1e9), pp.Link(1e-4, 1e9), flops=1e12, memory=8e9)
+
+
+def test_flops_of_a_profile_by_hand():
+    """Two stages of two layers, of 3 and of 5 s: all work over all time, from which they are 1 s of 8 away each."""
+    model = Transformer(4, 256, 128)
+    machine, unsure = profiled(model, CPUS, pp.Costs([1, 2], [1, 2], [1, 1], unit="s"), 2, error=0.02)
+    assert machine == replace(CPUS, flops=machine.flops, flops_at={1: machine.flops})
+    assert machine.flops == pytest.approx(3 * 4 * model.layer_flops(2) / 8)
+    assert unsure == replace(Unsure(model=0.02), flops=unsure.flops) and unsure.flops == pytest.approx(2 / 8)
+    same, sure = profiled(model, CPUS, pp.Costs([1e3, 3e3], [2e3, 6e3], 0, unit="ms"), 2, cut=(1, 3))
+    assert same.flops == pytest.approx(3 * 4 * model.layer_flops(2) / 12) and sure.flops == pytest.approx(0)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_plans_own_costs_give_its_machine_back(tp):
+    """Head and tensor ranks' sums among it, and any cut."""
+    found = plan(SMALL, NODE, Layout(tp, 4), 32, 2, cut=(4, 3, 3, 2))
+    costs = replace(found.costs, unit="s")
+    machine, unsure = profiled(SMALL, replace(NODE, flops=1e12), costs, 2, cut=found.layers, tp=tp)
+    assert machine.flops == machine.flops_at[tp] == pytest.approx(NODE.flops)
+    assert unsure.flops == pytest.approx(0, abs=1e-9)
+
+
+def test_a_measured_degree_isnt_unsure_by_halves():
+    free = replace(NODE, inside=pp.Link(), between=pp.Link(), flops_at={2: 1e14})
+    for tp, halvings in ((2, 0), (4, 1)):
+        (one,) = choose(SMALL, free, 4, 32, tp=tp, dp=4 // tp // 2 or 1, schedules=["1F1B"]).rows
+        assert one.high_s / one.plan.step_s - 1 == pytest.approx(hypot(0.15, 0.05, halvings * (1 / 0.91 - 1)))
+
+
+@pytest.mark.parametrize(
+    ("costs", "cut", "error"),
+    [
+        (pp.Costs(1, 2, 0), None, "costs must be of several stages, to tell how these differ, got Costs"),
+        (pp.Costs([3], [6], 0), None, "costs must be of several stages"),
+        (pp.Costs([1, 1], [2, 2], 0), (2, 3), "cut must say for each of 2 stages how many of 12 layers it has"),
+        (pp.Costs([1] * 5, 2, 0), None, "12 layers don't divide into 5 stages: give cut"),
+        (3, None, "costs must be a Costs, got 3"),
+    ],
+)
+def test_a_profile_of_something_else(costs, cut, error):
+    with pytest.raises(ValueError, match=error):
+        profiled(SMALL, NODE, costs, 1, cut=cut)
+
+
+@pytest.mark.timed
+def test_a_run_of_what_is_chosen_is_within_a_profiles_interval(pools):
+    """An uneven cut is measured and explained; the even one, which is chosen, takes as long as is said then."""
+    gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
+    model = Transformer(4, 256, 128, bytes_each=4, heads=4, vocabulary=256)
+    rows = pp.build("1F1B", num_ranks=2, num_microbatches=8)
+    found = lab.explain(pools(2).train(rows, replace(gpt, cut=(3, 1)), steps=5))
+    link = pp.Link(max(each.latency for each in found.costs.links.values()) / 1e3, 1e10)
+    guess = replace(CPUS, inside=link, between=link)
+    machine, unsure = profiled(model, guess, found.costs, 1, cut=(3, 1), error=found.what_ifs[0].error)
+    how = {"tp": 1, "dp": 1, "schedules": ["1F1B"]}
+    guessed, told = choose(model, guess, 2, 8, **how).best, choose(model, machine, 2, 8, unsure=unsure, **how).best
+    assert told.plan.layers == (2, 2)
+    took = statistics.median(step.makespan for step in pools(2).train(rows, gpt, steps=5).timelines) / 1e3
+    assert told.low_s < took < told.high_s and not guessed.low_s < took < guessed.high_s

@@ -10,7 +10,7 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "choosing": "Candidate Choice Unsure choose",
+        "choosing": "Candidate Choice Unsure choose profiled",
         "gpus": "GPUS machine_of",
         "case": "Case Entry LLAMA_3_8B Ledger",
         "configs": "read_config",

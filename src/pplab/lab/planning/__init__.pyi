@@ -9,6 +9,7 @@ from .choosing import Candidate as Candidate
 from .choosing import Choice as Choice
 from .choosing import Unsure as Unsure
 from .choosing import choose as choose
+from .choosing import profiled as profiled
 from .configs import read_config as read_config
 from .expert_layers import ExpertLayers as ExpertLayers
 from .formulas import bubble_fraction as bubble_fraction

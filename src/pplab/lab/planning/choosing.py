@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
-from itertools import groupby, islice
-from math import hypot, log2
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from math import hypot, inf, log2
 from operator import attrgetter, itemgetter
+from statistics import mode
 
-from ...errors import accept, expect, number, positive_int
+from ...actions import B, F
+from ...costs import Costs
+from ...errors import accept, expect, number, positive_int, shown
 from ...schedule import plural
-from ..forms import Table
+from ..forms import MICROSECONDS, Table
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .fsdp import NAMES
-from .layout import Layout, Machine
+from .layout import Layout, Machine, at_degree
 from .planner import Plan
+from .stage_costs import all_reduce, layers_of
 from .state import State
 from .transformer import Transformer
 from .ways import Degrees, Task, order, planned_again, polished
 
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
-_AXES = ("tp", "cp", "pp", "dp", "ep")
+_AXES = "tp cp pp dp ep".split()
+_GROUPS = {  # the rows by what can be said of them
+    "equal": "can't be told apart; the first by a rule, and take what you have:",
+    "slower": "slower:",
+    "too_large": "too large:",
+}
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN = 3, 12
 
@@ -45,17 +53,19 @@ class Unsure:
     model: float = 0.05
 
     def __post_init__(self) -> None:
-        accept(self, **{each.name: number(each.name, getattr(self, each.name), 0.99) for each in fields(self)})
+        accept(self, **{name: number(name, share, 0.99) for name, share in vars(self).items()})
 
     def machines(self, found: Plan) -> Iterator[Machine]:
         """A plan's machine, and with each number off that not all layouts share: slower links, faster ones, fewer
         FLOP/s."""
         machine, experts, tp = found.machine, found.experts, found.layout.tp
         for factor in (1, 1 - self.links, 1 + self.links):
-            ends = (machine.inside, machine.between)
-            inside, between = (replace(link, bandwidth=factor * link.bandwidth) for link in ends)
+            inside, between = (
+                replace(link, bandwidth=factor * link.bandwidth) for link in (machine.inside, machine.between)
+            )
             yield replace(machine, inside=inside, between=between, ring=machine.ring and factor * machine.ring)
-        halvings = log2(tp * experts.count / experts.gpus if experts else tp)
+        measured = at_degree({degree: degree for degree in machine.flops_at}, tp, 1)
+        halvings = log2(tp / measured * (experts.count / experts.gpus if experts else 1))
         rate = machine.rate(Layout(tp)) / tp
         yield replace(machine, flops_at={tp: rate * (1 - self.halves) ** halvings})
 
@@ -80,7 +90,7 @@ class Candidate:
     plan: Plan
     low_s: float  # the step, if all numbers are off in its favour as they may be
     high_s: float
-    slower: float = 0.0  # than the first, at least; 0: the two can't be told apart
+    slower: float  # than the first, at least; 0: the two can't be told apart
 
     @property
     def over_bytes(self) -> float:
@@ -106,15 +116,15 @@ class Candidate:
     def to_dict(self) -> dict:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
-        planned = ("microbatch", "layers", "recomputed", "step_s", "memory_bytes")
+        planned, own = "microbatch layers recomputed step_s memory_bytes", "low_s high_s over_bytes slower"
         return {
             **{axis: getattr(p.layout, axis) for axis in _AXES[:4]},
             "ep": p.experts.gpus if p.experts else 1,
             "schedule": NAMES.get(p.zero, rows.name),
             "stages_per_rank": rows.num_stages // rows.num_ranks,
             "num_microbatches": rows.num_microbatches,
-            **{name: getattr(p, name) for name in planned},
-            **{name: getattr(self, name) for name in ("low_s", "high_s", "over_bytes", "slower")},
+            **{name: getattr(p, name) for name in planned.split()},
+            **{name: getattr(self, name) for name in own.split()},
         }
 
 
@@ -141,26 +151,16 @@ class Choice:
             raise ValueError(self.advice)
         return self.rows[0]
 
-    @property
-    def groups(self) -> dict[str, tuple[Candidate, ...]]:
-        """The rows by what can be said of them."""
-        return {
-            "can't be told apart; the first by a rule, and take what you have:": self.equal,
-            "slower:": self.slower,
-            "too large:": self.too_large,
-        }
-
     @cached_property
     def table(self) -> Table:
         """The rows as texts, under their columns, group after group."""
-        found = Table(row.cells for rows in self.groups.values() for row in rows)
-        found.columns = ("layout", "schedule", "V", "M", "layers of each stage", "seconds", "GB")
+        found = Table(row.cells for row in self.rows + self.too_large)
+        found.columns = tuple("layout, schedule, V, M, layers of each stage, seconds, GB".split(", "))
         return found
 
     def to_dict(self) -> dict:
         """All as plain JSON values, rows under `equal`, `slower` and `too_large`."""
-        groups = ("equal", "slower", "too_large")
-        return {name: [row.to_dict() for row in getattr(self, name)] for name in groups} | {"advice": self.advice}
+        return {name: [row.to_dict() for row in getattr(self, name)] for name in _GROUPS} | {"advice": self.advice}
 
     @property
     def advice(self) -> str:
@@ -187,14 +187,13 @@ class Choice:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = self.table._repr_html_().split("<tr>")
-        titled = self._titled(rows, 2, '<td colspan="7"><b>{}</b></td></tr>')
-        return "<tr>".join(titled) + f"<p>{self.advice}</p>"
+        title = '<td colspan="7"><b>{}</b></td></tr>'
+        return "<tr>".join(self._titled(self.table._repr_html_().split("<tr>"), 2, title)) + f"<p>{self.advice}</p>"
 
     def _titled(self, lines: list[str], at: int, title: str) -> list[str]:
         """The table's lines, whose rows begin at this one, with a title before each group."""
-        for what, rows in self.groups.items():
-            if rows:
+        for name, what in _GROUPS.items():
+            if rows := getattr(self, name):
                 lines.insert(at, title.format(what))
                 at += 1 + len(rows)
         return lines
@@ -248,28 +247,63 @@ def choose(
         best.setdefault((each.layout, each.timeline.schedule.name), each)
     fitting = [each for each in best.values() if each.fits]
     fitting[:_FINALISTS] = map(polished, fitting[:_FINALISTS])
-    whole = islice((each for each in fitting[_SHOWN:] if each.zero), 1)
+    whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
     large = sorted((each for each in best.values() if not each.fits), key=attrgetter("memory_bytes"))
-    rows, too_large = (_compared(plans, unsure) for plans in ([*fitting[:_SHOWN], *whole], large[:3]))
+    rows, too_large = (_compared(plans, unsure) for plans in (fitting[:_SHOWN] + whole, large[:3]))
     split = sum(not row.slower for row in rows)
     return Choice(gpus, rows[:split], rows[split:], too_large)
 
 
+def profiled(
+    model: Transformer,
+    machine: Machine,
+    costs: Costs,
+    microbatch: int,
+    *,
+    cut: Sequence[int] | None = None,
+    tp: int = 1,
+    error: float = Unsure.model,
+) -> tuple[Machine, Unsure]:
+    """The machine with the FLOP/s that this model's stages reached, and what is unsure then: `choose` takes both.
+
+    `costs` were measured: those of `lab.explain(traced)`, or `MeasuredLayers.costs`. `cut` says how many layers each
+    stage has; left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used, whose sums are
+    taken off at the speed of the machine's links. All stages' FLOP over all their time is the rate; FLOP/s are unsure
+    by how far stages are from it, on average. `error` is what is known of predictions, such as that of the replay,
+    `lab.explain(traced).what_ifs[0].error`.
+
+    That holds on the same GPU, for microbatches of the same size and for the same `tp`; each doubling of tensor ranks
+    from there is unsure by `halves`. ValueError for a cut of other layers, for one stage, which doesn't tell how they
+    differ, and where sums would take longer than what was measured.
+    """
+    expect(Costs, costs=costs)
+    if not isinstance(costs.forward, Sequence) or len(costs.forward) < 2:
+        raise ValueError(f"costs must be of several stages, to tell how these differ, got {shown(costs)}")
+    layers = layers_of(model, len(costs.forward), cut)
+    sums = 4 * all_reduce(tp, model.boundary_bytes(microbatch), machine.ring_link(Layout(tp).groups("tp")))
+    second = 1e6 / MICROSECONDS.get(costs.unit, 1e3)
+    took = [(costs.of(F, stage) + costs.of(B, stage)) / second - n * sums for stage, n in enumerate(layers)]
+    work = [n * model.layer_flops(microbatch) for n in layers]
+    work[-1] += model.head_flops(microbatch)
+    pace = sum(took) / sum(work)
+    off = sum(abs(own - pace * part) for own, part in zip(took, work, strict=True)) / sum(took)
+    rate = 3 / tp / pace  # a backward is two forwards
+    return replace(machine, flops=rate, flops_at={tp: rate}), Unsure(flops=off, model=error)
+
+
 def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str) -> list[Plan]:
     """The plans of all ways that may be among the fastest. ValueError where there are none: why."""
-    found, refused, fastest = [], Counter[str](), float("inf")
+    found: list[Plan] = []
+    refused = []
     for estimate, planned in sorted(ways, key=itemgetter(0)):
-        if estimate > _SLACK * fastest:
+        if estimate > _SLACK * min((each.step_s for each in found if each.fits), default=inf):
             break
         try:
             found.append(planned())
         except ValueError as error:
-            refused[str(error)] += 1
-            continue
-        if found[-1].fits:
-            fastest = min(fastest, found[-1].step_s)
+            refused.append(str(error))
     if not found:
-        why = max(refused, key=refused.get, default="they don't divide by the degrees that are given")
+        why = mode(refused or ["they don't divide by the degrees that are given"])
         raise ValueError(f"no layout of {what} can be: {why}")
     return found
 
@@ -277,16 +311,18 @@ def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str) -> lis
 def _compared(plans: Iterable[Plan], unsure: Unsure) -> tuple[Candidate, ...]:
     """The plans, sent as Megatron-LM does where it has the schedule, with their intervals, and by how much each is
     slower than the fastest at least; in the order of `_preferred`."""
-    sends = partial(sends_in, "Megatron-LM")
-    sent = [each if each.zero else planned_again(each, sends=sends(each.timeline.schedule)) for each in plans]
+    sent = [
+        each if each.zero else planned_again(each, sends=sends_in("Megatron-LM", each.timeline.schedule))
+        for each in plans
+    ]
     sent.sort(key=attrgetter("step_s"))
     steps = [[planned_again(each, machine=m).step_s for m in unsure.machines(each)] for each in sent]
     rows = []
     for each, mine in zip(sent, steps, strict=True):
         links, halves = unsure.off(mine)
         usual = hypot(unsure.flops, unsure.model, links)
-        low, high = each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves))
-        rows.append(Candidate(each, low, high, unsure.slower(each.step_s / sent[0].step_s, mine, steps[0])))
+        slower = unsure.slower(each.step_s / sent[0].step_s, mine, steps[0])
+        rows.append(Candidate(each, each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves)), slower))
     return tuple(sorted(rows, key=_preferred))
 
 

@@ -64,9 +64,7 @@ def fsdp_plan(
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
-    fitting = [each for each in found if each.fits]
-    least = min(found, key=lambda each: each.memory_bytes)
-    return min(fitting, key=lambda each: round(each.step_s, 9), default=least)
+    return min(found, key=lambda each: (not each.fits, round(each.step_s, 9) if each.fits else each.memory_bytes))
 
 
 def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:

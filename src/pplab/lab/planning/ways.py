@@ -33,11 +33,6 @@ class Task:
     batch: int
     state: State
 
-    @property
-    def head(self) -> float:
-        """The head's forward, in layers'."""
-        return self.model.head_flops(1) / self.model.layer_flops(1)
-
     def ways(
         self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
     ) -> Iterator[tuple[float, Callable[[], Plan]]]:
@@ -48,7 +43,7 @@ class Task:
         if not experts and eps != (1,):
             raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
-        work = passes * self.batch * (num_layers + self.head) * model.layer_flops(1)
+        work = passes * self.batch * (num_layers * model.layer_flops(1) + model.head_flops(1))
         for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
             dp, rest = divmod(self.gpus, tp * cp * pp)
             if rest or dp not in dps or cp * dp % ep or (experts and experts.count % ep):
@@ -72,7 +67,7 @@ class Task:
             return fsdp_plan(*given, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
-        cuts = [_weighed(self.model.num_layers, rows, self.head)]
+        cuts = [_weighed(self.model, rows)]
         if self.model.num_layers % rows.num_stages == 0:
             cuts.append((self.model.num_layers // rows.num_stages,) * rows.num_stages)
         of = partial(plan, *given, b, schedule=rows, shard_optimizer=True, state=self.state, experts=experts)
@@ -139,11 +134,11 @@ def _fitted(of: Callable[..., Plan], cut: Sequence[int]) -> Plan:
     return found
 
 
-def _weighed(num_layers: int, rows: Schedule, head: float) -> tuple[int, ...]:
+def _weighed(model: Transformer, rows: Schedule) -> tuple[int, ...]:
     """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest."""
-    work = [1.0] * rows.num_stages
+    work, head = [1.0] * rows.num_stages, model.head_flops(1) / model.layer_flops(1)
     work[-1] += head
-    for _ in range(num_layers - rows.num_stages):
+    for _ in range(model.num_layers - rows.num_stages):
         ranks = map(rows.stages_of, reversed(range(rows.num_ranks)))
         least = min(ranks, key=lambda stages: sum(work[s] for s in stages))
         work[min(least, key=work.__getitem__)] += 1

@@ -1,0 +1,265 @@
+"""Cells in the built pages, opened as files in a browser without a network: what their reader has of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import live_cells as live
+import pytest
+from playwright.sync_api import Page
+
+import browser as chromium
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "book" / "_live"))
+from kernel import ABSENT  # noqa: E402
+
+NEEDS = json.loads(live.NEEDS.read_text())
+SERVER = "http://bare.test/"  # answered by the test
+AN_HOUR = "while True: pass"
+
+# What the tests of the checkers import beside the package, for their tables of wrong answers in the page's Python.
+STAND_INS = """
+import sys, types
+__file__ = "/app/tests/course/table.py"
+from types import SimpleNamespace
+
+class Anything:
+    def __getattr__(self, name): return self
+    def __call__(self, *given, **named):  # as a decorator it leaves the function
+        return given[0] if len(given) == 1 and callable(given[0]) and not named else self
+
+pytest, conftest, checkers = map(types.ModuleType, ("pytest", "conftest", "checkers"))
+pytest.param = lambda *values, **_: SimpleNamespace(values=values)
+pytest.mark = pytest.fixture = pytest.raises = Anything()
+conftest.assert_explained = None
+sys.modules |= {"pytest": pytest, "conftest": conftest, "checkers": checkers}
+"""
+TRY_ALL = """
+refused, elsewhere = 0, 0
+for check, answer, says in (getattr(row, "values", row) for row in WRONG):
+    try:
+        verdict = check(answer)
+    except ImportError:  # this checker needs torch
+        elsewhere += 1
+        continue
+    assert verdict.right is False and says in verdict.says or "torch" in verdict.says, (check, answer, verdict)
+    refused += verdict.right is False
+print(refused, elsewhere)
+"""
+
+
+@pytest.fixture(scope="module")
+def tabs() -> Iterator[Callable[..., Page]]:
+    with chromium.launched_or_skipped() as browser, chromium.watched_tabs(browser, SERVER) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tab(tabs) -> Page:
+    return tabs()
+
+
+@pytest.mark.parametrize("chapter", live.CHAPTERS)
+def test_cells_say_what_is_recorded_and_solutions_are_accepted(tab, book, chapter):
+    live.open_chapter(tab, book, chapter)
+    for cell, solution in live.on_page(chapter):
+        name, needs = (chapter, cell["id"]), NEEDS.get(chapter, {}).get(cell["id"])
+        made, kept = live.run(tab, cell, solution), live.recorded(cell)
+        if needs:
+            assert made.error or "✓" not in made.text, (name, "runs: record needs.json anew")
+            continue
+        if solution is not None:
+            assert made.text.startswith("✓"), (name, made)
+            continue
+        assert not made.error and made.charts == kept.charts, (name, made)
+        if "nbval-ignore-output" not in cell["metadata"].get("tags", ()):
+            assert made.text.strip() == kept.text.strip(), (name, made, kept)
+
+
+def test_most_cells_run_and_most_exercises_are_judged():
+    cells = [(chapter, cell["id"], solution) for chapter in live.CHAPTERS for cell, solution in live.on_page(chapter)]
+    assert {what for found in NEEDS.values() for what in found.values()} <= ABSENT  # words for a reader
+    elsewhere = [solution for chapter, name, solution in cells if name in NEEDS.get(chapter, {})]
+    asked = [solution for *_, solution in cells if solution]
+    assert elsewhere.count(None) <= 0.2 * len(cells), (elsewhere.count(None), len(cells))
+    assert len(elsewhere) - elsewhere.count(None) <= 0.3 * len(asked)
+
+
+def test_wrong_answers_are_refused_in_the_same_words(tab, book):
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    setup = next(cell for cell, _ in live.on_page(live.CHAPTERS[0]))
+    helpers = (ROOT / "tests/course/checkers.py").read_text()
+    refused = elsewhere = 0
+    for path in sorted((ROOT / "tests/course").glob("test_exercises_*.py")):
+        table = path.read_text().partition("\ntest_a_wrong_answer_is_explained")[0]
+        text = f"{STAND_INS}\nexec({helpers!r}, vars(checkers))\n{table}\n{TRY_ALL}"
+        made = live.run(tab, setup, text.replace("from __future__ import annotations", ""))
+        if made.absent:  # the file itself needs torch
+            continue
+        assert not made.error, (path.name, made)
+        first, second = map(int, made.text.split())
+        refused, elsewhere = refused + first, elsewhere + second
+    assert refused > 5 * elsewhere and refused > 300, (refused, elsewhere)
+
+
+ROUGH = {  # a text, and what the page says then, in the cell or beside it
+    "print(1 / 0)": "ZeroDivisionError: division by zero",
+    "def f(:": "SyntaxError",
+    "f = lambda: f()\nf()": "RecursionError",
+    "while True: print('x' * 1000)": "200,000 characters",
+    "input('name? ')": "NoInput: the page has no keyboard input",
+    "import sys\nsys.exit(3)": "SystemExit: 3",
+    "import os\nos._exit(1)": "Python itself has ended",
+    "x = [b'x' * 10**8 for _ in range(100)]": "MemoryError",
+    "import pandas": "No module named 'pandas'",
+    "import torch\ntorch.zeros(3)": "needs torch, which the page can't have",
+    "import multiprocessing as m\nm.Process()": "needs multiprocessing",
+    "import threading\nthreading.Thread(target=print).start()": "needs threads",
+    "import matplotlib.pyplot as plt\nplt.subplots()[1].contourf([[1, 2], [3, 4]])": "contourf",
+}
+
+
+def test_rough_handling_ends_well(tab, book):
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    cell = next(cell for cell, _ in live.on_page(live.CHAPTERS[0]))
+    for text, says in ROUGH.items():
+        made = live.run(tab, cell, text)
+        assert says in made.error + made.note, (text, made)
+        again = live.run(tab, cell, "print(6 * 7)")
+        assert again.text == "42\n" and not again.error, (text, again)
+
+
+def test_stop_ends_a_loop_and_the_page_goes_on(tab, book):
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    cells = [cell["id"] for cell, _ in live.on_page(live.CHAPTERS[0])]
+    first = tab.locator(f"#cell-{cells[0]}")
+    tab.evaluate(f"id => {{ const c = pplabLive.cells().find((c) => c.id === id); c.text = {AN_HOUR!r}; }}", cells[0])
+    first.get_by_role("button", name="Run").click()
+    first.get_by_text("running, ").wait_for()
+    first.get_by_role("button", name="Stop").click()
+    first.get_by_text("Stopped.").wait_for()
+    tab.evaluate("id => { pplabLive.cells().find((c) => c.id === id).text = undefined; }", cells[0])
+    made = live.run(tab, {"id": cells[3]})  # and runs what it needs from above again
+    assert "rank 0 is idle" in made.text and not made.error
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(tabs, book):
+    tab, asked = tabs(), []
+    tab.on("request", lambda request: asked.append(urlsplit(request.url).path.rpartition("/")[2]))
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    tab.wait_for_load_state("networkidle")
+    assert not [name for name in asked if name.startswith(("python-", "editor", live.CHAPTERS[0] + "-"))]
+    tab.get_by_role("button", name="Run").first.click()
+    tab.get_by_text(" s", exact=False).first.wait_for()
+    tab.wait_for_function("pplabLive.python.worker")
+    assert any(name.startswith("python-0") for name in asked) and "editor.js" not in asked
+
+
+def test_edits_and_answers_are_kept_and_undone(tabs, book):
+    tab, chapter = tabs(), live.CHAPTERS[0]
+    live.open_chapter(tab, book, chapter)
+    cell, solution = next((cell, solution) for cell, solution in live.on_page(chapter) if solution)
+    place = tab.locator(f"#cell-{cell['id']}")
+    place.get_by_role("button", name="Answer").click()
+    editor = place.get_by_role("textbox")
+    editor.fill(solution.strip())
+    editor.press("Control+Enter")
+    place.get_by_text("✓ right").wait_for()
+    assert "1 of" in tab.locator(".live-tally").inner_text()
+    editor.press("Escape")
+    assert tab.evaluate("document.activeElement.textContent") == "Check"
+    tab.reload()
+    live.open_chapter(tab, book, chapter)
+    assert place.locator("pre").first.inner_text().strip() == solution.strip()
+    assert "1 of" in tab.locator(".live-tally").inner_text()
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Download them").click()
+    notebook = json.loads(Path(download.value.path()).read_text())
+    assert solution.strip() in [each["source"].strip() for each in notebook["cells"]]
+    place.get_by_role("button", name="As printed").click()
+    assert place.locator("pre").first.inner_text().strip() == "".join(cell["source"])
+    assert "0 of" in tab.locator(".live-tally").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("delete globalThis.WebAssembly", "no WebAssembly"),
+        ("delete globalThis.Worker", "no Worker"),
+    ],
+)
+def test_a_browser_that_lacks_something_is_told(tabs, book, before, says):
+    tab = tabs()
+    tab.add_init_script(before)
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    tab.get_by_role("button", name="Run").first.click()
+    tab.get_by_text(says).first.wait_for()
+    assert tab.get_by_role("heading", level=1).is_visible()
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("", "rank 0 is idle"),
+        ("worker-src 'none'", "forbids what Python needs"),
+        ("worker-src blob:; script-src 'self' 'unsafe-inline' blob:", "forbids what Python needs"),
+    ],
+)
+def test_from_a_server_whatever_its_content_policy(tab, book, policy, says):
+    def served(route) -> None:
+        path = book / urlsplit(route.request.url).path[1:]
+        route.fulfill(path=path, headers={"content-security-policy": policy} if path.suffix == ".html" else None)
+
+    context = tab.context.browser.new_context(offline=True)
+    context.route(f"{SERVER}**", served)
+    page = context.new_page()
+    page.goto(f"{SERVER}notebooks/{live.CHAPTERS[0]}.html")
+    place = page.locator("#cell-code-07")
+    place.get_by_role("button", name="Run").click()
+    place.get_by_text(says).first.wait_for()
+    context.close()
+
+
+BARE = """<script src="pyodide.js"></script><script>
+const began = performance.now();
+loadPyodide().then((python) => { python.runPython("1 + 1"); globalThis.took = performance.now() - began; });
+</script>"""
+
+
+@pytest.mark.timed
+def test_the_first_result_comes_soon_after_a_bare_python_would(tabs, book):
+    with zipfile.ZipFile(ROOT / "book" / "_live" / "pinned.zip") as archive:
+        files = {name.replace("stdlib", "python_stdlib"): archive.read(name) for name in archive.namelist()}
+    ratios = []
+    for _ in range(3):
+        bare, tab = tabs(), tabs()
+        bare.route(f"{SERVER}**", lambda route: route.fulfill(**answer(files, route.request.url)))
+        bare.goto(SERVER)
+        bare.wait_for_function("globalThis.took")
+        live.open_chapter(tab, book, live.CHAPTERS[0])
+        ratios.append(live.run(tab, {"id": "code-07"}).ms / bare.evaluate("took"))
+        bare.close()
+        tab.close()
+    assert median(ratios) <= 2.5, ratios
+
+
+def answer(files: dict[str, bytes], address: str) -> dict[str, object]:
+    """What a server of Pyodide's files, and of a page that starts it, says."""
+    if not (name := urlsplit(address).path[1:]):
+        return {"body": BARE, "content_type": "text/html"}
+    kinds = {
+        ".js": "text/javascript",
+        ".wasm": "application/wasm",
+        ".json": "application/json",
+        ".zip": "application/zip",
+    }
+    return {"body": files[name], "content_type": kinds[Path(name).suffix]}
