@@ -56,10 +56,9 @@ class Unsure:
         accept(self, **{name: number(name, share, 0.99) for name, share in vars(self).items()})
 
     def machines(self, found: Plan) -> Iterator[Machine]:
-        """A plan's machine, and with each number off that not all layouts share: slower links, faster ones, fewer
-        FLOP/s."""
+        """A plan's machine with each number off that not all layouts share: slower links, faster ones, fewer FLOP/s."""
         machine, experts, tp = found.machine, found.experts, found.layout.tp
-        for factor in (1, 1 - self.links, 1 + self.links):
+        for factor in (1 - self.links, 1 + self.links):
             inside, between = (
                 replace(link, bandwidth=factor * link.bandwidth) for link in (machine.inside, machine.between)
             )
@@ -294,34 +293,39 @@ def profiled(
 def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str) -> list[Plan]:
     """The plans of all ways that may be among the fastest. ValueError where there are none: why."""
     found: list[Plan] = []
-    refused = []
+    refused, fastest = [], inf
     for estimate, planned in sorted(ways, key=itemgetter(0)):
-        if estimate > _SLACK * min((each.step_s for each in found if each.fits), default=inf):
+        if estimate > _SLACK * fastest:
             break
         try:
             found.append(planned())
         except ValueError as error:
             refused.append(str(error))
+            continue
+        if found[-1].fits:
+            fastest = min(fastest, found[-1].step_s)
     if not found:
         why = mode(refused or ["they don't divide by the degrees that are given"])
         raise ValueError(f"no layout of {what} can be: {why}")
     return found
 
 
+def _as_sent(found: Plan) -> Plan:
+    """The plan with the sends of Megatron-LM, where it has the schedule."""
+    sends = sends_in("Megatron-LM", found.timeline.schedule)
+    return found if sends == found.sends else planned_again(found, sends=sends)
+
+
 def _compared(plans: Iterable[Plan], unsure: Unsure) -> tuple[Candidate, ...]:
     """The plans, sent as Megatron-LM does where it has the schedule, with their intervals, and by how much each is
     slower than the fastest at least; in the order of `_preferred`."""
-    sent = [
-        each if each.zero else planned_again(each, sends=sends_in("Megatron-LM", each.timeline.schedule))
-        for each in plans
-    ]
-    sent.sort(key=attrgetter("step_s"))
-    steps = [[planned_again(each, machine=m).step_s for m in unsure.machines(each)] for each in sent]
+    sent = sorted(((_as_sent(each), each) for each in plans), key=lambda pair: pair[0].step_s)
+    steps = [[each.step_s, *(planned_again(each, machine=m).step_s for m in unsure.machines(each))] for _, each in sent]
     rows = []
-    for each, mine in zip(sent, steps, strict=True):
+    for (each, _), mine in zip(sent, steps, strict=True):
         links, halves = unsure.off(mine)
         usual = hypot(unsure.flops, unsure.model, links)
-        slower = unsure.slower(each.step_s / sent[0].step_s, mine, steps[0])
+        slower = unsure.slower(each.step_s / sent[0][0].step_s, mine, steps[0])
         rows.append(Candidate(each, each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves)), slower))
     return tuple(sorted(rows, key=_preferred))
 

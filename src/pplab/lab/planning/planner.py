@@ -41,7 +41,7 @@ class Plan(Asked):
     sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
     zero: int | None = None  # of `fsdp_plan`: what replicas share, from nothing to all of a parameter's state
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         """The step: the pipeline, and what of the gradients' reduction comes after it."""
         return self.timeline.makespan + self.dp_s

@@ -55,7 +55,7 @@ class Task:
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
             for builder in map(find, schedules if pp > 1 else ["naive"]):
-                for V in _stages_per_rank(builder):
+                for V in (V for V in _stages_per_rank(builder) if pp * V <= num_layers):
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
                     estimate = (work / machine.rate(layout) / pp / dp + sums) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
@@ -138,8 +138,8 @@ def _weighed(model: Transformer, rows: Schedule) -> tuple[int, ...]:
     """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest."""
     work, head = [1.0] * rows.num_stages, model.head_flops(1) / model.layer_flops(1)
     work[-1] += head
+    ranks = [rows.stages_of(rank) for rank in reversed(range(rows.num_ranks))]
     for _ in range(model.num_layers - rows.num_stages):
-        ranks = map(rows.stages_of, reversed(range(rows.num_ranks)))
         least = min(ranks, key=lambda stages: sum(work[s] for s in stages))
         work[min(least, key=work.__getitem__)] += 1
     work[-1] -= head
