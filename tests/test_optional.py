@@ -131,7 +131,6 @@ def test_help_shows_what_flags_it_can_and_names_the_extra_that_has_the_others(tm
             "--source hub": "datasets",
             "--png out.png": "matplotlib",
         },
-        {"--source sample --progress always": "tqdm"},  # which the packages above need themselves
     ],
 )
 def test_with_torch_alone_training_names_what_else_it_needs(needed, tmp_path):

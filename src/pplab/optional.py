@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 
-_RUN = "torch transformers tokenizers huggingface_hub datasets pyarrow safetensors tqdm".split()
+_RUN = "torch transformers tokenizers huggingface_hub datasets pyarrow safetensors".split()
 EXTRA_OF = {"matplotlib": "plot", "numpy": "plot", "ortools": "prove", **dict.fromkeys(_RUN, "run")}
 
 

@@ -27,7 +27,6 @@ from .extras import Held as Held
 from .extras import LearningRate as LearningRate
 from .extras import Meter as Meter
 from .extras import Pace as Pace
-from .extras import Progress as Progress
 from .extras import Recompute as Recompute
 from .extras import readable_bytes as readable_bytes
 from .forms import Exploration as Exploration

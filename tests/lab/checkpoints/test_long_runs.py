@@ -281,16 +281,3 @@ def test_without_a_checkpoint_an_interrupt_ends_the_run(two):
         two.train(built("1F1B"), small(), steps=10**6)
     assert two.pids == ()
     thread.join()
-
-
-# The bar.
-
-
-@pytest.mark.parametrize("name", ["1F1B", "DualPipe"])
-def test_a_bar_says_how_far_the_run_is(two, capsys, name):
-    run = two.train(built(name), gpt(), lab.Progress(), steps=3)
-    said = capsys.readouterr().err.split("\r")[-1]
-    assert "3/3" in said and said.endswith("\n") and f"loss {run.losses[-1]:.4f}" in said
-    two.train(built(name), small(), steps=1)
-    assert capsys.readouterr().err == "" and "progress" not in run.extras
-    assert lab.Progress.from_flag("terminal") is None and lab.Progress.from_flag("always") == lab.Progress()

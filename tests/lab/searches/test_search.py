@@ -138,19 +138,6 @@ def test_the_recorded_table_is_the_papers_or_better_up_to_16_ranks():
             assert better or (name == "ZB-2P" and row["num_ranks"] == 32)  # there the authors' heuristic finds more
 
 
-def test_an_interrupted_search_gives_the_best_so_far_if_asked_to():
-    def interrupt(tried: int, of: int, best: float) -> None:
-        if tried == 7:
-            raise KeyboardInterrupt
-
-    given = {"placement": "V", "limit": 4, "on_progress": interrupt}
-    found = lab.search(3, 6, **given, return_on_interrupt=True)
-    assert "interrupted after 7 of" in found.note and found.note in str(found)
-    lab.check_memory(found.schedule, 4)
-    with pytest.raises(KeyboardInterrupt):
-        lab.search(3, 6, **given)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -16,7 +16,6 @@ __all__, __getattr__, __dir__ = lazily(
         "learning_rate": "LearningRate",
         "meter": "Held Meter readable_bytes",
         "pace": "Pace paced settle",
-        "progress": "Progress",
         "random_numbers": "random_state set_random_state",
         "recompute": "Recompute",
     },

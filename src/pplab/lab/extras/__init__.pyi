@@ -12,7 +12,6 @@ from .meter import readable_bytes as readable_bytes
 from .pace import Pace as Pace
 from .pace import paced as paced
 from .pace import settle as settle
-from .progress import Progress as Progress
 from .random_numbers import random_state as random_state
 from .random_numbers import set_random_state as set_random_state
 from .recompute import Recompute as Recompute

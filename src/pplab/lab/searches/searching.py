@@ -39,12 +39,11 @@ OnProgress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Found:
-    """The best that a search found, what it was made from, how many orders were tried, and a note if it was cut off."""
+    """The best that a search found, what it was made from, and how many orders were tried."""
 
     timeline: Timeline
     origin: str
     tried: int
-    note: str = ""
 
     @property
     def schedule(self) -> Schedule:
@@ -52,7 +51,7 @@ class Found:
 
     def __str__(self) -> str:
         shape = f"makespan {self.timeline.makespan:g}, span bubble {self.timeline.span_bubble_fraction:.4f}"
-        return f"{shape}, from {self.origin}, {self.tried} orders tried" + (self.note and f" ({self.note})")
+        return f"{shape}, from {self.origin}, {self.tried} orders tried"
 
 
 def search(
@@ -66,7 +65,6 @@ def search(
     goal: str = "makespan",
     tries: int | None = None,
     on_progress: OnProgress | None = None,
-    return_on_interrupt: bool = False,
 ) -> Found:
     """The best order that is found, never worse than a schedule of the registry with this placement in this memory.
 
@@ -77,7 +75,6 @@ def search(
     - `goal`: "makespan", or "span": the zero-bubble papers' bubble rate.
     - `tries`: how many orders are tried to improve the best candidates; a few seconds' worth when left out.
     - `on_progress(tried, of, best)` is called after every order, with the makespan or bubble rate so far.
-    - `return_on_interrupt`: Ctrl-C then ends the search with what it has found.
 
     The same arguments find the same order.
     """
@@ -102,14 +99,9 @@ def search(
             f"no order stays within a limit of {problem.limits[rank]:g}: {smallest}; give it at least that"
         )
     hunt = _Search(problem, tries, on_progress)
-    try:
-        hunt.run()
-    except KeyboardInterrupt:
-        if not return_on_interrupt or hunt.best is None:
-            raise
-        hunt.note = f"interrupted after {hunt.tried:,} of {hunt.total:,} orders"
+    hunt.run()
     found = hunt.timeline()
-    return Found(found, hunt.origin, hunt.tried, hunt.note)
+    return Found(found, hunt.origin, hunt.tried)
 
 
 def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
@@ -131,7 +123,7 @@ class _Search:
         self.problem, self.on_progress = problem, on_progress
         actions = 3 * len(problem.placement) * problem.num_microbatches
         self.tries = max(300, 1_500_000 // actions) if tries is None else positive_int("tries", tries, 0)
-        self.tried, self.note, self.origin = 0, "", ""
+        self.tried, self.origin = 0, ""
         self.best: Key | None = None
         self.kept: Rows | Schedule | None = None  # the best's
         self.pool: list[tuple[Key, str, Rows]] = []  # the best candidates, to be improved

@@ -30,7 +30,6 @@ EXTRAS = [
     "pplab.lab.extras.learning_rate:LearningRate",
     "pplab.lab.checkpoints.saving:Save",
     "pplab.lab.checkpoints.resuming:Resume",
-    "pplab.lab.extras.progress:Progress",
     "pplab.lab.measuring.profiling:Profile",
     "pplab.lab.against_torch.torch_engine:TorchEngine",
     "pplab.lab.extras.recompute:Recompute",
