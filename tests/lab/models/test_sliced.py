@@ -74,6 +74,13 @@ def test_slices_in_the_wrong_order_are_refused():
         made[0].backward()
 
 
+def carried_bytes(workload, num_stages, samples):
+    """Per stage: what the gradients of its keys and values take, of whole sequences of a microbatch."""
+    config = workload.model.config
+    each = 2 * samples * config.context * config.width * torch.get_default_dtype().itemsize
+    return tuple(each * len(layers) for layers in models.layer_ranges(workload.num_layers, num_stages, workload.cut))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_gradients_and_bytes_on_any_number_of_ranks(num_ranks, gpt, pool):
     """A slice's bytes are measured, the gradients of keys and values follow from the model, the peaks from the rows."""
@@ -84,7 +91,7 @@ def test_gradients_and_bytes_on_any_number_of_ranks(num_ranks, gpt, pool):
             run = pool.train(s, workload, lab.Meter(), steps=1, check_gradients=True)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
             memory = Memory([k * each for each in run.held.bytes_of], unit="bytes")
-            predicted = lab.Slices.even(k).memory(memory, carried=workload.carried_bytes(num_ranks, samples=2))
+            predicted = lab.Slices.even(k).memory(memory, carried=carried_bytes(workload, num_ranks, samples=2))
             assert run.held.peak_bytes == s.peak_held(predicted)
             assert run.held.peak_in_flight == s.peak_in_flight
             fullest.append(run.held.peak_bytes[0])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import expect, positive_int, shown
 from ...runtime import Batch
-from ._cutting import LayeredModel, layer_ranges
+from ._cutting import LayeredModel
 from ._gpt import GPT, LanguageModel
 
 
@@ -207,12 +207,6 @@ class Sliced(LayeredModel):
     def tied(self, num_stages: int) -> dict:
         """The model's."""
         return self.model.tied(num_stages)
-
-    def carried_bytes(self, num_stages: int, samples: int) -> tuple[int, ...]:
-        """Per stage: what the gradients of its keys and values take, of whole sequences of a microbatch."""
-        config = self.model.config
-        each = 2 * samples * config.context * config.width * torch.get_default_dtype().itemsize
-        return tuple(each * len(layers) for layers in layer_ranges(self.num_layers, num_stages, self.cut))
 
     def build_whole(self) -> GPT:
         """The model, which takes whole sequences: what gradients are compared with owes nothing to slices."""
