@@ -67,9 +67,9 @@ class Task:
             return fsdp_plan(*given, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
-        cuts = [_weighed(self.model, rows)]
+        cuts = {_weighed(self.model, rows)}
         if self.model.num_layers % rows.num_stages == 0:
-            cuts.append((self.model.num_layers // rows.num_stages,) * rows.num_stages)
+            cuts.add((self.model.num_layers // rows.num_stages,) * rows.num_stages)
         of = partial(plan, *given, b, schedule=rows, shard_optimizer=True, state=self.state, experts=experts)
         return min((_fitted(partial(of, cut=cut), cut) for cut in cuts), key=order)
 
