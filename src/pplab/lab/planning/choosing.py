@@ -272,7 +272,8 @@ def profiled(
     `lab.explain(traced).what_ifs[0].error`.
 
     That holds on the same GPU, for microbatches of the same size and for the same `tp`; each doubling of tensor ranks
-    from there is unsure by `halves`. ValueError for a cut of other layers, for one stage, which doesn't tell how they
+    from there is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks disturb
+    each other: on two busy CPU cores runs took 3 to 6 times as long as they said. ValueError for a cut of other layers, for one stage, which doesn't tell how they
     differ, and where sums would take longer than what was measured.
     """
     expect(Costs, costs=costs)
