@@ -129,7 +129,8 @@ def main(path: Path, values: Values) -> tuple[list[str], Values]:
         if kernel.run(cell["source"], lambda *event: None) == "ok":
             ran.append(cell["id"])
         else:
-            kernel.recall(json.dumps(values.get(cell["id"], {})))
+            made = values.get(cell["id"], {})  # not by `recall`, whose copies couldn't be watched
+            kernel.space.update({name: measured.from_plain(value) for name, value in made.items()})
     for names, content in watched:
         content[1] = content[1] if "_text" in names else ""
         content[2] = {name: each for name, each in content[2].items() if name in names}
