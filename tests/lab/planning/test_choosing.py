@@ -228,7 +228,7 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
 
 @pytest.mark.timed
 def test_64_gpus_take_few_seconds():
-    """Less than 2,000 plans of 1F1B with 8 ranks and 128 microbatches take: 1,500 to 1,700, and 8 s, where it was timed."""
+    """Less than 2,000 plans of 1F1B with 8 ranks and 128 microbatches take; 1,700, and 8 s, where it was timed."""
     begin = time.process_time()
     for _ in range(20):
         plan(LLAMA_70B, DGX, Layout(4, 8, 2), 256)

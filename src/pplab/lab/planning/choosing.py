@@ -273,8 +273,8 @@ def profiled(
 
     That holds on the same GPU, for microbatches of the same size and for the same `tp`; each doubling of tensor ranks
     from there is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks disturb
-    each other: on two busy CPU cores runs took 3 to 6 times as long as they said. ValueError for a cut of other layers, for one stage, which doesn't tell how they
-    differ, and where sums would take longer than what was measured.
+    each other: on two busy CPU cores runs took 3 to 6 times as long as they said. ValueError for a cut of other layers,
+    for one stage, which doesn't tell how they differ, and where sums would take longer than what was measured.
     """
     expect(Costs, costs=costs)
     if not isinstance(costs.forward, Sequence) or len(costs.forward) < 2:
