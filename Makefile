@@ -23,7 +23,7 @@ book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the not
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
 	@echo "== style and types"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy --no-error-summary
-	@echo "== tests, notebooks and book (a test a dot; at most ten minutes on two quiet cores)"
+	@echo "== tests, notebooks and book (a test a dot; about a quarter of an hour on two cores)"
 	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -m "not long" -n 4 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style, types and everything without processes
