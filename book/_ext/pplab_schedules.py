@@ -1,8 +1,8 @@
 """What the page's explorer knows of the package's schedules, derived from the registry when the page is built.
 
 The page makes the rows of a schedule by itself, for any sizes, where core.js has a function for it. Of a schedule that
-core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up. Where costs
-decide the order, as in one that is searched for, these are the rows for equal times.
+core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up. Where
+costs decide the order, as in one that is searched for, these are the rows for equal times.
 """
 
 from __future__ import annotations
