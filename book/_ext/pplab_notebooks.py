@@ -9,7 +9,8 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <details class="note"><summary>Words</summary>  a folded admonition
     ## Exercises                                    and below it, where one can answer them
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
-                                                    that only the page has are tags: `controls: ranks latency`
+                                                    that only the page has are tags: `controls: ranks latency`,
+                                                    and all of them where the cell draws something else
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
     a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
@@ -89,9 +90,11 @@ def myst(text: str) -> str:
 
 
 def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of the code's call `explore(...)`, and with the options among the tags."""
-    call = ast.parse(code).body[-1].value
-    given = dict(zip(("schedule", "compare"), call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
+    """The explorer with the settings of the code's call `explore(...)`, if it ends so, and with the options among the tags."""
+    call, given = ast.parse(code).body[-1].value, {}
+    if getattr(call.func, "id", "") == "explore":
+        given = dict(zip(("schedule", "compare"), call.args, strict=False))
+        given |= {key.arg: key.value for key in call.keywords}
     options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
     options |= dict(tag.split(": ") for tag in tags if ": " in tag)
     flags = {"True": "true", "False": "false"}

@@ -174,8 +174,12 @@ def explored(
             if "slices" in builder.options:
                 run, pieces = lab.Slices.even(slices, attention).simulate, microbatches * slices
             costs = of_stage(2 if builder.placement == "V" else 1)
-            options = {"stages_per_rank": stages_per_rank, "slices": slices, "costs": costs}
-            options["in_flight"] = [ranks - rank + more_in_flight for rank in range(ranks)]
+            options = {
+                "stages_per_rank": stages_per_rank,
+                "slices": slices,
+                "costs": costs,
+                "in_flight": [ranks - rank + more_in_flight for rank in range(ranks)],
+            }
             built = builder(ranks, pieces, **{key: options[key] for key in options.keys() & set(builder.options)})
         found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
     return found

@@ -444,10 +444,11 @@
 
     /** Put the state into the addresses that hold it, and into the browser's history: Back leads to the one before. */
     function remember(isNew = false) {
-      const fragment = encode(state);
+      const before = root.dataset.state, fragment = encode(state);
       root.dataset.state = fragment;
       point(find(".pplab-open"), fragment);
       try {
+        if (isPage && isNew === true) history.replaceState({ explorer: before }, ""); // other scripts may have written there
         if (isPage) history[isNew === true ? "pushState" : "replaceState"]({ explorer: fragment }, "", `#${fragment}`);
       } catch {
         // a frame of a notebook has no address of its own
@@ -542,11 +543,6 @@
     if (state.schedule === OWN && !state.rows && given.length === 1 && !given[0].timeline) state.rows = pplab.toCSV(given[0].schedule);
     fill();
     root.dataset.state = encode(state);
-    try {
-      if (isPage) history.replaceState({ explorer: root.dataset.state }, "");
-    } catch {
-      // a frame of a notebook has no history
-    }
     point(find(".pplab-open"), encode(state));
     update();
     width = scroll.clientWidth;

@@ -4,8 +4,8 @@ var pplabTickets = (() => {
   "use strict";
 
   const { FILL, ink, itemOf } = pplabChart;
-  const WIDTH = 380, ROW = 74, HIGH = 34, TOP = 40, DOWN = 150, UP = 250, RADIUS = 11, STEP = 2 * RADIUS + 2;
-  const WAITS = "#d5d8dd", SHOWN = 4; // of those that wait for a ticket
+  const WIDTH = 350, ROW = 74, HIGH = 34, TOP = 40, DOWN = 150, UP = 250, RADIUS = 11, STEP = 2 * RADIUS + 2;
+  const WAITS = "#d5d8dd", ROOM = 4; // for those that wait for a ticket
 
   /** Why a schedule has no tickets; "" if it has. */
   const refusal = ({ schedule: { numStages, numRanks }, costs, spans }) =>
@@ -26,21 +26,21 @@ var pplabTickets = (() => {
     host.innerHTML =
       `<svg role="img" viewBox="0 0 ${WIDTH} ${middle(numRanks - 1) + HIGH / 2 + 40}">${stations.join("")}${turn(TOP, UP, DOWN, -22)}` +
       `<path class="pplab-gate" d="M${DOWN - 35} ${TOP - 5}v${HIGH + 10}"/><text x="${DOWN + 50}" y="10" text-anchor="middle">` +
-      `${timeline.peakInFlight[0]} tickets</text><text x="0" y="${TOP - 10}"></text><text x="${WIDTH}" y="10" text-anchor="end"></text>${tickets.join("")}</svg>`;
+      `${timeline.peakInFlight[0]} tickets</text><text x="${DOWN - 52 - STEP * (ROOM - 1)}" y="${middle(0) + 4}" text-anchor="middle"></text><text x="${WIDTH}" y="10" text-anchor="end"></text>${tickets.join("")}</svg>`;
     const svg = host.firstChild, [, waiting, done] = svg.querySelectorAll(":scope > text:not(rect + text)");
     const boxes = [...svg.querySelectorAll("rect")], circles = [...svg.querySelectorAll(".pplab-ticket")];
     const trips = circles.map((_, m) => timeline.spans.filter(({ item }) => item.parts[0].microbatch === m).sort((a, b) => a.start - b.start));
 
     return (time) => {
       const placed = trips.map((trip) => place(timeline, trip, time)), met = new Map();
-      const queue = placed.filter((where) => where === "waits").length;
+      const queue = placed.filter((where) => where === "waits").length, shown = queue > ROOM ? ROOM - 1 : queue;
       circles.forEach((circle, m) => {
         const where = placed[m] === "waits" ? { x: DOWN - 52, y: middle(0), side: -1, fill: WAITS } : placed[m] && spot(placed[m], middle, numRanks);
         const key = where && `${where.x} ${where.y}`, nth = met.get(key) || 0;
         met.set(key, nth + 1);
-        circle.style.opacity = where && (placed[m] !== "waits" || nth < SHOWN) ? 1 : 0;
+        circle.style.opacity = where && (placed[m] !== "waits" || nth < shown) ? 1 : 0;
         if (!where) return;
-        circle.style.transform = `translate(${where.x + where.side * STEP * Math.min(nth, SHOWN)}px, ${where.y}px)`;
+        circle.style.transform = `translate(${where.x + where.side * STEP * Math.min(nth, ROOM)}px, ${where.y}px)`;
         circle.firstChild.style.fill = where.fill;
         circle.lastChild.style.fill = ink(where.fill);
       });
@@ -50,7 +50,7 @@ var pplabTickets = (() => {
         box.nextSibling.textContent = `rank ${rank}${part && ", idle"}`;
         return part;
       });
-      waiting.textContent = queue > SHOWN ? `${queue} wait` : "";
+      waiting.textContent = queue > shown ? `+${queue - shown}` : "";
       done.textContent = `${placed.filter((where) => where === null).length} done`;
       svg.ariaLabel = `A loop through ${numRanks} ranks: rank 0 admits at most ${timeline.peakInFlight[0]} microbatches; ` +
         `${placed.filter((where) => where?.rank >= 0).length} ride, ${queue} wait in front of it, ${done.textContent}; ` +
