@@ -90,7 +90,7 @@ def myst(text: str) -> str:
 
 
 def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of the code's call `explore(...)`, if it ends so, and with the options among the tags."""
+    """The explorer with the settings of the call `explore(...)` that the code may end with, and with the tags' options."""
     call, given = ast.parse(code).body[-1].value, {}
     if getattr(call.func, "id", "") == "explore":
         given = dict(zip(("schedule", "compare"), call.args, strict=False))
