@@ -7,9 +7,9 @@ scripts. Other viewers show the chart of time against memory, and its points as 
 from __future__ import annotations
 
 import html
+import re
 from collections import defaultdict
 from collections.abc import Mapping
-from math import isclose
 from typing import NamedTuple
 
 from pplab import palette
@@ -24,7 +24,7 @@ from . import figures
 _WIDTH, _ROW, _BAR, _LEFT = 640, 22, 18, 50  # of a small chart: in pixels, the left margin for the ranks' names
 EXPLORER = "../book/explorer.html"  # from a chapter's page
 # A point that is pointed at is chosen; a click of a mouse, which has pointed before, opens it.
-_POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point].click()"
+_POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point]?.click()"
 _OPEN = (
     "if(event.pointerType=='mouse'&&event.target.closest('.pplab-point'))"
     "this.querySelector('input:checked+label+.pplab-chosen a').click()"
@@ -71,9 +71,10 @@ class Shown(NamedTuple):
         if self.bound is None:
             return takes + "No bound is recorded for it."
         kind = f"for {point.placement}{'' if point.split else ', whole backwards,'} in this memory"
-        if isclose(point.time, self.bound, rel_tol=1e-6):
+        above = point.time / self.bound - 1
+        if above < 1e-6:
             return takes + f"Proved: {kind}, none is shorter."
-        return takes + f"{point.time / self.bound - 1:.1%} above the bound, {self.bound:.5g}{unit}, {kind}."
+        return takes + f"{above:.1%} above the bound, {self.bound:.5g}{unit}, {kind}."
 
 
 class FrontierView:
@@ -99,9 +100,8 @@ class FrontierView:
         return figures.bundle(self._page(), [self._picture], self._text)
 
     def _page(self) -> str:
-        chart = self._chart
-        for place, each in enumerate(self.shown):
-            chart = chart.replace(f'id="point-{each.number}"', f'class="pplab-point" data-point="{place}"')
+        places = {f'id="point-{each.number}"': place for place, each in enumerate(self.shown)}
+        chart = re.sub(r'id="point-\d+"', lambda m: f'class="pplab-point" data-point="{places.get(m[0])}"', self._chart)
         until = max(each.timeline.makespan for each in self.shown)
         choices = {
             each.name: f"{html.escape(each.said(self.frontier))} {self._link(each)}"

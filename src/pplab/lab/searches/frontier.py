@@ -175,8 +175,8 @@ def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
         if steps:
             at, times, bounds = _known(steps, [p for p in shown if _look(p) == look], frontier.held_in, right)
             ax.fill_between(at, bounds, times, step="post", color=("black", 0.13), lw=0, zorder=1)
-            label = look + " (two copies)" * (look == "bidirectional")
-            ax.step(at, times, ls=style, where="post", color=palette.IDLE, lw=width, label=label, zorder=2)
+            copies = "(two copies)" * (look == "bidirectional")
+            ax.step(at, times, ls=style, where="post", color=palette.IDLE, lw=width, label=f"{look} {copies}", zorder=2)
         for point in steps:
             _mark(ax, point, point.held, "." if point.proved else "", f"point-{frontier.points.index(point)}")
     _rows(ax, frontier, published)
