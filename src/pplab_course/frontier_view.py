@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pplab import palette
 from pplab.actions import parts
 from pplab.lab import Frontier, Point, explore, frontier_chart
-from pplab.lab.searches.frontier import bound_of
+from pplab.lab.searches import bound_of
 from pplab.plot import shade
 from pplab.timeline import Timeline
 
