@@ -1,4 +1,4 @@
-"""The book's search goes through sections, not pages: their titles, their text, and the words that an `{index}` leads to.
+"""The book's search goes through sections, not pages: titles, texts, and the words that an `{index}` leads to.
 
 A term of the glossary and a name of the package are sections, too. One script has all of them with their texts, so that
 results are quoted also where pages are opened as files; book/_static/pplab_search.js ranks them, on the page that
@@ -14,9 +14,18 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.errors import ConfigError
 
-ASIDE = ("coverage", "sources", "bibliography", "reports", "published")  # they mention what other pages are about
-ASIDE_TITLES = ("Exercises", "Further reading")
+ASIDE = (
+    "api",
+    "coverage",
+    "sources",
+    "bibliography",
+    "reports",
+    "published",
+)  # they mention what other pages are about
+AT_THE_END = ("Exercises", "Further reading")  # these do, too
+WORDS = Path(__file__).with_name("search_words.txt")
 UNREAD = (nodes.raw, nodes.math_block, nodes.comment, addnodes.toctree)
 HEADS = (nodes.title, nodes.term, addnodes.desc_signature)
 
@@ -42,17 +51,18 @@ def sections(tree: nodes.document) -> list[Section]:
         if isinstance(node, nodes.section | addnodes.desc) or isinstance(node.parent.parent, addnodes.glossary):
             section = Section(node)
             found.append(section)
+        if isinstance(node, UNREAD) or {"cell_output", "tag_hide-input"} & {*node["classes"]}:
+            return
         is_text = isinstance(node, nodes.TextElement)
         for each in node.findall(nodes.Element) if is_text else [node]:
             holds.update(dict.fromkeys(each["ids"], section))
             if isinstance(each, addnodes.index):
                 leads.extend((value, target) for _, value, target, *_ in each["entries"])
-        if is_text:
-            if not isinstance(node, HEADS):
-                section.text.append(readable(node))
-        elif not isinstance(node, UNREAD) and not {"cell_output", "tag_hide-input"} & {*node["classes"]}:
+        if not is_text:
             for child in node.children:
                 walk(child, section)
+        elif not isinstance(node, HEADS):
+            section.text.append(readable(node))
 
     for child in tree.children:
         walk(child, None)
@@ -78,26 +88,30 @@ def write(app, exception) -> None:
     """Write all sections' texts where the page of the search finds them."""
     if exception or app.builder.name != "html":
         return
+    added = added_words()
     pages = []
     for docname in sorted(app.env.found_docs):
         numbers = app.env.toc_secnumbers.get(docname, {})
-        rank = 0.5 if Path(docname).name in ASIDE else 1.25 if "" in numbers else 1
-        found = sections(app.env.get_doctree(docname))
-        rows = [
-            [
-                f"#{section.anchor}" if i else "",
-                ".".join(map(str, numbers.get(f"#{section.anchor}" if i else "", ()))),
-                section.title,
-                rank / 2 if section.title in ASIDE_TITLES else rank,
-                " ".join(section.text),
-                section.words,
-            ]
-            for i, section in enumerate(found)
-        ]
+        worth = 1.25 if "" in numbers else 0.5 if Path(docname).name in ASIDE else 1
+        rows = []
+        for section in sections(app.env.get_doctree(docname)):
+            anchor = f"#{section.anchor}" if rows else ""
+            section.words += added.pop(docname + anchor, [])
+            number = ".".join(map(str, numbers.get(anchor, ())))
+            rank = worth / 2 if section.title in AT_THE_END else worth
+            rows.append([anchor, number, section.title, rank, " ".join(section.text), section.words])
         pages.append([docname, rows])
+    if added:
+        raise ConfigError(f"{WORDS.name}: the book has no section {', '.join(added)}")
     script = f"const pplabSections = {json.dumps(pages, ensure_ascii=False, separators=(',', ':'))};\n"
     Path(app.outdir, "_static/sections.js").write_text(script, encoding="utf-8")
     Path(app.outdir, "searchindex.js").unlink(missing_ok=True)  # of Sphinx' own search
+
+
+def added_words() -> dict[str, list[str]]:
+    """By section, the words of search_words.txt."""
+    lines = [line for line in WORDS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return {place: words.split(", ") for place, words in (line.split(": ", 1) for line in lines)}
 
 
 def setup(app) -> dict:

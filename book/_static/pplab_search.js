@@ -1,5 +1,5 @@
-// The book's search: sections in the order in which they answer a query. pplabSections comes from book/_ext/pplab_search.py,
-// Stemmer and stopwords from Sphinx.
+// The book's search: sections in the order in which they answer a query. pplabSections comes from
+// book/_ext/pplab_search.py, Stemmer and stopwords from Sphinx.
 const pplabSearch = (() => {
   "use strict";
   const IN_TITLE = 6, IN_INDEX = 8, IN_CHAPTER = 2; // what a word counts there, if it counts one in the text
@@ -13,8 +13,8 @@ const pplabSearch = (() => {
     return stems.get(word);
   };
 
-  // Words as [what is compared, its share, where it stands]. A flag or another name counts as a whole, with - and _ alike,
-  // and in its parts: --micro-batch-size, n_microbatches, ZeroBubble.
+  // Words as [what is compared, its share, where it stands]. A flag or another name counts as a whole, with - and _
+  // alike, and in its parts: --micro-batch-size, n_microbatches, ZeroBubble.
   const NAME = /[\p{L}\p{N}]+(?:[-_.'’&+][\p{L}\p{N}]+)*/gu;
   const words = (text) => [...text.matchAll(NAME)].flatMap(({ 0: name, index }) => {
     const whole = stem(name.toLowerCase().replace(/[-.'’&+]/g, "_"));
@@ -28,7 +28,8 @@ const pplabSearch = (() => {
   const places = new Map(); // word: Map of section: how much it counts there
   for (const [page, rows] of pplabSections) {
     for (const [anchor, number, title, rank, text, index] of rows) {
-      const section = { page, anchor, number, title, rank, text, of: rows[0], names: [title, ...index].map(plain) };
+      const names = [title, ...title.split(/[:,?] /), ...index].map(plain);
+      const section = { page, anchor, number, title, rank, text, names, of: rows[0][2] };
       const count = (said, weight) => {
         for (const [word, share] of said) {
           if (!places.has(word)) places.set(word, new Map());
@@ -50,7 +51,8 @@ const pplabSearch = (() => {
   const asked = (query) => {
     const terms = new Map();
     for (const [word, share] of words(query)) {
-      const known = places.has(word) ? [word] : [...places.keys()].filter((other) => word.length > 3 && other.startsWith(word));
+      const begins = (other) => word.length > 3 && other.startsWith(word);
+      const known = places.has(word) ? [word] : [...places.keys()].filter(begins);
       for (const each of known) terms.set(each, Math.max(terms.get(each) ?? 0, share / known.length));
     }
     return terms;
@@ -72,7 +74,8 @@ const pplabSearch = (() => {
       }
     }
     const name = plain(query);
-    const named = ({ names }) => Math.max(...names.map((each) => (each.includes(name) ? name.length / each.length : 0)));
+    const nearness = (each) => (each.includes(name) ? name.length / each.length : 0);
+    const named = ({ names }) => Math.max(...names.map(nearness));
     return [...scores]
       .map(([section, [score, part]]) => [section.rank * score * (part / all) ** 2 * (1 + named(section)), section])
       .sort(([a], [b]) => b - a)
@@ -83,7 +86,8 @@ const pplabSearch = (() => {
   // The part of a text with most of the words, and those words marked.
   const quote = (text, terms) => {
     const hits = words(text).filter(([word]) => terms.has(word));
-    const within = (from) => new Set(hits.filter(([, , at]) => at >= from && at < from + QUOTED - 60).map(([word]) => word)).size;
+    const near = (from) => hits.filter(([, , at]) => at >= from && at < from + QUOTED - 60);
+    const within = (from) => new Set(near(from).map(([word]) => word)).size;
     const best = hits.reduce((best, [, , at]) => (within(at) > within(best) ? at : best), hits[0]?.[2] ?? 0);
     const from = best < 60 ? 0 : text.indexOf(" ", best - 60) + 1;
     const said = document.createElement("p");
@@ -112,7 +116,7 @@ const pplabSearch = (() => {
       const item = document.createElement("li");
       const link = Object.assign(document.createElement("a"), { href: `${page}.html${anchor}` });
       link.textContent = `${number} ${title}`.trim();
-      item.append(link, anchor ? ` in ${of[2]}` : "", quote(text, terms));
+      item.append(link, anchor ? ` in ${of}` : "", quote(text, terms));
       list.append(item);
     }
     const told = document.createElement("p");
