@@ -161,7 +161,7 @@ def myst(text: str) -> str:
 
 
 def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of the call `explore(...)` that the code may end with, and with the tags' options."""
+    """The explorer with the settings of `explore(...)`, if that is the code's end, and of the tags."""
     call, given = ast.parse(code).body[-1].value, {}
     if getattr(call.func, "id", "") == "explore":
         given = dict(zip(("schedule", "compare"), call.args, strict=False))
