@@ -20,7 +20,9 @@ ElementTree.register_namespace("", SVG[1:-1])
 
 ICON = re.compile(r'<(i|span) class="([^"]*\bfa-[^"]*|fas [^"]*)"([^>]*)></\1>')
 ICON_SCRIPT = re.compile(r'\s*<script src="[^"]*scripts/fontawesome\.js[^"]*"></script>')
-UNUSED = re.compile(r'\s*<(?:link|script)\b[^>]*(?:sphinx-thebe\.css|sphinx-design\.min\.css|design-tabs\.js)[^>]*>(?:</script>)?')
+UNUSED = re.compile(
+    r"\s*<(?:link|script)\b[^>]*(?:sphinx-thebe\.css|sphinx-design\.min\.css|design-tabs\.js)[^>]*>(?:</script>)?"
+)
 DRAWING = re.compile(r'<svg role="img"(?:(?!</svg>).)*?<g id="figure_1">.*?</svg>', re.S)
 RULE = re.compile(r"(?<=[{}])([^{}]+)\{[^{}]*\}")
 FAMILY = re.compile(r"font-family: 'DejaVu Sans'[^;\"]*sans-serif(?:; )?")
@@ -54,7 +56,9 @@ def light(page: str, drawn: str) -> str:
 
 def icon(classes: list[str], more: str, drawn: str) -> str:
     """One icon as the theme's script draws it: an element's classes that name it, and its other attributes."""
-    (name,) = (each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in ("fa-solid", "fa-lg"))
+    (name,) = (
+        each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in ("fa-solid", "fa-lg")
+    )
     kept = " ".join(each for each in classes if each not in ("fa-solid", "fas"))
     found = re.search(rf'"?{re.escape(name)}"?:(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
     if not found:
@@ -84,7 +88,9 @@ def without_icons(sheet: str) -> str:
 def drawing(svg: str, name: str) -> str:
     """A drawing of matplotlib's; its own names begin with `name`."""
     root = ElementTree.fromstring(svg)
-    used = {made[1] or made[2] for each in root.iter() for said in each.attrib.values() for made in REFERENCE.finditer(said)}
+    used = {
+        made[1] or made[2] for each in root.iter() for said in each.attrib.values() for made in REFERENCE.finditer(said)
+    }
     names = {old: f"{name}-{number}" for number, old in enumerate(sorted(used))}
     patterns = {inside for pattern in root.iter(f"{SVG}pattern") for inside in pattern.iter()}
     for each in root.iter():
@@ -96,7 +102,7 @@ def drawing(svg: str, name: str) -> str:
 
 
 def clean(element: ElementTree.Element, names: dict[str, str], *, is_exact: bool) -> None:
-    """Shorten one element's names and numbers; `is_exact`: the numbers stay, since hatches are ruled by them on paper."""
+    """Shorten one element's names and numbers; `is_exact`: the numbers stay, by which hatches are ruled on paper."""
     if element.tag != f"{SVG}text":
         element.text = (element.text or "").strip() or None
     element.tail = None
@@ -122,7 +128,12 @@ def unwrap(element: ElementTree.Element) -> None:
     children = []
     for child in element:
         unwrap(child)
-        if child.tag == f"{SVG}g" and child.keys() == ["clip-path"] and len(child) == 1 and child[0].tag == f"{SVG}text":
+        if (
+            child.tag == f"{SVG}g"
+            and child.keys() == ["clip-path"]
+            and len(child) == 1
+            and child[0].tag == f"{SVG}text"
+        ):
             child[0].set("clip-path", child.attrib.pop("clip-path"))
         children += child if child.tag == f"{SVG}g" and not child.attrib else [child]
     element[:] = children
