@@ -9,7 +9,8 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <details class="note"><summary>Words</summary>  a folded admonition
     ## Exercises                                    and below it, where one can answer them
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
-                                                    that only the page has are tags: `controls: ranks latency`
+                                                    that only the page has are tags: `controls: ranks latency`,
+                                                    and all of them where the cell draws something else
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
     a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
@@ -84,7 +85,9 @@ def on_the_page(cell: dict) -> Iterator[dict]:
         cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
     elif "explorer" in tags:
         shown = {"tags": ["answer"] if "answer" in tags else []}
-        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": shown, "source": directive(text, tags)}
+        view, title = directive(text, tags), cell["metadata"].get("figure", {}).get("title")
+        view += f"\n\n:::{{div}} pplab-caption\n**{title}**\n:::" if title else ""
+        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": shown, "source": view}
         cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
     elif "hide-input" in tags and only_checks(cell):
         said = {"code_prompt_show": "checked ✓", "code_prompt_hide": "checked ✓"}
@@ -158,9 +161,11 @@ def myst(text: str) -> str:
 
 
 def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of the code's call `explore(...)`, and with the options among the tags."""
-    call = ast.parse(code).body[-1].value
-    given = dict(zip(("schedule", "compare"), call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
+    """The explorer with the settings of `explore(...)`, if that is the code's end, and of the tags."""
+    call, given = ast.parse(code).body[-1].value, {}
+    if getattr(call.func, "id", "") == "explore":
+        given = dict(zip(("schedule", "compare"), call.args, strict=False))
+        given |= {key.arg: key.value for key in call.keywords}
     options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
     options |= dict(tag.split(": ") for tag in tags if ": " in tag)
     flags = {"True": "true", "False": "false"}

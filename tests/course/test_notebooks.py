@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TAGS = re.compile(r"(hide|remove)-input|hide-output|answer|nbval-[\w-]+|explorer|elsewhere|(controls|memory|play): .+")
+SAID = "controls|memory|play|schedule|microbatches|latency|tickets|time"  # tags with something to say
+TAGS = re.compile(rf"(hide|remove)-input|hide-output|answer|nbval-[\w-]+|explorer|elsewhere|({SAID}): .+")
 FOLDS = {
     **dict.fromkeys(("hide-input", "remove-input"), "source_hidden"),
     **dict.fromkeys(("hide-output", "answer"), "outputs_hidden"),
