@@ -13,6 +13,10 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
     a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
+    cells tagged `answer`, and a text in            one fold around them all: the answer of a guess
+    <details class="answer"><summary>...
+    a cell with `hide-input` that only checks       a quiet line, "checked", which opens
+    a cell's metadata {"figure": {"title": ...}}    below its figure "Figure 4.3", the title, a `caption`
 
 What the page hides by a tag, JupyterLab folds by metadata, which tools/execute_notebooks.py sets from the tags.
 Charts keep their page's form under a type of their own (see pplab_course.figures).
@@ -23,7 +27,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
 
 from docutils import nodes
 from myst_nb.core import render
@@ -33,6 +39,8 @@ HEAD = (
     (re.compile(r"\A(# .+\n\n)\*\*(.+(?:\n.+)*)\*\*\n"), r"\1:::{div} question\n\2\n:::\n"),
     (re.compile(r"^\*(Reading time: .+(?:\n.+)*)\*$", re.M), r":::{div} meta\n\1\n:::"),
 )
+SHOW = "Show the answer"
+ANSWER = re.compile(rf'<details class="answer"><summary>{SHOW}</summary>\n\n(.*)\n\n</details>\s*', re.S)
 ANSWERS = """
 **Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
 isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
@@ -59,7 +67,9 @@ def read(app, docname: str, source: list[str]) -> None:
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
-    notebook["cells"] = [made for cell in notebook["cells"] for made in on_the_page(cell)]
+    cells = [made for cell in notebook["cells"] for made in on_the_page(cell)]
+    number_figures(cells, PurePosixPath(docname).name.partition("_")[0].lstrip("0"))
+    notebook["cells"] = list(fold_answers(cells))
     source[0] = json.dumps(notebook)
 
 
@@ -73,9 +83,68 @@ def on_the_page(cell: dict) -> Iterator[dict]:
         levels = [tag.removeprefix("play: ") for tag in tags if tag.startswith("play: ")]
         cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
     elif "explorer" in tags:
-        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": {}, "source": directive(text, tags)}
+        shown = {"tags": ["answer"] if "answer" in tags else []}
+        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": shown, "source": directive(text, tags)}
         cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
+    elif "hide-input" in tags and only_checks(cell):
+        said = {"code_prompt_show": "checked ✓", "code_prompt_hide": "checked ✓"}
+        shown = ["check", "hide-cell", *(tag for tag in tags if tag != "hide-input")]
+        cell = cell | {"metadata": cell["metadata"] | {"tags": shown, "mystnb": said}}
     yield cell
+
+
+def only_checks(cell: dict) -> bool:
+    """Whether a cell asserts, and prints nothing but that it did."""
+    if any(output["output_type"] != "stream" for output in cell["outputs"]):
+        return False
+    said = "".join("".join(output["text"]) for output in cell["outputs"])
+    return "assert " in "".join(cell["source"]) and (not said or said.startswith("checked"))
+
+
+def number_figures(cells: Iterable[dict], chapter: str) -> None:
+    """Note in the metadata of each cell that shows a figure which one of the chapter that is."""
+    shown = (cell for cell in cells if any(PAGE in output.get("data", ()) for output in cell.get("outputs", ())))
+    on_the_page = (cell["metadata"] for cell in shown if "remove-cell" not in cell["metadata"].get("tags", ()))
+    for number, metadata in enumerate(on_the_page, 1):
+        metadata["figure"] = metadata.get("figure", {}) | {"number": f"{chapter}.{number}"}
+
+
+def fold_answers(cells: Iterable[dict]) -> Iterator[dict]:
+    """The cells, with each run of those that answer a guess between the ends of one fold."""
+    for is_answer, run in groupby(cells, lambda cell: bool(answered(cell))):
+        inside = [*run]
+        if not is_answer:
+            yield from inside
+            continue
+        end = {"cell_type": "markdown", "metadata": {}}
+        name = inside[0]["id"]
+        yield end | {"id": f"{name}-opens", "source": f'<details class="answer"><summary>{SHOW}</summary>'}
+        yield from (cell | {"source": answered(cell)} for cell in inside)
+        yield end | {"id": f"{name}-closes", "source": "</details>"}
+
+
+def answered(cell: dict) -> str:
+    """What a cell says if it is, or belongs to, the answer of a guess."""
+    said = "".join(cell["source"])
+    found = ANSWER.fullmatch(said) if cell["cell_type"] == "markdown" else None
+    return found[1] if found else said * ("answer" in cell["metadata"].get("tags", ()))
+
+
+def caption_figures(app, doctree: nodes.document) -> None:
+    """Give each figure an anchor, and below it its number, which links there, and what it shows."""
+    for node in [*doctree.findall(nodes.container)]:
+        if node.get("nb_element") != "cell_code" or not (told := node["cell_metadata"].get("figure")):
+            continue
+        told = {name: text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") for name, text in told.items()}
+        anchor = f"fig-{told['number'].replace('.', '-')}"
+        node.children[-1]["ids"].append(anchor)
+        link = nodes.reference("", f"Figure {told['number']}", refid=anchor, reftitle="Link to this figure")
+        caption = nodes.paragraph("", "", link, classes=["pplab-caption"])
+        if title := told.get("title"):
+            caption += [nodes.Text(" "), nodes.strong("", title)]
+        if more := told.get("caption"):
+            caption += nodes.Text(f" {more}")
+        node += caption
 
 
 def myst(text: str) -> str:
@@ -112,8 +181,9 @@ class Charts:
 
 
 def setup(app) -> dict:
-    """Register both. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
+    """Register all. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
     installed = render.load_mime_renders
     render.load_mime_renders = lambda: [Charts, *installed()]
     app.connect("source-read", read)
+    app.connect("doctree-read", caption_figures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

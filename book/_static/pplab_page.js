@@ -5,16 +5,20 @@
   // Paper is light, whatever the theme on the screen: charts and code take their colours from the theme's name.
   const root = document.documentElement;
   let theme = null; // of the screen, while the page is on paper
+  const answers = []; // of guesses, folded on the screen: they belong to the text
   const toPaper = () => {
     if (theme !== null) return;
     theme = root.dataset.theme;
     root.dataset.theme = "light";
+    answers.push(...document.querySelectorAll("details.answer:not([open])"));
+    for (const answer of answers) answer.open = true;
     document.querySelectorAll(".pplab-figure svg").forEach(drawHatches);
   };
   const toScreen = () => {
     if (theme === null) return;
     root.dataset.theme = theme;
     theme = null;
+    for (const answer of answers.splice(0)) answer.open = false;
     for (const [shape, lines] of hatched.splice(0)) {
       shape.style.fill = lines.dataset.fill;
       lines.remove();

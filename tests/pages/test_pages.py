@@ -305,5 +305,9 @@ def test_paper(browser, book):
         pdf = visit.open(CHAPTER).pdf(format="A4", print_background=True, prefer_css_page_size=True)
         assert 5 < len(re.findall(rb"/Type /Page\b", pdf)) < 40
         assert len(pdf) < 5e6, f"{len(pdf) / 1e6:.1f} MB"
+        page = visit.open("book/cheat_sheet.html")
+        page.emulate_media(media="null")
+        sheet = page.pdf(print_background=True, prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type /Page\b", sheet)) == 1, "the cheat sheet is more than a page"
         assert page.evaluate(dark)
         assert not visit.wrong, "\n".join(visit.wrong)

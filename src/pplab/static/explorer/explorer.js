@@ -312,28 +312,17 @@
       let stuck = "";
       try {
         if (problem) throw new pplab.ScheduleError(problem);
-        const schedules = [];
-        for (const name of named()) {
-          const schedule = scheduleOf(state, name, request);
-          if (!schedule) { // one search after the other: `request` comes back here
-            root.dataset.busy = "true";
-            says.textContent = "The page is searching for the schedule …";
-            return;
-          }
-          schedules.push(schedule);
-        }
+        const schedules = named().map((name) => scheduleOf(state, name));
         if (state.rows.trim() && !isGiven()) given = []; // the reader has changed them
         const mine = state.schedule === OWN ? ownTimelines(state, given) : { timelines: [], problem: "" };
         timelines = [...mine.timelines, ...schedules.map((schedule) => timelineOf(state, schedule))];
         stuck = mine.problem;
       } catch (wrong) {
-        delete root.dataset.busy;
         root.dataset.error = error.textContent = wrong.message;
         root.dataset.ready = "true";
         if (wrong.name !== "ScheduleError") throw wrong;
         return;
       }
-      delete root.dataset.busy;
       delete root.dataset.error;
       error.textContent = stuck;
       if (stuck) root.dataset.stuck = stuck;

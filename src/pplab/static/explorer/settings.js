@@ -147,83 +147,13 @@ var pplabSettings = (() => {
     return { timelines, problem: problems.join(" ") };
   }
 
-  /** The schedule `name` in the state's sizes; null while it is searched: `done` is called when there is one. */
-  function scheduleOf(state, name, done) {
+  /** The schedule `name` in the state's sizes. */
+  function scheduleOf(state, name) {
     const options = optionsOf(state, name);
-    const isSearched = takes(name, "limit") && options.numRanks >= 1 && options.numMicrobatches >= 1; // within a limit
-    if (isSearched) return search(name, options, costsOf(state, 1), done);
     const stages = pplab.find(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
     const made = pplab.build(name, { ...options, costs: costsOf(state, stages) });
     return takes(name, "slices") ? Object.assign(made, { slices: options.slices }) : made;
   }
-
-  /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */
-  const search = (() => {
-    const known = new Map(); // key -> schedule or error
-    let worker = null, running = null;
-
-    function start(key, name, options, costs, done) {
-      const finish = (result) => {
-        running = null;
-        if (known.size > 50) known.clear();
-        known.set(key, result);
-        done();
-      };
-      const here = () => setTimeout(() => finish(attempt(() => pplab.build(name, { ...options, costs: pplab.costs(costs) }))));
-      try {
-        worker = worker || new Worker(URL.createObjectURL(new Blob([
-          `const pplab = (${pplab.make})(${JSON.stringify(pplab.schedules)});
-          onmessage = ({ data: [name, options, costs] }) => {
-            try {
-              const { rows } = pplab.build(name, { ...options, costs: pplab.costs(costs) });
-              postMessage({ rows: rows.map((row) => row.map((item) => item.text)) });
-            } catch ({ message }) { postMessage({ message }); }
-          };`,
-        ], { type: "text/javascript" })));
-      } catch {
-        here(); // no worker: the page waits
-        return;
-      }
-      worker.onmessage = ({ data }) =>
-        finish(data.rows ? attempt(() => pplab.schedule(data.rows, pplab.find(name).name)) : { error: new pplab.ScheduleError(data.message) });
-      worker.onerror = (event) => {
-        event.preventDefault();
-        worker = null;
-        here();
-      };
-      worker.postMessage([name, options, costs]);
-    }
-
-    const attempt = (make) => {
-      try {
-        return { schedule: make() };
-      } catch (error) {
-        return { error };
-      }
-    };
-
-    /** The schedule, or null while it is searched: then `done` is called when there is one. */
-    return (name, options, costs, done) => {
-      const { forward, backwardInput, backwardWeight, overhead, latency } = costs;
-      const plain = { forward, backwardInput, backwardWeight, overhead, latency };
-      const key = JSON.stringify([name, options.numRanks, options.numMicrobatches, plain]);
-      const found = known.get(key);
-      if (found?.error) throw found.error;
-      if (found) return found.schedule;
-      const waiting = running?.key === key ? running.waiting : [];
-      waiting.push(done);
-      if (running?.key === key) return null;
-      if (running) { // what it searches is no longer wanted, or wanted again by one who asks again
-        worker?.terminate();
-        worker = null;
-        const others = running.waiting;
-        waiting.push(...others);
-      }
-      running = { key, waiting };
-      start(key, name, options, plain, () => waiting.forEach((call) => call()));
-      return null;
-    };
-  })();
 
   return { DEFAULTS, OWN, OVERLAP, PER, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines };
 })();
