@@ -79,7 +79,7 @@ def title_and_question(path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_the_first_page_lists_it_and_what_it_saves(path):
     title, question = title_and_question(path)
-    row = f"| {int(path.stem[:2])} | [{title}](../notebooks/{path.stem}) | {question} | "
+    row = f"| [{int(path.stem[:2])}. {title}](../notebooks/{path.stem}) | {question} | "
     _, found, after = (ROOT / "book/index.md").read_text().partition(row)
     assert found, f"book/index.md lacks this row, of the chapter's own words: {row}"
     dollars = re.findall(r"\\\$([\d.]*\d)", after.partition("\n")[0])
