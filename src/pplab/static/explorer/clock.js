@@ -22,7 +22,7 @@ var pplabClock = (() => {
     }
 
     function label() {
-      button.textContent = isGoing ? "❚❚" : now < end ? "▶" : "↻";
+      button.textContent = isGoing ? "❚❚" : "▶";
       button.ariaLabel = isGoing ? "pause" : "play";
     }
 
