@@ -70,7 +70,15 @@ def test_what_pages_load_is_in_the_book(loads, book):
 
 
 MOST_BYTES, MOST_ZIPPED, MOST_HTML = 2_700_000, 650_000, 800_000
-LETTERS = ("Main-Regular", "Math-Italic", "Size1-Regular", "Size2-Regular", "Size3-Regular", "Size4-Regular", "AMS-Regular")
+LETTERS = (
+    "Main-Regular",
+    "Math-Italic",
+    "Size1-Regular",
+    "Size2-Regular",
+    "Size3-Regular",
+    "Size4-Regular",
+    "AMS-Regular",
+)
 PACKED = (".woff", ".woff2", ".png", ".zip")  # what a server doesn't compress once more
 
 
