@@ -106,8 +106,8 @@ def write(app, exception) -> None:
             rank = worth / 2 if section.title in AT_THE_END else worth
             rows.append([anchor, number, section.title, rank, " ".join(section.text), section.words])
         pages.append([docname, rows])
-    if added:
-        raise ConfigError(f"{WORDS.name}: the book has no section {', '.join(added)}")
+    if gone := [place for place in added if place.partition("#")[0] in app.env.found_docs]:
+        raise ConfigError(f"{WORDS.name}: the book has no section {', '.join(gone)}")
     script = f"const pplabSections = {json.dumps(pages, ensure_ascii=False, separators=(',', ':'))};\n"
     Path(app.outdir, "_static/sections.js").write_text(script, encoding="utf-8")
     Path(app.outdir, "searchindex.js").unlink(missing_ok=True)  # of Sphinx' own search

@@ -1,5 +1,8 @@
-"""The glossary comes to where its terms are used: a page carries the definitions of those that it links, which its script
-shows beside the link, and under each term the glossary says which pages use it."""
+"""The glossary comes to where its terms are used.
+
+A page carries the definitions of the terms that it links, which pplab_page.js shows beside the links. Under each term
+the glossary says which pages use it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ GLOSSARY = "book/glossary"
 def look_up(app, env) -> None:
     """Note each term's definition, and of every page the first section that uses it."""
     app.term_uses, app.term_texts = {}, {}
+    if GLOSSARY not in env.found_docs:
+        return
     for item in terms(env.get_doctree(GLOSSARY)):
         app.term_texts[item[0]["ids"][0]] = readable(item[-1])
     for docname in sorted(env.found_docs - {GLOSSARY}, key=lambda name: place(env, name)):

@@ -56,7 +56,7 @@ def test_pages_load_nothing_from_elsewhere(pages, loads):
         away = [a for a in loads[name].addresses if re.match(r"(https?:)?//", a)]
         assert not away, (name, away)
         assert "THEBE" not in page
-    assert 'src="../_static/mathjax/es5/tex-mml-chtml.js' in pages["notebooks/01_bubble_math.html"]
+    assert 'src="../_static/mathjax/es5/startup.js' in pages["notebooks/01_bubble_math.html"]
 
 
 def test_what_pages_load_is_in_the_book(loads, book):

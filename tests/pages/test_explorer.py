@@ -269,6 +269,7 @@ def test_settings_mean_the_same_to_the_page_and_to_a_cell(evaluate: Evaluate, pe
                 durations["backward-input"] = [number(rng) for _ in range(sizes["ranks"] * 2)]
             pair = {"overlap": rng.choice(["sum", "max"]), "pair": rng.choice([0, number(rng)])}
             state = {"forward": 1, **sizes, **durations, **pair, "per": per}
+            state["more-in-flight"] = rng.choice([0, 3, -2])
             if name == "own":
                 state["rows"] = parse_qs(lab.explore(Schedule(random_rows(rng))).fragment)["rows"][0]
             given = json.dumps(state), json.dumps(name)

@@ -30,9 +30,8 @@ def test_a_definition_comes_and_goes(opened, book):
     link, box = tab.locator(RANK), tab.locator("#pplab-term")
     link.hover()
     box.wait_for(state="visible")
-    assert box.inner_text() == (
-        "A process of the pipeline. There are P of them, numbered from 0. Usually a rank has a GPU to itself. In the glossary"
-    )
+    said = "A process of the pipeline. There are P of them, numbered from 0. Usually a rank has a GPU to itself."
+    assert box.inner_text() == f"{said} In the glossary"
     assert link.get_attribute("aria-describedby") == "pplab-term"
     box.hover()  # it stays under the pointer
     tab.wait_for_timeout(300)
@@ -78,7 +77,9 @@ def test_every_linked_term_has_its_definition(book):
 
 def test_the_glossary_says_where_terms_are_used(book):
     glossary = (book / "book/glossary.html").read_text()
-    entries = dict(re.findall(r'<dt id="term-[^"]+">(.+?)<a class="headerlink.*?</dt>(.*?)(?=<dt|</dl>)', glossary, re.S))
+    entries = dict(
+        re.findall(r'<dt id="term-[^"]+">(.+?)<a class="headerlink.*?</dt>(.*?)(?=<dt|</dl>)', glossary, re.S)
+    )
     said = {term.lower(): set(re.findall(r"notebooks/(\w+)\.html", text)) for term, text in entries.items()}
     used: dict[str, set[str]] = {}
     for path in NOTEBOOKS:

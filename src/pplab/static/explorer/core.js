@@ -558,7 +558,8 @@ var pplab = ((schedules) => {
     return phases(actions(rank, F, order), actions(rank, B, order), Math.min(cap, M) - 1);
   }
 
-  builders["1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, P - rank, M));
+  builders["1F1B"] = (P, M, { moreInFlight = 0 }) =>
+    range(P).map((rank) => cappedRow(rank, positiveInt(`in_flight[${rank}]`, P - rank + moreInFlight), M));
 
   builders["eager-1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, 2 * (P - rank) - 1, M));
 

@@ -7,7 +7,7 @@ var pplabSettings = (() => {
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2, slices: 2, attention: 0,
     forward: 1, "backward-input": 1, "backward-weight": 1, overhead: 0, latency: 0, overlap: "sum", pair: 0,
-    per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
+    "more-in-flight": 0, per: "rank", until: 0, path: false, memory: true, tickets: false, time: 0, zoom: 1, rows: "",
   };
   const OWN = "own"; // in place of a schedule's name: the rows that the reader brings
   const DURATIONS = ["forward", "backward-input", "backward-weight"];
@@ -70,7 +70,7 @@ var pplabSettings = (() => {
     const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state, slices = slicesOf(state, name);
     const actions = ranks * microbatches * slices * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
-    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices };
+    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices, moreInFlight: state["more-in-flight"] };
   }
 
   /** Into how many slices the schedule `name` cuts a microbatch. */
