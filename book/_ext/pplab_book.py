@@ -27,5 +27,6 @@ def setup(app) -> dict:
     app.setup_extension("pplab_notebooks")
     app.setup_extension("pplab_recorded")
     app.setup_extension("pplab_search")
+    app.setup_extension("pplab_terms")
     app.setup_extension("pplab_light")
     return {"parallel_read_safe": True, "parallel_write_safe": True}
