@@ -77,11 +77,16 @@ def readable(node: nodes.Element) -> str:
     if isinstance(node, addnodes.desc_signature):
         return f"{node['module']}.{node['fullname']}"
     texts = (
-        re.sub(r"\\(?:[a-z]+|.)|[{}]", "", text) if isinstance(text.parent, nodes.math) else str(text)
+        letters(text) if isinstance(text.parent, nodes.math) else text
         for text in node.findall(nodes.Text)
         if not isinstance(text.parent, nodes.raw)
     )
     return " ".join("".join(texts).split())
+
+
+def letters(formula: str) -> str:
+    """What is left of a formula in TeX without its commands."""
+    return re.sub(r"\\(?:[a-z]+|.)|[{}]", "", formula.replace(r"\cdot", "·"))
 
 
 def write(app, exception) -> None:
