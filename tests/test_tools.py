@@ -114,14 +114,15 @@ def test_a_notebook_is_executed_and_recorded(tmp_path, monkeypatch, capsys):
 
 
 def test_cleaning_folds_what_the_page_hides_and_drops_what_an_editor_left(tmp_path):
-    tags = {"a": ["hide-input", "nbval-ignore-output"], "b": ["hide-output"], "c": [], "d": ["remove-input"]}
+    tags = {"a": ["hide-input", "nbval-ignore-output"], "b": ["answer"], "c": [], "d": ["remove-input"]}
     left = {"jupyter": {"source_hidden": True, "outputs_hidden": False}, "trusted": True}
     cells = [nbformat.v4.new_code_cell("1", id=name, metadata={"tags": t} | left) for name, t in tags.items()]
+    cells[0].metadata["figure"] = {"title": "What it shows."}
     cells += [nbformat.v4.new_markdown_cell("*Where.*", metadata={"tags": ["elsewhere"], "editable": False})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "a.ipynb")
     assert execute_notebooks.main(["--clean", str(tmp_path / "a.ipynb")]) == 0
     assert [cell.metadata for cell in nbformat.read(tmp_path / "a.ipynb", as_version=4).cells] == [
-        {"tags": tags["a"], "jupyter": {"source_hidden": True}},
+        {"tags": tags["a"], "jupyter": {"source_hidden": True}, "figure": {"title": "What it shows."}},
         {"tags": tags["b"], "jupyter": {"outputs_hidden": True}},
         {},
         {"tags": tags["d"], "jupyter": {"source_hidden": True}},

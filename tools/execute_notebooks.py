@@ -30,6 +30,7 @@ FOLDS = {  # what JupyterLab folds, by the tag with which the page hides it
     "hide-input": "source_hidden",
     "remove-input": "source_hidden",
     "hide-output": "outputs_hidden",
+    "answer": "outputs_hidden",
     "remove-output": "outputs_hidden",
 }
 
@@ -105,7 +106,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         folded = {FOLDS[tag]: True for tag in tags if tag in FOLDS}
-        cell.metadata = ({"tags": tags} if tags else {}) | ({"jupyter": folded} if folded else {})
+        figure = cell.metadata.get("figure")
+        kept = {"figure": figure, "jupyter": folded, "tags": tags}
+        cell.metadata = {name: value for name, value in kept.items() if value}
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
 

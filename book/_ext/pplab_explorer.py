@@ -86,13 +86,16 @@ SETTINGS: dict[str, tuple[Callable, object]] = {  # how an option reads, and wha
     "latency": (_duration, 0),
     "overlap": (_overlap, "sum"),  # a forward and a backward at once: as long as both, or as the longer one
     "pair": (_duration, 0),  # how long the two take; 0: as `overlap` says
+    "more-in-flight": (directives.nonnegative_int, 0),  # than P-s on rank s, under 1F1B
     "per": (_per, "rank"),  # what the durations are for: a microbatch on a rank, on a stage, or the batch on a rank
     "until": (_duration, 0),  # where the time axis ends, at least
     "path": (_flag, False),
     "memory": (_flag, True),
+    "tickets": (_flag, False),  # the loop of microbatches above the chart
+    "time": (_duration, 0),  # where the playhead stands; 0: at the end
     "zoom": (directives.positive_int, 1),
 }
-ON_THE_PAGE = ("until", "path", "memory", "zoom")  # what doesn't change the timelines
+ON_THE_PAGE = ("until", "path", "memory", "tickets", "time", "zoom")  # what doesn't change the timelines
 FIRST = (
     "schedule",
     "compare",
@@ -100,6 +103,7 @@ FIRST = (
     "microbatches",
     "stages-per-rank",
     "slices",
+    "more-in-flight",
 )  # controls an embedded explorer shows at once
 
 
@@ -208,10 +212,13 @@ def _picture(state: dict[str, object]) -> str:
     from matplotlib import pyplot as plt
 
     import pplab as pp
+    from pplab_course import pictures
     from pplab_course.figures import figure_html
 
     shown = timelines(state)
-    if len(shown) > 1:
+    if state["tickets"]:
+        figure = pictures.tickets(shown[0], at=state["time"], latency=state["latency"]).figure
+    elif len(shown) > 1:
         figure = pp.compare(shown, path=state["path"])[0].figure
     else:
         figure = pp.gantt(shown[0], until=max(state["until"], shown[0].makespan), path=state["path"]).figure

@@ -14,6 +14,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from docutils import nodes
@@ -29,6 +30,7 @@ HIDDEN = {"remove-cell", "explorer", "elsewhere"}
 _WHEN = (1980, 1, 1, 0, 0, 0)  # of every file in an archive, so that the same files are the same bytes
 
 
+@cache
 def needs() -> dict[str, dict[str, str]]:
     """What the page can't have, by chapter and cell: made by tests/pages/test_live.py."""
     return json.loads((LIVE / "needs.json").read_text())
@@ -47,12 +49,11 @@ def mark(app, docname: str, source: list[str]) -> None:
 
 def dress(app, doctree: nodes.document) -> None:
     """Give the cells that are marked an id and classes, by which page.js knows them."""
-    lacking = needs().get(Path(app.env.docname).name, {})
     for node in doctree.findall(nodes.container):
         if node.get("nb_element") == "cell_code" and (told := node["cell_metadata"].get("live")):
             node["ids"].append(f"cell-{told['id']}")
             node["classes"] += ["live", *["live-asks"] * told["asks"]]
-            if what := lacking.get(told["id"]):
+            if what := needs().get(Path(app.env.docname).name, {}).get(told["id"]):
                 node["classes"].append(f"live-needs-{what}")
 
 
@@ -137,7 +138,8 @@ def _hash(content: bytes) -> str:
 
 def write(app, builder) -> None:
     """Write the scripts beside the page's other static files."""
-    if builder.format != "html":
+    chapters = [name for name in app.env.found_docs if _has_code(Path(app.env.doc2path(name)))]
+    if builder.format != "html" or not chapters:
         return
     place = Path(app.outdir) / "_static" / "live"
     place.mkdir(parents=True, exist_ok=True)
@@ -148,9 +150,12 @@ def write(app, builder) -> None:
     with zipfile.ZipFile(io.BytesIO(pinned())) as given:
         for name in ("editor.js", "LICENSES.txt"):
             (place / name).write_bytes(given.read(name))
-    chapters = [name for name in app.env.found_docs if str(app.env.doc2path(name)).endswith(".ipynb")]
     for name, text in [*pieces().items(), *(cells_file(app.srcdir, chapter) for chapter in chapters)]:
         (place / name).write_text(text, encoding="utf-8")
+
+
+def _has_code(page: Path) -> bool:
+    return page.suffix == ".ipynb" and any(c["cell_type"] == "code" for c in json.loads(page.read_text())["cells"])
 
 
 def setup(app) -> dict:

@@ -9,10 +9,15 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     <details class="note"><summary>Words</summary>  a folded admonition
     ## Exercises                                    and below it, where one can answer them
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
-                                                    that only the page has are tags: `controls: ranks latency`
+                                                    that only the page has are tags: `controls: ranks latency`,
+                                                    and all of them where the cell draws something else
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
     a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
+    cells tagged `answer`, and a text in            one fold around them all: the answer of a guess
+    <details class="answer"><summary>...
+    a cell with `hide-input` that only checks       a quiet line, "checked", which opens
+    a cell's metadata {"figure": {"title": ...}}    below its figure "Figure 4.3", the title, a `caption`
 
 What the page hides by a tag, JupyterLab folds by metadata, which tools/execute_notebooks.py sets from the tags.
 Charts keep their page's form under a type of their own (see pplab_course.figures).
@@ -23,7 +28,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
 
 from docutils import nodes
 from myst_nb.core import render
@@ -33,6 +40,8 @@ HEAD = (
     (re.compile(r"\A(# .+\n\n)\*\*(.+(?:\n.+)*)\*\*\n"), r"\1:::{div} question\n\2\n:::\n"),
     (re.compile(r"^\*(Reading time: .+(?:\n.+)*)\*$", re.M), r":::{div} meta\n\1\n:::"),
 )
+SHOW = "Show the answer"
+ANSWER = re.compile(rf'<details class="answer"><summary>{SHOW}</summary>\n\n(.*)\n\n</details>\s*', re.S)
 ANSWERS = """
 **Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
 isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
@@ -59,7 +68,8 @@ def read(app, docname: str, source: list[str]) -> None:
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
-    notebook["cells"] = [made for cell in notebook["cells"] for made in on_the_page(cell)]
+    number_figures(notebook["cells"], PurePosixPath(docname).name.partition("_")[0].lstrip("0"))
+    notebook["cells"] = list(fold_answers(made for cell in notebook["cells"] for made in on_the_page(cell)))
     source[0] = json.dumps(notebook)
 
 
@@ -73,9 +83,82 @@ def on_the_page(cell: dict) -> Iterator[dict]:
         levels = [tag.removeprefix("play: ") for tag in tags if tag.startswith("play: ")]
         cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
     elif "explorer" in tags:
-        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": {}, "source": directive(text, tags)}
+        shown = {"tags": ["answer"] if "answer" in tags else []}
+        view = directive(text, tags)
+        if figure := cell["metadata"].get("figure"):
+            link = f'<a href="#{anchor_of(figure)}" title="Link to this figure">Figure {figure["number"]}</a>'
+            told = f'<p class="pplab-caption">{link} <strong>{curly(figure["title"])}</strong></p>'
+            view = f'<span id="{anchor_of(figure)}"></span>\n\n{view}\n\n{told}'
+        yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": shown, "source": view}
         cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
+    elif "hide-input" in tags and only_checks(cell):
+        said = {"code_prompt_show": "checked ✓", "code_prompt_hide": "checked ✓"}
+        shown = ["check", "hide-cell", *(tag for tag in tags if tag != "hide-input")]
+        cell = cell | {"metadata": cell["metadata"] | {"tags": shown, "mystnb": said}}
     yield cell
+
+
+def only_checks(cell: dict) -> bool:
+    """Whether a cell asserts, and prints nothing but that it did."""
+    if any(output["output_type"] != "stream" for output in cell["outputs"]):
+        return False
+    said = "".join("".join(output["text"]) for output in cell["outputs"])
+    return "assert " in "".join(cell["source"]) and (not said or said.startswith("checked"))
+
+
+def number_figures(cells: Iterable[dict], chapter: str) -> None:
+    """Note in the metadata of each cell with a figure which one of the chapter that is. An explorer is one if it has a
+    title."""
+    drawn = (cell for cell in cells if any(PAGE in output.get("data", ()) for output in cell.get("outputs", ())))
+    shown = (cell["metadata"] for cell in drawn)
+    figures = (each for each in shown if "explorer" not in each.get("tags", ()) or "figure" in each)
+    for number, metadata in enumerate(figures, 1):
+        metadata["figure"] = metadata.get("figure", {}) | {"number": f"{chapter}.{number}"}
+
+
+def anchor_of(figure: dict[str, str]) -> str:
+    return f"fig-{figure['number'].replace('.', '-')}"
+
+
+def curly(text: str) -> str:
+    """With the apostrophes that the page's other texts have."""
+    return text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
+
+
+def fold_answers(cells: Iterable[dict]) -> Iterator[dict]:
+    """The cells, with each run of those that answer a guess between the ends of one fold."""
+    for is_answer, run in groupby(cells, lambda cell: bool(answered(cell))):
+        inside = [*run]
+        if not is_answer:
+            yield from inside
+            continue
+        end = {"cell_type": "markdown", "metadata": {}}
+        name = inside[0]["id"]
+        yield end | {"id": f"{name}-opens", "source": f'<details class="answer"><summary>{SHOW}</summary>'}
+        yield from (cell | {"source": answered(cell)} for cell in inside)
+        yield end | {"id": f"{name}-closes", "source": "</details>"}
+
+
+def answered(cell: dict) -> str:
+    """What a cell says if it is, or belongs to, the answer of a guess."""
+    said = "".join(cell["source"])
+    found = ANSWER.fullmatch(said) if cell["cell_type"] == "markdown" else None
+    return found[1] if found else said * ("answer" in cell["metadata"].get("tags", ()))
+
+
+def caption_figures(app, doctree: nodes.document) -> None:
+    """Give each figure an anchor, and below it its number, which links there, and what it shows."""
+    for node in [*doctree.findall(nodes.container)]:
+        if node.get("nb_element") != "cell_code" or not (told := node["cell_metadata"].get("figure")):
+            continue
+        node.children[-1]["ids"].append(anchor_of(told))
+        link = nodes.reference("", f"Figure {told['number']}", refid=anchor_of(told), reftitle="Link to this figure")
+        caption = nodes.paragraph("", "", link, classes=["pplab-caption"])
+        if title := told.get("title"):
+            caption += [nodes.Text(" "), nodes.strong("", curly(title))]
+        if more := told.get("caption"):
+            caption += nodes.Text(f" {curly(more)}")
+        node += caption
 
 
 def myst(text: str) -> str:
@@ -89,9 +172,11 @@ def myst(text: str) -> str:
 
 
 def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of the code's call `explore(...)`, and with the options among the tags."""
-    call = ast.parse(code).body[-1].value
-    given = dict(zip(("schedule", "compare"), call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
+    """The explorer with the settings of `explore(...)`, if that is the code's end, and of the tags."""
+    call, given = ast.parse(code).body[-1].value, {}
+    if getattr(call.func, "id", "") == "explore":
+        given = dict(zip(("schedule", "compare"), call.args, strict=False))
+        given |= {key.arg: key.value for key in call.keywords}
     options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
     options |= dict(tag.split(": ") for tag in tags if ": " in tag)
     flags = {"True": "true", "False": "false"}
@@ -112,8 +197,9 @@ class Charts:
 
 
 def setup(app) -> dict:
-    """Register both. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
+    """Register all. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
     installed = render.load_mime_renders
     render.load_mime_renders = lambda: [Charts, *installed()]
     app.connect("source-read", read)
+    app.connect("doctree-read", caption_figures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,8 @@
 """What the page's explorer knows of the package's schedules, derived from the registry when the page is built.
 
 The page makes the rows of a schedule by itself, for any sizes, where core.js has a function for it. Of a schedule that
-core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up.
+core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up. Where
+costs decide the order, as in one that is searched for, these are the rows for equal times.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ def in_javascript() -> set[str]:
 
 
 def package_rows(builder: Builder) -> dict[str, list[str] | str]:
-    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses. Empty if costs decide."""
-    if "costs" in builder.options:
-        return {}
+    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses."""
     options = [name for name in SIZES if name in {"num_ranks", "num_microbatches", *builder.options}]
     found: dict[str, list[str] | str] = {}
     for sizes in product(*(SIZES[name] for name in options)):

@@ -141,6 +141,7 @@ def explored(
     latency: float = 0,
     overlap: str = "sum",
     pair: float = 0,
+    more_in_flight: int = 0,
     per: str = "rank",
 ) -> list[Timeline]:
     """The timelines of the schedules named, simulated.
@@ -149,7 +150,7 @@ def explored(
     `per` says; one value per stage is for the stages, whatever their ranks. Every action takes `overhead` besides. A
     forward and a backward at once take `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into
     so many of equal length; causal `attention` is that share of a forward. The schedule "own" has these `rows`:
-    0F0.0B0~1F0.1B0. ValueError says what can't be.
+    0F0.0B0~1F0.1B0. 1F1B's rank s has `more_in_flight` than P-s microbatches. ValueError says what can't be.
     """
 
     def of_stage(stages: float) -> Costs:
@@ -173,7 +174,12 @@ def explored(
             if "slices" in builder.options:
                 run, pieces = lab.Slices.even(slices, attention).simulate, microbatches * slices
             costs = of_stage(2 if builder.placement == "V" else 1)
-            options = {"stages_per_rank": stages_per_rank, "slices": slices, "costs": costs}
+            options = {
+                "stages_per_rank": stages_per_rank,
+                "slices": slices,
+                "costs": costs,
+                "in_flight": [ranks - rank + more_in_flight for rank in range(ranks)],
+            }
             built = builder(ranks, pieces, **{key: options[key] for key in options.keys() & set(builder.options)})
         found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
     return found

@@ -105,7 +105,7 @@ def _opened(started, page: str, link: str) -> tuple[str, float]:
     began = time.monotonic()
     try:
         tab.goto(f"{page}#{link}")
-        tab.wait_for_selector(".pplab-explorer[data-ready]:not([data-busy])")
+        tab.wait_for_selector(".pplab-explorer[data-ready]")
         seconds = time.monotonic() - began
         hit = ["its script ran"] if tab.evaluate("window.hit") else []
     except Exception as error:

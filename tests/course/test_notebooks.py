@@ -16,8 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TAGS = re.compile(r"(hide|remove)-input|hide-output|nbval-[\w-]+|explorer|elsewhere|(controls|memory|play): .+")
-FOLDS = {"hide-input": "source_hidden", "remove-input": "source_hidden", "hide-output": "outputs_hidden"}
+SAID = "controls|memory|play|schedule|microbatches|latency|tickets|time"  # tags with something to say
+TAGS = re.compile(rf"(hide|remove)-input|hide-output|answer|nbval-[\w-]+|explorer|elsewhere|({SAID}): .+")
+FOLDS = {
+    **dict.fromkeys(("hide-input", "remove-input"), "source_hidden"),
+    **dict.fromkeys(("hide-output", "answer"), "outputs_hidden"),
+}
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.S)
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -46,7 +50,7 @@ def test_it_carries_nothing_that_changes_by_itself(path):
     nbformat.validate(notebook)
     clean = f"run: python tools/execute_notebooks.py --clean notebooks/{path.name}"
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}, clean
-    assert all(set(cell["metadata"]) <= {"tags", "jupyter"} for cell in notebook["cells"]), clean
+    assert all(set(cell["metadata"]) <= {"figure", "jupyter", "tags"} for cell in notebook["cells"]), clean
     assert not any(output.get("name") == "stderr" for output in outputs(path)), "run `make notebooks`: it drops stderr"
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"]), "two cells have one id"
 
@@ -79,6 +83,27 @@ def test_every_figure_is_described(path):
             label = re.search(r'role="img" aria-label="([^"]+)"', figure)
             assert label and len(label.group(1)) > 20, "describe the figure: pplab_course.figures says how"
         assert len("".join(chart["data"]["text/plain"])) > 20, "describe the figure: its text says what it shows"
+
+
+def test_every_figure_says_what_it_shows(path):
+    """The page prints it below the figure. What it counts, an output or a check of the chapter has counted."""
+    made = [*outputs(path)]
+    counted = "\n".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in made)
+    counted += "\n".join(text(cell) for cell in cells(path, "code") if "hide-input" in cell["metadata"].get("tags", ()))
+    for cell in cells(path, "code"):
+        told, tags = cell["metadata"].get("figure", {}), cell["metadata"].get("tags", ())
+        shown = any(PAGE in output.get("data", {}) for output in cell["outputs"])
+        assert bool(told) == shown or "explorer" in tags, (
+            f"cell {cell['id']}: its metadata say of a figure {{'figure': {{'title': ...}}}}"
+        )
+        assert set(told) <= {"title", "caption"}
+        for sentence in told.values():
+            assert re.fullmatch(r"[^$\n]{20,140}[.?]", re.sub(r"\$(?=\d)", "", sentence)), (
+                f"one line, no formula: {sentence}"
+            )
+            numbers = re.findall(r"(?<![\w.+-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w+])", sentence)
+            unknown = {*numbers} - {*re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", counted)}
+            assert not unknown, f"cell {cell['id']}: no output and no check has {unknown}"
 
 
 def test_every_figure_is_seen_in_every_viewer(path):

@@ -184,14 +184,14 @@ def test_zoom_by_buttons_keys_wheel_and_fingers(visit):
     wide = "document.querySelector('.pplab-gantt').getBoundingClientRect().width"
     zoom = "Number(document.querySelector('input[name=zoom]').value)"
     before, few = tab.evaluate(wide), tab.evaluate(shown)
-    for _ in range(5):
+    for _ in range(7):
         tab.click("[data-zoom=in]")
-    assert tab.evaluate(zoom) == pytest.approx(1.5**5, abs=0.01) and tab.evaluate(wide) > 7 * before
+    assert tab.evaluate(zoom) == pytest.approx(1.5**7, abs=0.01) and tab.evaluate(wide) > 7 * before
     assert tab.evaluate(shown) == 8 * 64 * 3 > few  # every action can be read
     says(tab, "Home", *["ArrowRight"] * 8)
     at = "document.querySelector('.pplab-selected').getBoundingClientRect().left"
     place, said = tab.evaluate(at), tab.inner_text(".pplab-says")
-    for key, factor in (("+", 1.5**6), ("-", 1.5**5)):
+    for key, factor in (("+", 1.5**8), ("-", 1.5**7)):
         tab.keyboard.press(key)
         assert tab.evaluate(zoom) == pytest.approx(factor, abs=0.05)
         assert abs(tab.evaluate(at) - place) < 3 and tab.inner_text(".pplab-says") == said
@@ -202,7 +202,7 @@ def test_zoom_by_buttons_keys_wheel_and_fingers(visit):
     tab.keyboard.down("Control")
     tab.mouse.wheel(0, -300)
     tab.keyboard.up("Control")
-    tab.wait_for_function(f"{zoom} > 1.5 ** 6")
+    tab.wait_for_function(f"{zoom} > 1.5 ** 8")
     assert tab.evaluate("document.querySelector('.pplab-scroll').scrollLeft") > left
     fingers = """(apart) => {
       const scroll = document.querySelector(".pplab-scroll");

@@ -94,7 +94,7 @@ def visit(site, browser) -> Iterator:
             tab = new_tab(**options)
             tab.goto(f"{site.as_uri()}/{page}")
             if settled:
-                tab.wait_for_selector(f"{settled}[data-ready]:not([data-busy])")
+                tab.wait_for_selector(f"{settled}[data-ready]")
             return tab
 
         yield opened
@@ -103,7 +103,7 @@ def visit(site, browser) -> Iterator:
 def settle(tab) -> None:
     """Wait until what was asked for is drawn."""
     tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    tab.wait_for_selector(".pplab-explorer[data-ready]:not([data-busy])")
+    tab.wait_for_selector(".pplab-explorer[data-ready]")
 
 
 def figures(tab, prefix: str = "") -> tuple:
@@ -151,7 +151,7 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
             {"schedule": "interleaved", "overhead": "1,0,0.5,0,1,0,0.5,0"},
             expected("Interleaved1F1B", V=2, overhead=[1, 0, 0.5, 0] * 2),
         ),
-        ({"schedule": "ZB-1P", "overhead": 0.75}, expected("ZB-1P", overhead=0.75)),
+        ({"schedule": "ZB-1P", "ranks": 8, "microbatches": 16}, expected("ZB-1P", P=8, M=16)),
         ({"schedule": "interleaved", "stages-per-rank": 4}, expected("Interleaved1F1B", V=4)),
         (
             {"schedule": "ZBVZeroBubble", "forward": 3, "backward-input": 4, "backward-weight": 2, "ranks": 8},
@@ -163,10 +163,6 @@ def expected(name: str, *, P: int = 4, M: int = 8, V: int | None = None, **costs
         ),
         ({"schedule": "DualPipe", "overlap": "max"}, expected("DualPipe", overlap="max")),
         ({"schedule": "DualPipe", "pair": 2.5}, expected("DualPipe", overlap=2.5)),
-        (
-            {"schedule": "ZB-2P", "forward": 10, "backward-input": 11, "backward-weight": 7, "latency": 1},
-            expected("ZB-2P", forward=10, backward_input=11, backward_weight=7, latency=1),
-        ),
     ],
 )
 def test_figures_are_the_packages(visit, state, same):
@@ -174,16 +170,6 @@ def test_figures_are_the_packages(visit, state, same):
     found = figures(tab)
     assert found[:4] == pytest.approx(same[:4], abs=1e-9) and found[4] == same[4]
     assert f"{same[0]:.6g}" in tab.inner_text(".pplab-figures tbody tr:first-child")
-
-
-def test_searches_run_beside_the_page(visit):
-    tab = visit("book/explorer.html#schedule=ZB-1P&compare=ZB-2P")
-    assert len(tab.workers) == 1
-    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P"), expected("ZB-2P"))
-    tab.fill("input[type=number][name=microbatches]", "9")
-    tab.fill("input[type=number][name=microbatches]", "12")  # nobody waits for the 9
-    settle(tab)
-    assert (figures(tab), figures(tab, "compare-")) == (expected("ZB-1P", M=12), expected("ZB-2P", M=12))
 
 
 def test_per_stage_durations_are_not_divided(visit):
@@ -371,7 +357,8 @@ def test_what_the_directive_leaves_out_is_what_the_view_assumes(visit):
     finally:
         sys.path.pop(0)
     tab = visit("book/explorer.html")
-    for name, (_, default) in SETTINGS.items():
+    for name in SETTINGS.keys() - {"time"}:  # which the playhead has
+        _, default = SETTINGS[name]
         control = tab.locator(f".pplab-live [name={name}]").last
         found = control.is_checked() if isinstance(default, bool) else control.input_value()
         assert str(found) == str(default), name
@@ -381,7 +368,7 @@ def test_what_the_directive_leaves_out_is_what_the_view_assumes(visit):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_wide_charts_scroll_in_their_own_box(visit, width, theme):
     tab = visit(
-        "book/explorer.html#schedule=ZB-H2&compare=Interleaved1F1B&ranks=8&microbatches=64",
+        "book/explorer.html#schedule=ZB-H2&compare=Interleaved1F1B&ranks=8&microbatches=64&zoom=4",
         width=width,
         color_scheme=theme,
     )
@@ -391,6 +378,106 @@ def test_wide_charts_scroll_in_their_own_box(visit, width, theme):
     tab.keyboard.press("Home")
     tab.keyboard.press("End")
     assert tab.evaluate("document.querySelector('.pplab-scroll').scrollLeft") > 100
+    tab.click("[data-zoom=whole]")
+    assert tab.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.pplab-scroll'))") == 0
+    sliders = tab.locator(".pplab-live input[type=range]:visible").all()
+    assert sliders and all(width > 700 or slider.bounding_box()["height"] >= 44 for slider in sliders)
+
+
+def test_a_wide_window_shows_controls_and_charts_at_once(visit):
+    tab = visit("book/explorer.html#schedule=1F1B&compare=GPipe")
+    root, scroll = tab.locator(".pplab-explorer").bounding_box(), tab.locator(".pplab-scroll").bounding_box()
+    assert scroll["x"] - root["x"] > 200 and scroll["y"] - root["y"] < 120
+    assert tab.locator("form .pplab-check:visible").last.bounding_box()["y"] < scroll["y"] + scroll["height"]
+
+
+def test_back_undoes_a_control(visit):
+    tab = visit("book/explorer.html")
+    tab.select_option("select[name=schedule]", "GPipe")
+    slider = tab.locator("input[type=range][name=microbatches]").bounding_box()
+    tab.mouse.move(slider["x"] + 20, slider["y"] + slider["height"] / 2)
+    tab.mouse.down()
+    for x in range(30, 90, 10):  # one step of the history, however many of the slider
+        tab.mouse.move(slider["x"] + x, slider["y"] + slider["height"] / 2)
+    tab.mouse.up()
+    settle(tab)
+    moved = figures(tab)
+    for go, name in ((tab.go_back, "GPipe"), (tab.go_back, "1F1B"), (tab.go_forward, "GPipe")):
+        go()
+        settle(tab)
+        assert tab.input_value("select[name=schedule]") == name and figures(tab) == expected(name)
+    tab.go_forward()
+    settle(tab)
+    assert figures(tab) == moved != expected("GPipe")
+
+
+def test_1f1b_slides_into_gpipe(visit):
+    tab = visit("book/explorer.html#schedule=1F1B&compare=GPipe")
+    slider = tab.locator("input[type=range][name=more-in-flight]")
+    slider.fill("2")
+    settle(tab)
+    more = pp.build("1F1B", num_ranks=4, num_microbatches=8, in_flight=(6, 5, 4, 3))
+    assert figures(tab)[0] == 33 and figures(tab)[4] == ",".join(map(str, more.peak_in_flight))
+    slider.press("End")
+    settle(tab)
+    assert figures(tab) == figures(tab, "compare-") == expected("GPipe")
+
+
+def under_way(t: pp.Timeline, time: float, latency: float) -> int:
+    """How many messages are between two ranks, counted action by action."""
+    ends = {(s.action.kind.name, s.action.stage, s.action.microbatch): s.end for s in t.spans}
+    neighbours = ((kind, stage + (1 if kind == "F" else -1), m, end) for (kind, stage, m), end in ends.items())
+    return sum((kind, stage, m) in ends and end <= time < end + latency for kind, stage, m, end in neighbours)
+
+
+def test_the_playhead_shows_a_moment(visit):
+    """What ranks hold and which messages are under way, as the package's timeline says; the address keeps the time."""
+    t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8), pp.Costs(latency=1))
+    shown = visit("book/explorer.html#latency=1&time=13.5")
+    assert under_way(t, 13.5, 1) == 1
+    for time in (13.5, 14.0, 15.0):
+        held = [[n for at, n in zip(*curve, strict=True) if at <= time][-1] for curve in lab.held_over_time(t)]
+        assert shown.locator(".pplab-peak").all_text_contents() == [f"holds {n}" for n in held]
+        assert shown.locator(".pplab-now circle").count() == under_way(t, time, 1)
+        assert shown.inner_text(".pplab-clock output") == f"{time:g}"
+        shown.press(".pplab-clock input", "ArrowRight")  # to where something starts or ends
+    shown.wait_for_function("location.hash.includes('time=16')")
+    shown.press(".pplab-clock input", "End")
+    assert shown.locator(".pplab-now *").count() == 0
+    assert shown.locator(".pplab-peak").first.text_content() == "peak 4"
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_one_playhead_of_the_page_plays(visit, motion):
+    tab = visit("index.html", reduced_motion=motion)
+    first, second = tab.locator(".pplab-clock").all()
+    tab.focus(".pplab-scroll")
+    tab.keyboard.press(" ")
+    tab.wait_for_function("document.querySelector('.pplab-clock input').value > 2")
+    second.locator("button").click()
+    assert [each.locator("button").get_attribute("aria-label") for each in (first, second)] == ["play", "pause"]
+    tab.evaluate("document.dispatchEvent(new CustomEvent('pplab-play', { detail: { source: 'another' } }))")
+    assert second.locator("button").get_attribute("aria-label") == "play"
+
+
+@pytest.mark.parametrize("name", ["1F1B", "eager-1F1B"])
+def test_tickets_ride_as_in_the_picture(visit, name):
+    from matplotlib import pyplot
+
+    from pplab_course import pictures
+
+    t = pp.simulate(pp.build(name, num_ranks=4, num_microbatches=16), pp.Costs(latency=1))
+    tab = visit(f"book/explorer.html#schedule={name}&microbatches=16&latency=1&tickets=true")
+    for time in (0.5, 23.5, 40.25, 70):
+        tab.evaluate("(time) => { location.hash = location.hash.replace(/&time=.*|$/, `&time=${time}`) }", time)
+        settle(tab)
+        label = pictures.tickets(t, time, 1).get_label()
+        pyplot.close("all")
+        said = tab.get_attribute(".pplab-tickets svg", "aria-label")
+        assert re.findall(r"\d+", said.split(":", 1)[1]) == re.findall(r"\d+", label.split(":", 1)[1])
+    tab.select_option("select[name=schedule]", "ZB-H1")
+    settle(tab)
+    assert tab.inner_text(".pplab-tickets").startswith("Tickets are drawn of schedules with one stage per rank")
 
 
 def test_controls_have_names(visit):
@@ -416,7 +503,11 @@ def test_pages_without_a_view_load_no_script_of_it(site):
     pages = {f"{name}.html": (site / f"{name}.html").read_text() for name in names}
     loaded = {name: re.findall(r"(?:explorer|play)/(\w+)\.js", page) for name, page in pages.items()}
     assert loaded["plain.html"] == []
-    assert loaded["index.html"] == loaded["book/explorer.html"] == ["core", "rows", "chart", "settings", "explorer"]
+    assert (
+        loaded["index.html"]
+        == loaded["book/explorer.html"]
+        == [*("core", "rows", "chart", "clock", "tickets", "settings", "explorer")]
+    )
     assert loaded["levels.html"] == ["core", "play", "chart", "play_view"]
     assert loaded["stamp.html"] == ["core", "stamp", "chart", "stamp_view"]
     assert loaded["book/play.html"] == [*loaded["levels.html"], *loaded["stamp.html"][1::2]]

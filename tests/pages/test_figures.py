@@ -126,3 +126,51 @@ def test_the_cell_beside_an_explorer_gives_it_its_settings(page):
         "```",
     ]
     assert hidden["metadata"]["tags"] == [*tags, "remove-cell"] and hidden["source"] == [code]
+
+
+def test_the_answer_of_a_guess_is_one_fold(page):
+    """Of cells and a text, which JupyterLab folds one by one; nothing else is folded with them."""
+    fold = '<details class="answer"><summary>Show the answer</summary>\n\nIt *takes* 33.\n\n</details>'
+    named = {
+        "a": "Guess.",
+        "c": fold,
+        "d": "So it takes 33.",
+        "e": "<details><summary>Hint</summary>\n\nx\n\n</details>",
+    }
+    cells = [{"cell_type": "markdown", "id": name, "metadata": {}, "source": text} for name, text in named.items()]
+    cells.insert(1, {"cell_type": "code", "id": "b", "metadata": {"tags": ["answer"]}, "source": ["t = 33\n", "t"]})
+    made = [cell["source"] for cell in page.fold_answers(cells)]
+    opened = '<details class="answer"><summary>Show the answer</summary>'
+    assert made == ["Guess.", opened, "t = 33\nt", "It *takes* 33.", "</details>", "So it takes 33.", named["e"]]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "quiet"),
+    [
+        ("assert t == 33", "checked: 33\n", True),
+        ("assert t == 33", "", True),
+        ("assert t == 33", "t 33\nchecked: 33\n", False),
+        ("print('checked')", "checked", False),
+    ],
+)
+def test_a_cell_that_only_checks_is_a_quiet_line(page, code, said, quiet):
+    outputs = [{"output_type": "stream", "name": "stdout", "text": [said]}] if said else []
+    cell = {"cell_type": "code", "id": "a", "metadata": {"tags": ["hide-input"]}, "source": [code], "outputs": outputs}
+    (made,) = page.on_the_page(cell)
+    assert ({"check", "hide-cell"} <= {*made["metadata"]["tags"]}) == quiet
+
+
+@pytest.mark.slow
+def test_every_figure_of_a_page_has_a_number_and_an_anchor(book):
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        html = (book / "notebooks" / f"{path.stem}.html").read_text()
+        captions = re.findall(
+            r'class="pplab-caption"><a [^>]*href="#(fig-\d+-\d+)"[^>]*>Figure ([\d.]+)</a> <strong>', html
+        )
+        chapter = int(path.stem[:2])
+        assert captions == [(f"fig-{chapter}-{n}", f"{chapter}.{n}") for n in range(1, len(captions) + 1)]
+        assert all(html.count(f'id="{anchor}"') == 1 for anchor, _ in captions)
+        for output in re.split('<div class="cell_output docutils container"', html)[1:]:
+            if re.search(r'class="output text_html"><div class="pplab-(figure|slider)', output):
+                assert output.startswith(' id="fig-'), output[:300]
+        assert f">{chapter}. " in html, "the chapter has another number in the book's contents"

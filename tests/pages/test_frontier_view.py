@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 pytest.importorskip("playwright")
 pytest.importorskip("matplotlib").use("Agg")
 
+from matplotlib import pyplot as plt  # noqa: E402
+
 import browser as chromium  # noqa: E402
+import pplab as pp  # noqa: E402
 from pplab import lab  # noqa: E402
+from pplab.builders import known  # noqa: E402
+from pplab.lab.forms import MARKS  # noqa: E402
 from pplab_course import figures  # noqa: E402
 from pplab_course.frontier_view import FrontierView, FrontierViews  # noqa: E402
 
@@ -38,10 +45,12 @@ def test_a_schedule_is_pointed_at_or_chosen(browser, place, width):
         tab = new_tab(width)
         tab.goto(place)
         assert tab.inner_text(CHOSEN).startswith(said[0])
-        number = next(i for i, each in enumerate(view.shown) if each.names == "V-Half")
-        tab.hover(f'.pplab-point[data-point="{number}"] use', force=True)
-        assert tab.inner_text(CHOSEN).startswith(said[number])
-        assert tab.get_attribute(".pplab-point.pplab-on", "data-point") == str(number)
+        for name, part in (("V-Half", "use"), ("V-Min", "path")):  # its mark, and the row with its name
+            number = next(i for i, each in enumerate(view.shown) if each.name == name)
+            tab.hover(f'.pplab-point[data-point="{number}"] {part}', force=True)
+            assert tab.inner_text(CHOSEN).startswith(said[number])
+            marked = tab.locator(".pplab-point.pplab-on")
+            assert {marked.nth(i).get_attribute("data-point") for i in range(marked.count())} == {str(number)}
         tab.focus(".pplab-choice input:checked")
         tab.keyboard.press("ArrowRight")
         assert tab.inner_text(CHOSEN).startswith(said[number + 1])
@@ -56,6 +65,42 @@ def test_it_is_chosen_without_scripts(browser, place):
         before = tab.inner_text(CHOSEN)
         tab.click(".pplab-choice label >> nth=3")
         assert tab.inner_text(CHOSEN) != before
+
+
+def test_a_click_opens_the_rows(browser, place):
+    """What the address says of rows and times takes, simulated, the time that the chart has."""
+    frontier = lab.frontiers()["equal-8"]
+    with chromium.watched_tabs(browser) as new_tab:
+        tab = new_tab()
+        tab.goto(place)
+        tab.route("**/explorer.html*", lambda route: route.fulfill(body="<title>The explorer</title>"))
+        number = next(i for i, each in enumerate(FrontierView(frontier, 5.6).shown) if each.name == "DualPipeV")
+        tab.click(f'.pplab-point[data-point="{number}"] use', force=True)
+        tab.wait_for_url("**/explorer.html*")
+        said = dict(each.partition("=")[::2] for each in tab.url.partition("#")[2].split("&"))
+    rows = [row.replace("-", ";").split(".") for row in said["rows"].split("~")]
+    costs = pp.Costs(*(float(said[name]) for name in ("forward", "backward-input", "backward-weight")))
+    (point,) = [each for each in frontier.published if each.name == "DualPipeV"]
+    assert rows == [row.split() for row in point.rows]
+    assert pp.simulate(pp.Schedule(rows), costs).makespan == point.time
+
+
+def test_names_and_lines_keep_out_of_each_others_way():
+    """No two names touch, none lies in the plot, and every schedule there is has a mark of its own."""
+    assert {each.name for each in known()} <= set(MARKS) and len(set(MARKS.values())) == len(MARKS)
+    for setting, most in (("equal-8", 5.6), ("3-4-2-8", 5.6), ("profile-8", 5.6), ("case-16", 104)):
+        frontier = lab.frontiers()[setting]
+        ax = lab.frontier_chart(frontier, most=most)
+        ax.figure.canvas.draw()
+        boxes = {text.get_text(): text.get_window_extent() for text in ax.texts if text.get_text() in MARKS}
+        assert len(boxes) >= 7
+        for one, other in combinations(boxes.values(), 2):
+            assert not one.overlaps(other)
+        for name, box in boxes.items():
+            assert ax.transData.inverted().transform((box.x0, box.y0))[0] > most, name
+            others = [each.get_window_extent() for each in ax.texts if each.get_text() != name]
+            assert not any(box.overlaps(each) for each in others), name
+        plt.close(ax.figure)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -225,9 +225,9 @@ def test_search_without_a_server(browser, book):
         page.click("button.search-button-field")
         page.fill("dialog input[type=search], .search-button__search-container input", "warm-up")
         page.keyboard.press("Enter")
-        page.click("#search-results ul.search > li > a >> text=1F1B")
+        page.click("#search-results ul.search > li:has-text('1F1B') > a")
         page.wait_for_selector("article h1")
-        assert page.url.partition("?")[0].endswith(".html") and "search.html" not in page.url
+        assert page.url.partition("#")[0].endswith(".html") and "search.html" not in page.url
         assert not visit.wrong, visit.wrong
 
 
@@ -305,5 +305,9 @@ def test_paper(browser, book):
         pdf = visit.open(CHAPTER).pdf(format="A4", print_background=True, prefer_css_page_size=True)
         assert 5 < len(re.findall(rb"/Type /Page\b", pdf)) < 40
         assert len(pdf) < 5e6, f"{len(pdf) / 1e6:.1f} MB"
+        page = visit.open("book/cheat_sheet.html")
+        page.emulate_media(media="null")
+        sheet = page.pdf(print_background=True, prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type /Page\b", sheet)) == 1, "the cheat sheet is more than a page"
         assert page.evaluate(dark)
         assert not visit.wrong, "\n".join(visit.wrong)

@@ -151,13 +151,13 @@ class Line2D(Artist):
         ink, opacity = colour(style.get("color", "C0"), style.get("alpha"))
         width, kind = style.get("linewidth", 1.5), style.get("linestyle", "-")
         cap = style.get("solid_capstyle", "square") if kind in SOLID else "butt"
+        if gid := style.get("gid"):
+            page.lines.append(f'<g id="{gid}">')
         if len(line) > 1 and kind not in NO_LINE:
             for effect in style.get("path_effects", ()):
                 page.path(polygon(line, False), 'fill="none"' + effect.look(), clip)
             page.path(polygon(line, False), 'fill="none"' + stroke(ink, opacity, width, kind, cap), clip)
         if marked and style.get("marker") not in (None, *NO_LINE):
-            if gid := style.get("gid"):
-                page.lines.append(f'<g id="{gid}">')
             face, face_opacity = colour(style.get("markerfacecolor", ink), style.get("alpha"))
             edge, edge_opacity = colour(style.get("markeredgecolor", ink), style.get("alpha"))
             look = f'fill="{face}"' + (f' fill-opacity="{face_opacity:g}"' if face_opacity != 1 else "")
@@ -166,7 +166,7 @@ class Line2D(Artist):
             for effect in style.get("path_effects", ()):
                 page.marks(shape, marked, f'fill="{face}"' + effect.look(), clip)
             page.marks(shape, marked, look, clip)
-            page.lines += ["</g>"] if gid else []
+        page.lines += ["</g>"] if gid else []
 
 
 class Across(Line2D):
@@ -300,14 +300,30 @@ def sign(marker: str, size: float) -> str:
         return polygon([(-r, -r), (r, r)], False) + polygon([(-r, r), (r, -r)], False)
     if marker == "s":
         return polygon([(-r, r), (r, r), (r, -r), (-r, -r)])
+    if marker in ("1", "2"):  # three legs, one down or up
+        legs = [pi / 2 + 2 * pi * k / 3 for k in range(3)]
+        return "".join(polygon([(0, 0), (r * cos(a), (r if marker == "1" else -r) * sin(a))], False) for a in legs)
+    if marker == "+":
+        return polygon([(-r, 0), (r, 0)], False) + polygon([(0, -r), (0, r)], False)
+    if marker in ("P", "X"):  # a plus of three thirds, upright or turned
+        plus = [(1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3)]
+        plus = [(x * r / 3, y * r / 3) for x, y in plus + [(-x, -y) for x, y in plus]]
+        return polygon(plus if marker == "P" else [((x - y) * 0.75, (x + y) * 0.75) for x, y in plus])
+    if marker in ("p", "h", "8"):
+        corners = {"p": 5, "h": 6, "8": 8}[marker]
+        turns = [2 * pi * (k + (marker == "8") / 2) / corners for k in range(corners)]
+        return polygon([(-r * sin(turn), -r * cos(turn)) for turn in turns])
     if marker == "*":
         spikes = [(r if k % 2 == 0 else 0.381966 * r, k * pi / 5) for k in range(10)]
         return polygon([(-s * sin(turn), -s * cos(turn)) for s, turn in spikes])
     outlines = {
         "^": [(0, -r), (-r, r), (r, r)],
         "v": [(0, r), (r, -r), (-r, -r)],
+        "<": [(-r, 0), (r, -r), (r, r)],
+        ">": [(r, 0), (-r, r), (-r, -r)],
+        "d": [(0, -r * 2**0.5), (r * 2**0.5 * 0.6, 0), (0, r * 2**0.5), (-r * 2**0.5 * 0.6, 0)],
         "D": [(0, -r * 2**0.5), (r * 2**0.5, 0), (0, r * 2**0.5), (-r * 2**0.5, 0)],
     }
     if marker not in outlines:
-        raise lacking(f"marker {marker!r}, but o . x s * ^ v D")
+        raise lacking(f"marker {marker!r}, but o . x + s * ^ v < > d D p h 8 P X 1 2")
     return polygon(outlines[marker])

@@ -305,7 +305,7 @@ pplab.play = (() => {
   function recognized(state) {
     const { level } = state, csv = toCSV(state);
     const { numRanks, numMicrobatches, numStages, reference, costs } = level;
-    const names = pplab.schedules.filter(({ name, options }) => pplab.builders[name] && !options.includes("limit")).map(({ name }) => name);
+    const names = pplab.schedules.map(({ name }) => name).filter((name) => pplab.builders[name]);
     const has = (name) => {
       try {
         return pplab.toCSV(pplab.build(name, { numRanks, numMicrobatches, stagesPerRank: numStages / numRanks, costs })) === csv;

@@ -125,7 +125,7 @@
       const { level } = state, mine = drawable(state, play.score(state));
       const shown = reference.checked ? [mine, level.referenceTimeline] : [mine];
       const { par: { makespan: par }, cap: caps } = level;
-      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: par, memory: Boolean(caps), par, caps, least: 280 });
+      pplabChart.draw(scroll, shown, { width: scroll.clientWidth, until: par, memory: Boolean(caps), par, caps });
       legend.innerHTML =
         `${pplabChart.legend(shown)}<li><i class="pplab-parline"></i>finish ${level.isBefore ? "before" : "by"} ${short(par)}</li>` +
         (caps ? `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory for them</li>` : "");

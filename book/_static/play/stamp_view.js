@@ -146,7 +146,7 @@
     function draw() {
       const { level } = state, block = drawable(state);
       width = live.clientWidth;
-      const drawing = pplabChart.draw(one, [block], { width, memory: false, until: Math.max(block.makespan, judged.problem ? 0 : level.makespan), least: 280 });
+      const drawing = pplabChart.draw(one, [block], { width, memory: false, until: Math.max(block.makespan, judged.problem ? 0 : level.makespan) });
       const span = block.spans.find(({ item }) => item.text === `${selected}0`);
       drawing.select({ chart: drawing.charts[0], span });
       if (judged.problem) return;
@@ -154,7 +154,7 @@
       timeline.title = `makespan ${timeline.makespan}`;
       const caps = timeline.peakInFlight.map(() => level.cap);
       whole.hidden = false; // its width is asked for
-      pplabChart.draw(many, [timeline], { width, until: level.makespan, par: level.makespan, caps, least: 280 });
+      pplabChart.draw(many, [timeline], { width, until: level.makespan, par: level.makespan, caps });
       legend.innerHTML = `${pplabChart.legend([timeline])}<li><i class="pplab-parline"></i>finish by ${level.makespan}</li>` +
         `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory for them</li>`;
     }

@@ -54,10 +54,8 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
         say(ax, 0, 40 + _HIGH / 2, "down: forward\nup: backward", ha="left", linespacing=1.3)
     _row(ax, _DOWN - 52, top - _HIGH / 2, -1, queue, None)
     line(ax, (_DOWN - 35, top - _HIGH / 2 - 22), (_DOWN - 35, top - _HIGH / 2 + 22), lw=3)
-    crowds: dict[Place, list[int]] = defaultdict(list)
-    for microbatch, place in riding.items():
-        crowds[place].append(microbatch)
-    for place, microbatches in crowds.items():
+    for place in dict.fromkeys(riding.values()):
+        microbatches = [m for m, where in riding.items() if where == place]
         x, y = _spot(place, top, ranks)
         _row(ax, x, y, -1 if place[1] is F else 1, microbatches, place[1])
     return ax
@@ -76,14 +74,16 @@ def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | 
         if trip[-1].end <= at:
             continue
         begun = [span for span in trip if span.start <= at]
+        found[microbatch] = None
         if not begun:
-            found[microbatch] = None
-        elif at < begun[-1].end:
-            found[microbatch] = begun[-1].rank, begun[-1].action.kind, "works"
+            continue
+        last = begun[-1]
+        if at < last.end:
+            found[microbatch] = last.rank, last.action.kind, "works"
         else:
             to = trip[len(begun)]
-            moved = latency and to.rank != begun[-1].rank
-            found[microbatch] = to.rank, to.action.kind, min((at - begun[-1].end) / latency, 1) if moved else 1
+            moved = latency and to.rank != last.rank
+            found[microbatch] = to.rank, to.action.kind, min((at - last.end) / latency, 1) if moved else 1
     return found
 
 

@@ -274,11 +274,13 @@ def test_a_measured_degree_isnt_unsure_by_halves():
         (pp.Costs([1, 1], [2, 2], 0), (2, 3), "cut must say for each of 2 stages how many of 12 layers it has"),
         (pp.Costs([1] * 5, 2, 0), None, "12 layers don't divide into 5 stages: give cut"),
         (3, None, "costs must be a Costs, got 3"),
+        (pp.Costs([1, 1, 1e5], 2, 0), None, r"costs don't fit cut=.* tells no pace: give the cut, tp and machine"),
+        (pp.Costs([1e-6] * 2, 1e-6, 0), (6, 6), r"fit cut=\(6, 6\) and tp=2: without .* s of sums a layer stages"),
     ],
 )
 def test_a_profile_of_something_else(costs, cut, error):
     with pytest.raises(ValueError, match=error):
-        profiled(SMALL, NODE, costs, 1, cut=cut)
+        profiled(SMALL, NODE, costs, 1, cut=cut, tp=2)
 
 
 @pytest.mark.timed

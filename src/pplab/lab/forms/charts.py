@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ... import palette
-from ...actions import Kind
 from ...optional import bring
 from ...plot import BAR, LABEL_SIZE, WIDTH, dress, fill_of, idle_styles, ink, new_axes, rank_names
 from ...timeline import total
@@ -37,7 +36,7 @@ def waterfall(found: Where) -> Axes:
     for row, (name, amount) in enumerate(steps):
         start = 0 if name in ("work", "step") else end
         end = start + amount
-        fill = {"work": palette.FILL[Kind.F], "step": palette.IDLE}.get(name, palette.FILL[Kind.B])
+        fill = PART.get("forward" if name == "work" else name, palette.IDLE)
         ax.barh(row, amount, left=start, height=BAR, color=fill)
         label = f" {amount:.4g} ({amount / found.step_time:.1%})"
         ax.text(max(start, end), row, label, va="center", fontsize=LABEL_SIZE)

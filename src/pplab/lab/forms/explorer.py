@@ -17,7 +17,7 @@ from ...simulator import simulate
 from ...timeline import Timeline
 
 STATIC = Path(__file__).parents[2] / "static" / "explorer"  # the book's page loads the same files
-SCRIPTS = ("core.js", "rows.js", "chart.js", "settings.js", "explorer.js")
+SCRIPTS = ("core.js", "rows.js", "chart.js", "clock.js", "tickets.js", "settings.js", "explorer.js")
 TOLD = ("name", "aliases", "rules", "source", "options", "placement")  # what the page knows of a builder
 LONGEST = 8000  # characters of an address that are passed on everywhere
 

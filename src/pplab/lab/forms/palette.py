@@ -19,3 +19,12 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went; its b
 # What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
 CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
 LIMIT = "#cf3131"  # what a GPU has room for
+# Schedules are told apart by marks, of matplotlib's: each has the same one in all drawings.
+MARKS: dict[str, str] = dict(
+    zip(
+        "naive GPipe 1F1B eager-1F1B TeraPipe Seq1F1B Interleaved1F1B LoopedBFS paired-1F1B InterleavedZeroBubble "
+        "ZB-H1 ZB-H2 ZB-1P ZB-2P ZBVZeroBubble V-Half V-Min DualPipe DualPipeV".split(),
+        "xos8.p^h+PDd12v<>X*",
+        strict=True,
+    )
+)

@@ -287,6 +287,11 @@ def profiled(
     work[-1] += model.head_flops(microbatch)
     pace = sum(took) / sum(work)
     off = sum(abs(own - pace * part) for own, part in zip(took, work, strict=True)) / sum(took)
+    if min(took) <= 0 or off >= 0.99:
+        raise ValueError(
+            f"costs don't fit cut={layers} and tp={tp}: without {sums:.3g} s of sums a layer stages took "
+            f"{shown(took)} s, which tells no pace: give the cut, tp and machine that they ran with"
+        )
     rate = 3 / tp / pace  # a backward is two forwards
     return replace(machine, flops=rate, flops_at={tp: rate}), Unsure(flops=off, model=error)
 

@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = lazily(
     {
         "bounds": "Floor floor",
         "exact": "BestSoFar CLOSE Optimum optimum",
-        "frontier": "COMMAND Frontier Point frontier_chart frontiers",
+        "frontier": "COMMAND Frontier Point bound_of frontier_chart frontiers",
         "growth": "Policy",
         "limits": "check_memory",
         "problem": "Problem",

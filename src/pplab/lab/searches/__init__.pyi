@@ -9,6 +9,7 @@ from .exact import optimum as optimum
 from .frontier import COMMAND as COMMAND
 from .frontier import Frontier as Frontier
 from .frontier import Point as Point
+from .frontier import bound_of as bound_of
 from .frontier import frontier_chart as frontier_chart
 from .frontier import frontiers as frontiers
 from .growth import Policy as Policy

@@ -94,8 +94,7 @@ var pplabChart = (() => {
 
   const LABELS = 58, ROW = 28, BAR = 24, STRIP = 15, TALL = 24, TITLE = 26, BETWEEN = 10, AXIS = 40, RIGHT = 14; // pixels
   const FONT = 11, SMALL = 9.5;
-  const SMALLEST = 480; // as static figures: below, a chart scrolls in its box
-  const READABLE = 4, WIDEST = 1600; // the shortest common action is so wide, unless the chart gets too wide
+  const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
   const px = (x) => Math.round(x * 10) / 10;
   const box = (x, y, width, height) => `M${px(x)} ${px(y)}h${px(width)}v${px(height)}h${-px(width)}z`;
@@ -105,13 +104,13 @@ var pplabChart = (() => {
   /**
    * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
    * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
-   * `caps`: per rank, how many forwards it has memory for, a line in its strip. A chart narrower than `least` scrolls.
+   * `caps`: per rank, how many forwards it has memory for, a line in its strip. At a `zoom` of 1 the whole fits the width.
    */
-  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null, least = SMALLEST }) {
-    const end = Math.max(until, ...timelines.map((t) => t.end || t.makespan));
+  function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null }) {
+    const last = Math.max(...timelines.map((t) => t.end || t.makespan)), end = Math.max(until, last);
     const [unit = "", ...more] = new Set(timelines.map((t) => t.unit || ""));
     const id = `pplab-${++drawings}`;
-    const inner = plotWidth(timelines, end, Math.max(width, least) - LABELS - RIGHT) * zoom;
+    const inner = Math.max(width - LABELS - RIGHT, 1) * zoom;
     const scale = (inner - 1) / end;
     const strip = caps ? TALL : STRIP, row = ROW + (memory ? strip + 3 : 0);
     let y = 0;
@@ -123,7 +122,7 @@ var pplabChart = (() => {
     });
     const most = Math.max(...timelines.map((t) => Math.max(...t.peakInFlight, ...(caps || [])) * fullStages(t)));
     const height = y - BETWEEN + AXIS;
-    const drawing = { charts, scale, row, strip, caps, x: (time) => time * scale, host };
+    const drawing = { charts, scale, row, strip, caps, x: (time) => time * scale, host, id, inner, end: last };
     const body = charts.map((chart) => drawIdle(drawing, chart, id) + drawBars(drawing, chart, end) +
       (memory ? drawMemory(drawing, chart, most, end) : "") + (path ? drawPath(drawing, chart) : ""));
     const alt = escaped(timelines.map((t) => t.title || describe(t)).join(". "));
@@ -132,12 +131,15 @@ var pplabChart = (() => {
       `<svg class="pplab-gantt" role="img" aria-label="${alt}" width="${Math.ceil(inner + RIGHT)}" height="${height}">` +
       patterns(id) + body.join("") + axis(charts[charts.length - 1].bottom, end, scale, inner, more.length ? "" : unit) +
       (par === null ? "" : `<path class="pplab-par" d="M${px(par * scale)} ${TITLE - 4}V${charts[0].bottom + 4}"/>`) +
-      `<g class="pplab-marks"></g></svg>`;
+      `<g class="pplab-now"></g><g class="pplab-marks"></g></svg>`;
     drawing.svg = host.lastElementChild;
+    const ranks = charts.flatMap(({ timeline }) => timeline.byRank.map((_, rank) => ({ timeline, rank })));
+    drawing.peaks = [...host.querySelectorAll(".pplab-peak")].map((text, i) => ({ text, whole: text.textContent, ...ranks[i] }));
     drawing.marks = drawing.svg.lastElementChild;
     drawing.at = (x, y) => itemAt(drawing, x, y);
     drawing.select = (selected) => select(drawing, selected);
     drawing.step = (selected, key) => step(drawing, selected, key);
+    drawing.show = (time) => show(drawing, time);
     return drawing;
   }
 
@@ -146,12 +148,6 @@ var pplabChart = (() => {
 
   /** A stage's activations in units of a rank's share of the model and a whole microbatch: strips of schedules compare. */
   const fullStages = ({ schedule: { numRanks, numStages, slices = 1 } }) => numRanks / numStages / slices;
-
-  function plotWidth(timelines, end, width) {
-    const lengths = timelines.flatMap((t) => t.spans.map((s) => s.end - s.start)).filter((x) => x > 0).sort((a, b) => a - b);
-    const short = lengths.length ? lengths[Math.floor(lengths.length / 10)] : end; // not the rare sliver
-    return Math.max(width, Math.min((READABLE * end) / short, WIDEST));
-  }
 
   function patterns(id) {
     const down = "M-1 -1L9 9M-1 7L1 9M7 -1L9 1", level = "M0 2.8H8"; // five to a row
@@ -265,6 +261,34 @@ var pplabChart = (() => {
     return `<path class="pplab-path" stroke-width="${stroke}" d="${chart.path.map(outline).join("")}"/>`;
   }
 
+  // ---- a moment ----------------------------------------------------------------------------------------------------
+
+  /** Draw up to `time`: the rest is covered, messages under way are dots, and ranks say what they hold. At the end, all. */
+  function show({ charts, x, inner, end, svg, peaks }, time) {
+    const isWhole = time >= end, at = px(x(time)), { top } = charts[0], { bottom } = charts[charts.length - 1];
+    const dots = isWhole ? [] : charts.flatMap((chart) => messages(chart, end * FLIGHT).filter(({ from, to }) => from <= time && time < to)
+      .map(({ from, to, rank, next, kind }) => {
+        const y = barTop(chart, rank + ((next - rank) * (time - from)) / (to - from)) + BAR / 2;
+        return `<circle cx="${at}" cy="${px(y)}" r="5" fill="${FILL[kind]}"/>`;
+      }));
+    svg.querySelector(".pplab-now").innerHTML = isWhole ? "" : `<rect x="${at}" y="${top}" width="${px(inner - at)}" height="${bottom - top}"/>` +
+      `<path d="M${at} ${top - 4}V${bottom + 4}"/>${dots.join("")}`;
+    for (const peak of peaks) {
+      peak.steps = peak.steps || pplab.inFlight(peak.timeline, peak.rank);
+      peak.text.textContent = isWhole ? peak.whole : `holds ${peak.steps.findLast(([from]) => from <= time)[1]}`;
+    }
+  }
+
+  /** A chart's messages between ranks: when each is under way, at least for `flight`, and what it brings. */
+  function messages(chart, flight) {
+    const sent = (span) => pplab.waitsFor(chart.timeline, span).filter(({ how }) => how === "message").map(({ span: made, arrives }) => {
+      const isFor = (part) => span.item.parts.some(({ stage, microbatch }) => Math.abs(stage - part.stage) === 1 && microbatch === part.microbatch);
+      const { kind } = made.item.parts.find(isFor) || made.item.parts[0];
+      return { from: made.end, to: Math.max(arrives, made.end + flight), rank: made.rank, next: span.rank, kind };
+    });
+    return (chart.messages = chart.messages || chart.timeline.spans.flatMap(sent));
+  }
+
   // ---- marks -------------------------------------------------------------------------------------------------------
 
   /** What lies at a point of the drawing: {chart, span} or {chart, idle}, or null. */
@@ -359,5 +383,5 @@ var pplabChart = (() => {
     );
   }
 
-  return { LABELS, FILL, NAME, OTHER, IDLE_OPACITY, shade, ink, short, timed, percent, escaped, listed, fullStages, draw, legend };
+  return { itemOf, LABELS, FILL, NAME, OTHER, IDLE_OPACITY, shade, ink, short, timed, percent, escaped, listed, fullStages, draw, legend };
 })();

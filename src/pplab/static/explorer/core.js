@@ -5,7 +5,7 @@
 // What there is to know about a schedule comes from the package's registry, which the page brings as `pplabSchedules`; here
 // is only how its rows are made, for sizes that a reader chooses. P, M: ranks, microbatches.
 
-var pplab = (function make(schedules) {
+var pplab = ((schedules) => {
   "use strict";
 
   // ---- what is refused ----------------------------------------------------------------------------------------------
@@ -294,17 +294,16 @@ var pplab = (function make(schedules) {
   // ---- the loop -----------------------------------------------------------------------------------------------------
 
   /**
-   * When every item starts, and when it ends: null if it never does, as in a circle of waits. Line by line, this is `run`
-   * of the package's simulator.
+   * When every item starts, and when it ends: both null if it never runs, as in a waiting circle. Line by line, this is
+   * `run` of src/pplab/simulator.py, which says more.
    *
    * Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
-   * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`. A rank is a
-   * row of actions. To wait for something more is an item, too, which takes no time.
+   * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`.
    */
   function run(rows, needs, durations, lags) {
-    const starts = new Array(needs.length).fill(null), ends = new Array(needs.length).fill(null);
+    const [starts, ends] = [needs.map(() => null), needs.map(() => null)];
     const waiting = new Map(); // of an item that hasn't run: the workers that stand still until it has
-    const ready = []; // workers that can go on
+    const ready = []; // workers that can go on, in any order, since each has a clock of its own
 
     function* work(row) {
       let now = 0;
@@ -327,10 +326,10 @@ var pplab = (function make(schedules) {
     ready.push(...rows.map(work));
     while (ready.length) {
       const worker = ready.pop();
-      const { value: need, done } = worker.next(); // it works until it needs what hasn't run, or to its row's end
-      if (!done) waiting.set(need, [...(waiting.get(need) || []), worker]);
+      const need = worker.next().value ?? null; // it works until it needs what hasn't run, or to its row's end
+      if (need !== null) waiting.set(need, [...(waiting.get(need) ?? []), worker]);
     }
-    return { starts, ends };
+    return [starts, ends];
   }
 
   /** How long every action takes; an overlap's first half none, since its second takes it all. */
@@ -348,7 +347,7 @@ var pplab = (function make(schedules) {
   function simulate(schedule, given = costs()) {
     const { turns } = schedule;
     given.check(schedule.numStages, schedule.numMicrobatches);
-    const { starts, ends } = run(turns.rows, turns.needs, durationsOf(schedule, given), lagsOf(schedule, given));
+    const [starts, ends] = run(turns.rows, turns.needs, durationsOf(schedule, given), lagsOf(schedule, given));
     if (ends.includes(null)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
     return timelineOf(schedule, given, { starts, ends });
   }
@@ -559,7 +558,8 @@ var pplab = (function make(schedules) {
     return phases(actions(rank, F, order), actions(rank, B, order), Math.min(cap, M) - 1);
   }
 
-  builders["1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, P - rank, M));
+  builders["1F1B"] = (P, M, { moreInFlight = 0 }) =>
+    range(P).map((rank) => cappedRow(rank, positiveInt(`in_flight[${rank}]`, P - rank + moreInFlight), M));
 
   builders["eager-1F1B"] = (P, M) => range(P).map((rank) => cappedRow(rank, 2 * (P - rank) - 1, M));
 
@@ -867,165 +867,6 @@ var pplab = (function make(schedules) {
     return row.concat(waiting); // 8
   }
 
-  // found by a search: rows grow by running them, by some hundred policies, and those with the least span bubble are kept
-
-  // A rank takes its microbatches in order, so that a row is a sequence of kinds, here numbers, and the rows of all
-  // ranks one array of P times 3M of them.
-  const FORWARD = 0, INPUT = 1, WEIGHT = 2, NOTHING = -1, KINDS = [F, I, W];
-
-  builders["ZB-1P"] = (P, M, { costs: given = costs() }) => searched(P, M, given, P);
-
-  builders["ZB-2P"] = (P, M, { costs: given = costs() }) => searched(P, M, given, 2 * P);
-
-  /** The best rows that are found in which no rank holds more than `limit`, which is P at least. */
-  function searched(P, M, given, limit) {
-    given.check(P);
-    const growth = growthOf(P, M, given, limit), measured = measureOf(P, M, given);
-    let best = null, least = [Infinity, Infinity];
-    const offer = (kinds) => {
-      const found = measured(kinds);
-      if (!(found[0] < least[0] || (found[0] === least[0] && found[1] < least[1]))) return;
-      [best, least] = [kinds.slice(), found];
-    };
-    offer(kindsOf(builders["ZB-H1"](P, M)));
-    if (limit >= 2 * P - 1) offer(kindsOf(builders["ZB-H2"](P, M)));
-    for (const policies of policiesOf(P, M, limit)) offer(growth(policies));
-    return rowsOf(best, P, M, (rank, kind, m) => action(rank, KINDS[kind], m));
-  }
-
-  /** Rows of what `make` makes of each rank, kind and microbatch. */
-  const rowsOf = (kinds, P, M, make) => range(P).map((rank) => {
-    const done = [0, 0, 0];
-    return Array.from(kinds.subarray(rank * 3 * M, (rank + 1) * 3 * M), (kind) => make(rank, kind, done[kind]++));
-  });
-
-  const kindsOf = (rows) => Uint8Array.from(rows.flat(), ({ kind }) => KINDS.indexOf(kind));
-
-  /**
-   * What ranks prefer while their rows grow. `warmup`: forwards before the first input gradient, at most; `delay`:
-   * weight gradients that wait before one is run after an input gradient, gap or no gap; `alternates`: when both could
-   * run, a forward after an input gradient, else always the input gradient; `leastGap`: the shortest gap that a weight
-   * gradient fills, as a share of its duration; `isEager`: whether it fills a gap whose end isn't known yet.
-   */
-  function* policiesOf(P, M, limit) {
-    const seen = new Set(); // where a number no longer limits anything, policies are the same
-    const most = Math.min(M, limit);
-    const warmups = [(r) => P - r, (r) => 2 * (P - r) - 1, (r) => 2 * (P - r)];
-    for (const warmupOf of warmups) {
-      const warmup = range(P).map((rank) => Math.min(warmupOf(rank), most));
-      for (const step of [0, 1, 2, 3, 4, M]) {
-        const delay = range(P).map((rank) => Math.min(step * rank, most));
-        const name = `${warmup};${delay}`;
-        if (seen.has(name)) continue;
-        seen.add(name);
-        for (const alternates of [false, true]) {
-          for (const leastGap of [0, 0.25, 0.5, 1]) {
-            for (const isEager of [false, true]) yield { warmup, delay, alternates, leastGap, isEager };
-          }
-        }
-      }
-    }
-  }
-
-  /** A function from policies to the kinds of the rows that ranks make in the order of time, each by its policy. They are
-   *  whole: the first microbatch that isn't through finds room on every rank, where a weight gradient makes some if need be. */
-  function growthOf(P, M, costs, limit) {
-    const durations = KINDS.map((kind) => range(P).map((rank) => costs.of(kind, rank)));
-    const row = new Uint8Array(P * 3 * M), length = new Int32Array(P);
-    const done = KINDS.map(() => new Int32Array(P));
-    const [forwards, inputs, weights] = done;
-    const last = new Uint8Array(P); // the latest F or I of each rank
-    const free = new Float64Array(P);
-    const arrivals = [0, 1].map(() => new Float64Array(P * M)); // when a forward's input, an input gradient's is there
-    const arrived = [0, 1].map(() => new Int32Array(P));
-    const events = queue();
-
-    /** What the rank runs now, when its next forward and input gradient could run at the times given. */
-    function chosen({ delay, alternates, leastGap, isEager }, rank, now, forward, backward, isFull) {
-      const due = inputs[rank] - weights[rank];
-      let kind = forward <= now ? FORWARD : NOTHING;
-      if (backward <= now && !(kind === FORWARD && alternates && last[rank] === INPUT)) kind = INPUT;
-      if (kind !== NOTHING) {
-        const afterInput = length[rank] > 0 && row[rank * 3 * M + length[rank] - 1] === INPUT;
-        return due > delay[rank] && afterInput ? WEIGHT : kind;
-      }
-      if (!due) return NOTHING;
-      const wait = Math.min(forward, backward) - now;
-      if (wait === Infinity) return isEager || isFull || inputs[rank] === M ? WEIGHT : NOTHING;
-      return wait >= leastGap * durations[WEIGHT][rank] ? WEIGHT : NOTHING;
-    }
-
-    return (policies) => {
-      for (const each of [length, ...done, free, ...arrived]) each.fill(0);
-      last.fill(WEIGHT);
-      arrivals[FORWARD].fill(0, 0, M);
-      arrived[FORWARD][0] = M;
-      for (let rank = 0; rank < P; rank++) events.push(0, rank);
-      while (events.size()) {
-        const [now, rank] = events.pop();
-        if (now < free[rank]) continue;
-        const f = forwards[rank], i = inputs[rank];
-        const isFull = f - weights[rank] + 1 > limit;
-        const isHeldBack = isFull || (i === 0 && f >= policies.warmup[rank]);
-        const forward = !isHeldBack && f < arrived[FORWARD][rank] ? arrivals[FORWARD][rank * M + f] : Infinity;
-        const backward = i < arrived[INPUT][rank] ? arrivals[INPUT][rank * M + i] : Infinity;
-        const kind = chosen(policies, rank, now, forward, backward, isFull);
-        if (kind === NOTHING) {
-          const next = Math.min(forward, backward);
-          if (next < Infinity) events.push(next, rank);
-          continue;
-        }
-        row[rank * 3 * M + length[rank]++] = kind;
-        done[kind][rank] += 1;
-        const end = (free[rank] = now + durations[kind][rank]);
-        events.push(end, rank);
-        if (kind === WEIGHT) continue;
-        last[rank] = kind;
-        const to = kind === FORWARD ? rank + 1 : rank - 1;
-        if (to === P) arrivals[INPUT][rank * M + arrived[INPUT][rank]++] = end;
-        else if (to >= 0) {
-          const arrival = (arrivals[kind][to * M + arrived[kind][to]++] = end + costs.latency);
-          events.push(Math.max(arrival, free[to]), to);
-        }
-      }
-      return row;
-    };
-  }
-
-  /** [time, rank] in order, the earliest first and of equal times the lowest rank. There are never many at once. */
-  function queue() {
-    const events = [];
-    const comesFirst = (a, b) => a[0] < b[0] || (a[0] === b[0] && a[1] < b[1]);
-    return {
-      size: () => events.length,
-      push: (time, rank) => events.push([time, rank]),
-      pop() {
-        let first = 0;
-        for (let i = 1; i < events.length; i++) if (comesFirst(events[i], events[first])) first = i;
-        return events.splice(first, 1)[0];
-      },
-    };
-  }
-
-  /** A function from the kinds of rows to [span bubble fraction, makespan]: `simulate`, for rows of this one form. */
-  function measureOf(P, M, costs) {
-    const number = (rank, kind, m) => (kind * P + rank) * M + m;
-    const needs = [], durations = [];
-    KINDS.forEach((kind, k) => range(P).forEach((rank) => range(M).forEach((m) => {
-      const source = kind === F ? rank - 1 : rank + 1;
-      needs.push(kind === W || source < 0 || source === P ? null : number(source, k, m));
-      durations.push(costs.of(kind, rank));
-    })));
-    const lags = needs.map(() => costs.latency);
-    return (kinds) => {
-      const rows = rowsOf(kinds, P, M, number), { starts, ends } = run(rows, needs, durations, lags);
-      const last = rows.map((row) => ends[row[row.length - 1]]);
-      const lengths = rows.map(([first], rank) => last[rank] - starts[first]);
-      const span = Math.max(...lengths), busy = sum(rows[lengths.indexOf(span)].map((i) => ends[i] - starts[i]));
-      return [span > 0 ? 1 - busy / span : 0, Math.max(...last)]; // 0: costs of nothing at all
-    };
-  }
-
   // ---- by name ------------------------------------------------------------------------------------------------------
 
   const known = schedules.filter(({ name, rows }) => builders[name] || rows); // of others there is no row to show
@@ -1048,10 +889,13 @@ var pplab = (function make(schedules) {
     return schedule(rows, found.name);
   }
 
-  /** The package's own rows of a schedule that has none here, which the page has for some sizes. */
-  function packageRows({ name, options, rows }, P, M, { stagesPerRank }) {
-    if (options.includes("costs")) {
-      throw new ScheduleError(`${name} is not in the page yet: its order depends on the costs. Build it with the package`);
+  /** The package's own rows of a schedule that has none here: the page has them for some sizes, and for equal times. */
+  function packageRows({ name, options, rows }, P, M, { stagesPerRank, costs: given = costs() }) {
+    const { forward, backwardInput, backwardWeight, latency, overhead } = given;
+    const areEqual = forward === backwardInput && forward === backwardWeight && latency === 0 && overhead === 0;
+    if (options.includes("costs") && !areEqual) {
+      const has = `the order of ${name} depends on the costs, and the page has it for equal ones: F = I = W, no latency, no overhead`;
+      throw new ScheduleError(has, "build it with the package, and open it with lab.explore");
     }
     const found = rows[options.includes("stages_per_rank") ? [P, M, stagesPerRank] : [P, M]];
     if (!found) {
@@ -1066,7 +910,6 @@ var pplab = (function make(schedules) {
   }
 
   return {
-    make, // its source is what a worker starts from: pages opened from a file can load no script there
     ScheduleError,
     repr,
     schedules: known,

@@ -18,6 +18,7 @@
     { name: "microbatches", label: "microbatches M", kind: "range", min: 1, max: 64 },
     { name: "stages-per-rank", label: "stages per rank V", kind: "range", min: 1, max: 8 },
     { name: "slices", label: "slices of a microbatch k", kind: "range", min: 1, max: 8 },
+    { name: "more-in-flight", label: "in flight, more than P − s", kind: "range", min: 0, max: 7 },
     { name: "attention", label: "attention's share of F", kind: "duration" },
     { name: "forward", label: "forward F", kind: "durations" },
     { name: "backward-input", label: "input gradient I", kind: "durations" },
@@ -28,11 +29,12 @@
     { name: "pair", label: "their duration, if not 0", kind: "duration" },
     { name: "per", label: "F, I, W are the times of", kind: "choice", choices: PER },
     { name: "until", label: "time axis, at least to", kind: "duration" },
+    { name: "tickets", label: "tickets", kind: "check" },
     { name: "path", label: "critical path", kind: "check" },
     { name: "memory", label: "memory", kind: "check" },
   ];
 
-  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank", "slices"]; // on the page; the rest is folded away
+  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank", "slices", "more-in-flight"]; // on the page; the rest is folded away
   const IF_ROOM = ["forward", "backward-input", "backward-weight", "overhead", "latency", "path"]; // folded away on a phone
   const TIMES = ["forward", "backward-input", "backward-weight", "overhead", "latency", "overlap", "pair", "per"];
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
@@ -47,7 +49,7 @@
     if (kind === "range") {
       return (
         `<span class="pplab-control" data-control="${name}">${head}<span class="pplab-pair"><input type="range" name="${name}" ` +
-        `aria-label="${label}" min="${min}" max="${max}"><input type="number" id="${id}" name="${name}" min="1"></span></span>`
+        `aria-label="${label}" min="${min}" max="${max}"><input type="number" id="${id}" name="${name}" min="${min}"></span></span>`
       );
     }
     if (kind === "durations") {
@@ -159,12 +161,14 @@
       `<p class="pplab-buttons"><button type="button" data-do="open">Open a file</button><input type="file" hidden multiple ` +
       `accept=".csv,.txt,.json" aria-label="File of rows or timelines"><span>CSV, or JSON of <code>lab.timeline_to_dict</code>. You can drop it here, too.</span></p></div>` +
       `<p class="pplab-error" role="alert"></p>` +
+      `<div class="pplab-bar"><div class="pplab-clock" role="group" aria-label="Playhead"></div>` +
       `<div class="pplab-zoom" role="group" aria-label="Zoom"><label for="${prefix}-zoom">zoom</label>` +
       `<button type="button" data-zoom="out" aria-label="zoom out">−</button>` +
       `<input type="number" id="${prefix}-zoom" name="zoom" form="${prefix}-form" min="1" max="${MOST_ZOOM}" step="any">` +
-      `<button type="button" data-zoom="in" aria-label="zoom in">+</button><button type="button" data-zoom="whole">whole</button></div>` +
+      `<button type="button" data-zoom="in" aria-label="zoom in">+</button><button type="button" data-zoom="whole">whole</button></div></div>` +
+      `<div class="pplab-tickets"></div>` +
       `<div class="pplab-scroll" tabindex="0" role="application" aria-describedby="${prefix}-says" ` +
-      `aria-label="Gantt chart: arrow keys go from action to action, plus and minus zoom, Escape selects none"></div>` +
+      `aria-label="Gantt chart: arrow keys go from action to action, Space plays, plus and minus zoom, Escape selects none"></div>` +
       `<ul class="pplab-legend"></ul><p class="pplab-says" id="${prefix}-says" aria-live="polite"></p>` +
       `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
       `<details class="pplab-text"><summary>${isPage ? "The rows" : "All figures, and the rows"} as text</summary>` +
@@ -174,9 +178,10 @@
 
   const HINT = "Point at an action, or press the arrow keys in the chart, to see what it waits for and what waits for it.";
 
-  /** Let pointer and keys select in the drawing that `scroll` shows, told in `says`. Returns what takes a new drawing. */
-  function pointing(scroll, says, zoomBy) {
-    let drawing = null, selected = null, isPinned = false;
+  /** Let pointer and keys select in the drawing that `scroll` shows, told in `says`, and a mouse that is pressed draw the
+   *  playhead along. Returns what takes a new drawing. */
+  function pointing(scroll, says, zoomBy, clock) {
+    let drawing = null, selected = null, isPinned = false, pressed = 0, isDrawn = false;
 
     function select(item) {
       if ((item?.span || item?.idle) === (selected?.span || selected?.idle)) return;
@@ -188,10 +193,16 @@
       const place = drawing.svg.getBoundingClientRect();
       return drawing.at(clientX - place.left, clientY - place.top);
     };
-    scroll.addEventListener("pointermove", (event) => drawing && !isPinned && event.pointerType === "mouse" && select(under(event)));
+    scroll.addEventListener("pointermove", (event) => {
+      if (!drawing || event.pointerType !== "mouse") return;
+      isDrawn = event.buttons === 1 && (isDrawn || Math.abs(event.clientX - pressed) > 3);
+      if (isDrawn) clock.seek((event.clientX - drawing.svg.getBoundingClientRect().left) / drawing.scale);
+      else if (!isPinned) select(under(event));
+    });
+    scroll.addEventListener("pointerdown", ({ clientX }) => ([pressed, isDrawn] = [clientX, false]));
     scroll.addEventListener("pointerleave", () => drawing && !isPinned && select(null));
     scroll.addEventListener("click", (event) => {
-      if (!drawing) return;
+      if (!drawing || isDrawn) return;
       const item = under(event);
       select(item);
       isPinned = Boolean(item);
@@ -203,6 +214,10 @@
         const { left, width } = scroll.getBoundingClientRect(), now = selected && (selected.span || selected.idle);
         zoomBy(factor, now ? left + pplabChart.LABELS + drawing.x(now.start) - scroll.scrollLeft : left + width / 2);
         return;
+      }
+      if (event.key === " ") {
+        event.preventDefault();
+        clock.toggle();
       }
       const isStep = /^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key);
       if (!drawing || event.ctrlKey || event.altKey || event.metaKey || !(isStep || event.key === "Escape")) return;
@@ -219,12 +234,13 @@
       else if (x > scroll.scrollLeft + room) scroll.scrollLeft = x - room;
     }
 
-    return (made, isSame) => {
+    const take = (made, isSame) => {
       const kept = isSame && isPinned ? selected : null; // zoomed: the same items, elsewhere
       [drawing, selected, isPinned] = [made, null, Boolean(kept)];
       if (kept) select({ ...kept, chart: made.charts[kept.chart.index] });
       else says.textContent = HINT;
     };
+    return { take, reveal };
   }
 
   /** Let two fingers zoom the chart that `scroll` shows. */
@@ -242,6 +258,13 @@
       if (after.length === 2) zoomBy(apart(after) / apart(before) || 1, (after[0].x + after[1].x) / 2);
     });
     for (const end of ["pointerup", "pointercancel", "pointerleave"]) scroll.addEventListener(end, ({ pointerId }) => down.delete(pointerId));
+  }
+
+  /** When something starts or ends, found when it is asked for. */
+  function momentsOf(timelines) {
+    let found = null;
+    const all = () => new Set([0, ...timelines.flatMap(({ spans }) => spans.flatMap(({ start, end }) => [start, end]))]);
+    return () => (found = found || [...all()].sort((a, b) => a - b));
   }
 
   /** The records in a text: JSON of the package's, or rows. */
@@ -268,6 +291,7 @@
     let given = givenTo(root), problem = ""; // records to show as own rows; what is wrong with a file
     let state = isPage && location.hash.includes("=") ? decode(location.hash.slice(1), initial) : { ...initial };
     let timelines = [], asked = 0, later = 0;
+    let moment = state.time || Infinity; // where the next chart's playhead is to stand; null: where it stands
 
     const live = skeleton(root, isPage);
     root.append(live);
@@ -275,8 +299,13 @@
     const [form, own, error, scroll, legend, says, figures, text, spoken] = [
       "form", ".pplab-own", ".pplab-error", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-figures", ".pplab-text", ".pplab-hidden",
     ].map(find);
-    const take = pointing(scroll, says, zoomBy);
-    let drawing = null;
+    const clock = pplabClock.make(find(".pplab-clock"), showAt, (time) => {
+      state.time = drawing && time < drawing.end ? Number(time.toPrecision(4)) : 0;
+      clearTimeout(zoomed);
+      zoomed = setTimeout(remember, 300);
+    });
+    const { take, reveal } = pointing(scroll, says, zoomBy, clock);
+    let drawing = null, showTickets = null;
 
     /** Show the state in the controls: all but the one that is being typed in. */
     function fill(except) {
@@ -285,6 +314,7 @@
         const value = state[input.name];
         if (input.type === "checkbox") input.checked = value;
         else if (input.type === "range") {
+          if (input.name === "more-in-flight") input.max = Math.max(state.microbatches - 1, value, 1); // then it is GPipe
           if (value > Number(input.max)) input.max = value;
           input.value = Number.isFinite(value) ? value : input.min;
         } else input.value = Number.isNaN(value) ? "" : String(value);
@@ -293,6 +323,7 @@
       const isFixed = state.schedule === OWN && !state.rows && given.length > 0; // measured, or several: shown as they are
       for (const name of ["ranks", "microbatches"]) find(`[data-control="${name}"]`).hidden = !named().length;
       find('[data-control="stages-per-rank"]').hidden = !anyTakes("stages_per_rank");
+      find('[data-control="more-in-flight"]').hidden = !anyTakes("in_flight");
       find('[data-control="slices"]').hidden = form.elements.attention.closest(".pplab-control").hidden = !anyTakes("slices");
       own.hidden = state.schedule !== OWN;
       for (const part of own.querySelectorAll("label, textarea")) part.hidden = isFixed;
@@ -312,28 +343,17 @@
       let stuck = "";
       try {
         if (problem) throw new pplab.ScheduleError(problem);
-        const schedules = [];
-        for (const name of named()) {
-          const schedule = scheduleOf(state, name, request);
-          if (!schedule) { // one search after the other: `request` comes back here
-            root.dataset.busy = "true";
-            says.textContent = "The page is searching for the schedule …";
-            return;
-          }
-          schedules.push(schedule);
-        }
+        const schedules = named().map((name) => scheduleOf(state, name));
         if (state.rows.trim() && !isGiven()) given = []; // the reader has changed them
         const mine = state.schedule === OWN ? ownTimelines(state, given) : { timelines: [], problem: "" };
         timelines = [...mine.timelines, ...schedules.map((schedule) => timelineOf(state, schedule))];
         stuck = mine.problem;
       } catch (wrong) {
-        delete root.dataset.busy;
         root.dataset.error = error.textContent = wrong.message;
         root.dataset.ready = "true";
         if (wrong.name !== "ScheduleError") throw wrong;
         return;
       }
-      delete root.dataset.busy;
       delete root.dataset.error;
       error.textContent = stuck;
       if (stuck) root.dataset.stuck = stuck;
@@ -363,7 +383,22 @@
       drawing = pplabChart.draw(scroll, timelines, { width: scroll.clientWidth, until: until || 0, zoom: zoomOf(state.zoom), path, memory });
       take(drawing, isSame);
       scroll.scrollLeft = left;
+      drawTickets();
+      clock.fit({ end: drawing.end, moments: momentsOf(timelines), told: (time) => timed(time, timelines[0], 3) }, moment ?? undefined);
+      moment = null;
       if (!isSame) legend.innerHTML = pplabChart.legend(timelines);
+    }
+
+    function drawTickets() {
+      const host = find(".pplab-tickets"), why = state.tickets ? pplabTickets.refusal(timelines[0]) : "";
+      host.textContent = why;
+      showTickets = state.tickets && !why ? pplabTickets.draw(host, drawing) : null;
+    }
+
+    function showAt(time) {
+      drawing.show(time);
+      showTickets?.(time);
+      if (time < drawing.end) reveal(drawing.x(time));
     }
 
     const zoomOf = (zoom) => Math.min(Math.max(Number(zoom) || 1, 1), MOST_ZOOM);
@@ -396,25 +431,29 @@
 
     const request = () => (asked = asked || requestAnimationFrame(update));
 
-    /** Put the state into the addresses that hold it. */
-    function remember() {
-      const fragment = encode(state);
+    /** Put the state into the addresses that hold it, and into the browser's history: Back leads to the one before. */
+    function remember(isNew = false) {
+      const before = root.dataset.state, fragment = encode(state);
       root.dataset.state = fragment;
       point(find(".pplab-open"), fragment);
       try {
-        if (isPage) history.replaceState(null, "", `#${fragment}`);
+        if (isPage && isNew === true) history.replaceState({ explorer: before }, ""); // other scripts may have written there
+        if (isPage) history[isNew === true ? "pushState" : "replaceState"]({ explorer: fragment }, "", `#${fragment}`);
       } catch {
         // a frame of a notebook has no address of its own
       }
     }
 
+    let touched = {};
     function changed(except) {
       problem = "";
       if (state.schedule === OWN && !state.rows && !given.length && timelines.length) { // something to begin with
         state.rows = pplab.toCSV(timelines[0].schedule);
       }
       fill(except);
-      remember();
+      const now = performance.now(), isSame = except && except.name === touched.name && now - touched.at < 1000; // a slider that moves
+      touched = { name: except?.name, at: now };
+      remember(!isSame);
       request();
     }
 
@@ -463,18 +502,22 @@
     form.addEventListener("reset", (event) => {
       event.preventDefault();
       state = { ...initial };
+      moment = state.time || Infinity;
       given = givenTo(root);
       changed();
     });
     text.addEventListener("toggle", () => timelines.length && settle());
 
     if (isPage) {
-      addEventListener("hashchange", () => {
-        if (!location.hash.includes("=")) return;
-        state = decode(location.hash.slice(1), initial);
+      addEventListener("popstate", ({ state: kept }) => { // Back, Forward, or a link to a state
+        if (!kept?.explorer && !location.hash.includes("=")) return;
+        state = kept?.explorer ? decode(kept.explorer) : decode(location.hash.slice(1), initial);
+        moment = state.time || Infinity;
+        problem = "";
         root.dataset.state = encode(state);
         fill();
         request();
+        if (kept) return; // the browser scrolls
         const { top, bottom } = root.getBoundingClientRect();
         if (top < 0 || bottom > innerHeight) root.scrollIntoView({ block: "start" }); // smooth or not as the page's style says
       });

@@ -74,7 +74,7 @@ var pplabRows = (() => {
     checkActions(schedule);
     checkOrder(schedule);
     const { rows, needs } = schedule.turns, noTime = needs.map(() => 0);
-    const { starts } = run(rows, needs, noTime, noTime);
+    const [starts] = run(rows, needs, noTime, noTime);
     const stuck = new Map(); // of every rank that can't finish its row: the action at which it stands
     rows.forEach((row, rank) => starts[row[row.length - 1]] === null && stuck.set(rank, row.find((i) => starts[i] === null)));
     if (stuck.size) throw deadlock(schedule, stuck);
@@ -256,7 +256,7 @@ var pplabRows = (() => {
       });
       return [...before, i];
     }));
-    const { starts, ends } = run(waiting, needed, durations, lags);
+    const [starts, ends] = run(waiting, needed, durations, lags);
     const done = waiting.map((row) => row.filter((i) => ids[i] === i && starts[i] !== null));
     const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, done[rank].length)), schedule.name);
     Object.assign(ran, { numStages, numMicrobatches });

@@ -7,7 +7,7 @@ var pplabSettings = (() => {
   const DEFAULTS = {
     schedule: "1F1B", compare: "", ranks: 4, microbatches: 8, "stages-per-rank": 2, slices: 2, attention: 0,
     forward: 1, "backward-input": 1, "backward-weight": 1, overhead: 0, latency: 0, overlap: "sum", pair: 0,
-    per: "rank", until: 0, path: false, memory: true, zoom: 1, rows: "",
+    "more-in-flight": 0, per: "rank", until: 0, path: false, memory: true, tickets: false, time: 0, zoom: 1, rows: "",
   };
   const OWN = "own"; // in place of a schedule's name: the rows that the reader brings
   const DURATIONS = ["forward", "backward-input", "backward-weight"];
@@ -70,7 +70,7 @@ var pplabSettings = (() => {
     const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state, slices = slicesOf(state, name);
     const actions = ranks * microbatches * slices * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
-    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices };
+    return { numRanks: ranks, numMicrobatches: microbatches * slices, stagesPerRank, slices, moreInFlight: state["more-in-flight"] };
   }
 
   /** Into how many slices the schedule `name` cuts a microbatch. */
@@ -147,83 +147,13 @@ var pplabSettings = (() => {
     return { timelines, problem: problems.join(" ") };
   }
 
-  /** The schedule `name` in the state's sizes; null while it is searched: `done` is called when there is one. */
-  function scheduleOf(state, name, done) {
+  /** The schedule `name` in the state's sizes. */
+  function scheduleOf(state, name) {
     const options = optionsOf(state, name);
-    const isSearched = takes(name, "limit") && options.numRanks >= 1 && options.numMicrobatches >= 1; // within a limit
-    if (isSearched) return search(name, options, costsOf(state, 1), done);
     const stages = pplab.find(name)?.placement === "V" ? 2 : 1; // per rank; an order in a loop doesn't read the costs
     const made = pplab.build(name, { ...options, costs: costsOf(state, stages) });
     return takes(name, "slices") ? Object.assign(made, { slices: options.slices }) : made;
   }
-
-  /** Searched schedules, built in a worker: a search takes longer than a page may stand still. */
-  const search = (() => {
-    const known = new Map(); // key -> schedule or error
-    let worker = null, running = null;
-
-    function start(key, name, options, costs, done) {
-      const finish = (result) => {
-        running = null;
-        if (known.size > 50) known.clear();
-        known.set(key, result);
-        done();
-      };
-      const here = () => setTimeout(() => finish(attempt(() => pplab.build(name, { ...options, costs: pplab.costs(costs) }))));
-      try {
-        worker = worker || new Worker(URL.createObjectURL(new Blob([
-          `const pplab = (${pplab.make})(${JSON.stringify(pplab.schedules)});
-          onmessage = ({ data: [name, options, costs] }) => {
-            try {
-              const { rows } = pplab.build(name, { ...options, costs: pplab.costs(costs) });
-              postMessage({ rows: rows.map((row) => row.map((item) => item.text)) });
-            } catch ({ message }) { postMessage({ message }); }
-          };`,
-        ], { type: "text/javascript" })));
-      } catch {
-        here(); // no worker: the page waits
-        return;
-      }
-      worker.onmessage = ({ data }) =>
-        finish(data.rows ? attempt(() => pplab.schedule(data.rows, pplab.find(name).name)) : { error: new pplab.ScheduleError(data.message) });
-      worker.onerror = (event) => {
-        event.preventDefault();
-        worker = null;
-        here();
-      };
-      worker.postMessage([name, options, costs]);
-    }
-
-    const attempt = (make) => {
-      try {
-        return { schedule: make() };
-      } catch (error) {
-        return { error };
-      }
-    };
-
-    /** The schedule, or null while it is searched: then `done` is called when there is one. */
-    return (name, options, costs, done) => {
-      const { forward, backwardInput, backwardWeight, overhead, latency } = costs;
-      const plain = { forward, backwardInput, backwardWeight, overhead, latency };
-      const key = JSON.stringify([name, options.numRanks, options.numMicrobatches, plain]);
-      const found = known.get(key);
-      if (found?.error) throw found.error;
-      if (found) return found.schedule;
-      const waiting = running?.key === key ? running.waiting : [];
-      waiting.push(done);
-      if (running?.key === key) return null;
-      if (running) { // what it searches is no longer wanted, or wanted again by one who asks again
-        worker?.terminate();
-        worker = null;
-        const others = running.waiting;
-        waiting.push(...others);
-      }
-      running = { key, waiting };
-      start(key, name, options, plain, () => waiting.forEach((call) => call()));
-      return null;
-    };
-  })();
 
   return { DEFAULTS, OWN, OVERLAP, PER, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines };
 })();

@@ -1,0 +1,75 @@
+// A playhead: a button, a slider and the time, over views that show a moment. One plays at a time on a page: who starts
+// says so by the document's event `pplab-play`, and the others stop.
+
+var pplabClock = (() => {
+  "use strict";
+
+  const still = matchMedia("(prefers-reduced-motion: reduce)"); // then time goes in jumps, and nothing flies
+  const JUMPS = 24, PER_SECOND = 5, SHORTEST = 5, LONGEST = 18; // jumps to the end; moments a second, and seconds to the end
+
+  /** Fill `bar` with the controls: `show(time)` draws a moment, `rest(time)` hears where time stands when it stops. */
+  function make(bar, show, rest) {
+    bar.innerHTML = '<button type="button"></button><input type="range" min="0" step="any" aria-label="time"><output></output>';
+    const [button, slider, says] = bar.children;
+    let end = 0, now = Infinity, exact = 0, before = 0, isGoing = false;
+    let moments = () => [], told = String; // when something starts or ends; a time in words
+
+    function put(time) {
+      now = Math.min(Math.max(time, 0), end);
+      slider.value = now;
+      says.textContent = slider.ariaValueText = told(now);
+      [button.textContent, button.ariaLabel] = isGoing ? ["❚❚", "pause"] : ["▶", "play"];
+      show(now);
+    }
+
+    function tick(at) {
+      if (!isGoing) return;
+      const seconds = Math.min(Math.max(moments().length / PER_SECOND, SHORTEST), LONGEST);
+      exact += (Math.min(at - before, 100) / 1000 / seconds) * end; // a page in the background stands still
+      before = at;
+      const jump = end / JUMPS;
+      put(still.matches ? Math.floor(exact / jump + 1e-9) * jump : exact);
+      if (now < end) requestAnimationFrame(tick);
+      else seek(end);
+    }
+
+    function toggle() {
+      if (isGoing) return seek(now);
+      document.dispatchEvent(new CustomEvent("pplab-play", { detail: { source: bar } }));
+      [isGoing, exact, before] = [true, now < end ? now : 0, performance.now()];
+      put(exact);
+      requestAnimationFrame(tick);
+    }
+
+    function seek(time) { // and stay there
+      isGoing = false;
+      put(time);
+      rest(now);
+    }
+
+    document.addEventListener("pplab-play", ({ detail }) => detail.source !== bar && isGoing && seek(now));
+    button.addEventListener("click", toggle);
+    slider.addEventListener("input", () => seek(Number(slider.value)));
+    bar.addEventListener("keydown", (event) => {
+      const does = {
+        " ": toggle,
+        ArrowLeft: () => seek(moments().findLast((moment) => moment < now - 1e-9) ?? 0),
+        ArrowRight: () => seek(moments().find((moment) => moment > now + 1e-9) ?? end),
+      }[event.key];
+      if (event.target !== slider || !does) return;
+      event.preventDefault();
+      does();
+    });
+
+    /** What is shown has changed: time stays where it stands, or goes to `time`; at the end it stays at the end. */
+    function fit(given, time = now < end ? now : Infinity) {
+      ({ end, moments, told } = given);
+      slider.max = end;
+      put(time);
+    }
+
+    return { fit, seek, toggle, now: () => now };
+  }
+
+  return { make };
+})();

@@ -1,0 +1,58 @@
+"""The book's search, in Chromium and from files: people's own words lead to the section that answers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import browser as chromium
+
+pytestmark = pytest.mark.slow
+
+LINES = Path(__file__).with_name("searches.txt").read_text().splitlines()
+SEARCHES = {query: set(right.split()) for query, right in (line.split(" -> ") for line in LINES if " -> " in line)}
+FOUND = (
+    """queries => queries.map((query) => pplabSearch(query).map(({ page, anchor }) => page.split("/")[1] + anchor))"""
+)
+
+
+@pytest.fixture(scope="module")
+def tab():
+    with chromium.launched_or_skipped() as browser, chromium.watched_tabs(browser) as opened:
+        yield opened()
+
+
+def test_the_first_section_answers(tab, book):
+    tab.goto((book / "search.html").as_uri())
+    found = dict(zip(SEARCHES, tab.evaluate(FOUND, list(SEARCHES)), strict=True))
+    wrong = {query: found[query][:3] for query, right in SEARCHES.items() if right.isdisjoint(found[query][:1])}
+    assert len(SEARCHES) > 150 and not wrong, wrong
+
+
+def test_it_leads_to_places_that_exist(tab, book):
+    tab.goto((book / "search.html").as_uri())
+    pages = tab.evaluate("pplabSections.map(([page, rows]) => [page, rows.map(([anchor]) => anchor.slice(1))])")
+    assert len(pages) > 30 and sum(len(anchors) for _, anchors in pages) > 500
+    for page, anchors in pages:
+        ids = {*re.findall(r'\bid="([^"]+)"', (book / f"{page}.html").read_text()), ""}
+        assert ids.issuperset(anchors), (page, set(anchors) - ids)
+
+
+def test_results_are_quoted_from_files_too(tab, book):
+    def search(query: str) -> None:
+        tab.goto(f"{(book / 'search.html').as_uri()}?q={quote(query)}")
+
+    search("--virtual-pipeline-model-parallel-size & <b>")
+    first = tab.locator("#search-results li").first
+    assert first.locator("a").inner_text() == "Ranks, stages of a rank, groups"
+    assert "The same thing in your framework" in first.inner_text()
+    assert "virtual_pipeline_model_parallel_size" in first.locator("mark").all_inner_texts()
+    assert 100 < len(first.locator("p").inner_text()) < 300
+    first.locator("a").click()
+    assert tab.url.endswith("/book/frameworks.html#ranks-stages-of-a-rank-groups")
+    search("xyzzy")
+    assert "Nothing in the book" in tab.inner_text("#search-results")
+    assert tab.locator("#search-results li").count() == 0
