@@ -52,6 +52,7 @@ def test_a_stream_ends_its_run_and_nothing_is_lost(pools, tmp_path):
     assert [line["step"] for line in said] == [1, 2, 3, 4]
     assert [line["loss"] for line in said] == pytest.approx(run.losses)
     assert [line["learning_rate"] for line in said] == list(run.extras["learning_rates"])
+    assert [*said[0]] == ["step", "loss", "learning_rate", "samples_per_second", "memory_bytes"]
     assert all(line["samples_per_second"] > 0 and min(line["memory_bytes"]) > 1e6 for line in said)
 
 

@@ -301,7 +301,7 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
         assert flag["help"] in shown[flag["name"]]
         if flag["default"]:
             assert f"(default {flag['default']})" in shown[flag["name"]]
-    assert len(commands.EXTRAS) == 7
+    assert len(commands.EXTRAS) == 8
     for path in commands.EXTRAS:
         flag = resolve_name(path).flag
         assert flag["help"] in shown[flag["name"]]
