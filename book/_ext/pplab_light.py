@@ -60,10 +60,10 @@ def icon(classes: list[str], more: str, drawn: str) -> str:
         each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in ("fa-solid", "fa-lg")
     )
     kept = " ".join(each for each in classes if each not in ("fa-solid", "fas"))
-    found = re.search(rf'"?{re.escape(name)}"?:(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
-    if not found:
+    has = re.findall(rf'[,{{]"?{re.escape(name)}"?:(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
+    if not has:
         raise ValueError(f"the theme's script has no icon {name!r}, which a page shows")
-    width, height, _, _, path = json.loads(found[1])
+    width, height, _, _, path = json.loads(has[-1])  # the solid ones stand last
     title = re.search(r' title="([^"]*)"', more)
     said = f"<title>{title[1]}</title>" if title else ""
     attributes = re.sub(r' +title="[^"]*"', "", more)

@@ -68,9 +68,8 @@ def read(app, docname: str, source: list[str]) -> None:
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
-    cells = [made for cell in notebook["cells"] for made in on_the_page(cell)]
-    number_figures(cells, PurePosixPath(docname).name.partition("_")[0].lstrip("0"))
-    notebook["cells"] = list(fold_answers(cells))
+    number_figures(notebook["cells"], PurePosixPath(docname).name.partition("_")[0].lstrip("0"))
+    notebook["cells"] = list(fold_answers(made for cell in notebook["cells"] for made in on_the_page(cell)))
     source[0] = json.dumps(notebook)
 
 
@@ -85,8 +84,11 @@ def on_the_page(cell: dict) -> Iterator[dict]:
         cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
     elif "explorer" in tags:
         shown = {"tags": ["answer"] if "answer" in tags else []}
-        view, title = directive(text, tags), cell["metadata"].get("figure", {}).get("title")
-        view += f"\n\n:::{{div}} pplab-caption\n**{title}**\n:::" if title else ""
+        view = directive(text, tags)
+        if figure := cell["metadata"].get("figure"):
+            link = f'<a href="#{anchor_of(figure)}" title="Link to this figure">Figure {figure["number"]}</a>'
+            told = f'<p class="pplab-caption">{link} <strong>{curly(figure["title"])}</strong></p>'
+            view = f'<span id="{anchor_of(figure)}"></span>\n\n{view}\n\n{told}'
         yield {"cell_type": "markdown", "id": f"{cell['id']}-page", "metadata": shown, "source": view}
         cell = cell | {"metadata": {"tags": [*tags, "remove-cell"]}}
     elif "hide-input" in tags and only_checks(cell):
@@ -105,11 +107,22 @@ def only_checks(cell: dict) -> bool:
 
 
 def number_figures(cells: Iterable[dict], chapter: str) -> None:
-    """Note in the metadata of each cell that shows a figure which one of the chapter that is."""
-    shown = (cell for cell in cells if any(PAGE in output.get("data", ()) for output in cell.get("outputs", ())))
-    on_the_page = (cell["metadata"] for cell in shown if "remove-cell" not in cell["metadata"].get("tags", ()))
-    for number, metadata in enumerate(on_the_page, 1):
+    """Note in the metadata of each cell with a figure which one of the chapter that is. An explorer is one if it has a
+    title."""
+    drawn = (cell for cell in cells if any(PAGE in output.get("data", ()) for output in cell.get("outputs", ())))
+    shown = (cell["metadata"] for cell in drawn)
+    figures = (each for each in shown if "explorer" not in each.get("tags", ()) or "figure" in each)
+    for number, metadata in enumerate(figures, 1):
         metadata["figure"] = metadata.get("figure", {}) | {"number": f"{chapter}.{number}"}
+
+
+def anchor_of(figure: dict[str, str]) -> str:
+    return f"fig-{figure['number'].replace('.', '-')}"
+
+
+def curly(text: str) -> str:
+    """With the apostrophes that the page's other texts have."""
+    return text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
 
 
 def fold_answers(cells: Iterable[dict]) -> Iterator[dict]:
@@ -138,15 +151,13 @@ def caption_figures(app, doctree: nodes.document) -> None:
     for node in [*doctree.findall(nodes.container)]:
         if node.get("nb_element") != "cell_code" or not (told := node["cell_metadata"].get("figure")):
             continue
-        told = {name: text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") for name, text in told.items()}
-        anchor = f"fig-{told['number'].replace('.', '-')}"
-        node.children[-1]["ids"].append(anchor)
-        link = nodes.reference("", f"Figure {told['number']}", refid=anchor, reftitle="Link to this figure")
+        node.children[-1]["ids"].append(anchor_of(told))
+        link = nodes.reference("", f"Figure {told['number']}", refid=anchor_of(told), reftitle="Link to this figure")
         caption = nodes.paragraph("", "", link, classes=["pplab-caption"])
         if title := told.get("title"):
-            caption += [nodes.Text(" "), nodes.strong("", title)]
+            caption += [nodes.Text(" "), nodes.strong("", curly(title))]
         if more := told.get("caption"):
-            caption += nodes.Text(f" {more}")
+            caption += nodes.Text(f" {curly(more)}")
         node += caption
 
 

@@ -27,6 +27,7 @@ ASIDE = (
 AT_THE_END = ("Exercises", "Further reading")  # these do, too
 WORDS = Path(__file__).with_name("search_words.txt")
 UNREAD = (nodes.raw, nodes.math_block, nodes.comment, addnodes.toctree)
+HIDDEN = {"cell_output", "tag_hide-input", "tag_check"}  # classes of what cells printed, and of code that is folded
 HEADS = (nodes.title, nodes.term, addnodes.desc_signature)
 
 
@@ -51,7 +52,7 @@ def sections(tree: nodes.document) -> list[Section]:
         if isinstance(node, nodes.section | addnodes.desc) or isinstance(node.parent.parent, addnodes.glossary):
             section = Section(node)
             found.append(section)
-        if isinstance(node, UNREAD) or {"cell_output", "tag_hide-input"} & {*node["classes"]}:
+        if isinstance(node, UNREAD) or HIDDEN & {*node["classes"]}:
             return
         is_text = isinstance(node, nodes.TextElement)
         for each in node.findall(nodes.Element) if is_text else [node]:
@@ -77,11 +78,16 @@ def readable(node: nodes.Element) -> str:
     if isinstance(node, addnodes.desc_signature):
         return f"{node['module']}.{node['fullname']}"
     texts = (
-        re.sub(r"\\(?:[a-z]+|.)|[{}]", "", text) if isinstance(text.parent, nodes.math) else str(text)
+        letters(text) if isinstance(text.parent, nodes.math) else text
         for text in node.findall(nodes.Text)
         if not isinstance(text.parent, nodes.raw)
     )
     return " ".join("".join(texts).split())
+
+
+def letters(formula: str) -> str:
+    """What is left of a formula in TeX without its commands."""
+    return re.sub(r"\\(?:[a-z]+|.)|[{}]", "", formula.replace(r"\cdot", "·"))
 
 
 def write(app, exception) -> None:

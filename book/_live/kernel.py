@@ -17,6 +17,7 @@ import re
 import sys
 import time
 import traceback
+from functools import cache
 from io import TextIOBase
 
 ABSENT = {
@@ -145,15 +146,20 @@ def run(source: str, emit) -> str:
         _flush()
         lines = traceback.format_exception(error)
         own = next((i for i, line in enumerate(lines) if '"<cell' in line), 1)  # leaves out the frames of this file
-        last = "".join(traceback.format_exception_only(error)).strip()
+        last = _placed("".join(traceback.format_exception_only(error)).strip(), name)
         what = _absent(error, source)
-        emit("error", type(error).__name__, last, "".join(lines[:1] + lines[own:]), what)
+        emit("error", type(error).__name__, last, _placed("".join(lines[:1] + lines[own:]), name), what)
         return "absent" if what else "error"
     finally:
         _flush()
         if plt := sys.modules.get("matplotlib.pyplot"):
             plt.close("all")
         sys.stdin, sys.stdout, sys.stderr = streams
+
+
+def _placed(text: str, name: str) -> str:
+    """A traceback's text, with the page's words for its cells."""
+    return re.sub(r'File "<cell \d+>"', "In a cell above", text.replace(f'File "{name}"', "In this cell"))
 
 
 def _execute(source: str, name: str, emit) -> None:
@@ -287,6 +293,7 @@ def needed(sources: list[str], which: int) -> list[int]:
         wanted = wanted.union(*(read[i][1] for i in more))
 
 
+@cache
 def _read(source: str) -> tuple[set[str], set[str], bool]:
     """The names that a cell makes or changes, those that it uses, and whether it does something besides."""
     try:

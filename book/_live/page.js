@@ -6,7 +6,7 @@
   const script = document.currentScript;
   const here = script.src.replace(/[^/]*$/, "");
   const chapter = location.pathname.split("/").pop().replace(/\.html$/, "");
-  const NOTEBOOK = Object.assign(document.createElement("a"), { href: `${here}../../book/how_to_use.html`, textContent: "open the notebook" });
+  const NOTEBOOK = Object.assign(document.createElement("a"), { href: `${here}../../book/how_to_use.html`, textContent: "run the chapter's notebook" });
   const SLOW = 1000, LARGE = 1e9; // ms until a running cell says how long; bytes of Python's memory, which never shrinks
 
   const make = (tag, name = "", text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
@@ -149,6 +149,23 @@
       const { text, of } = kept.get(id);
       if (text !== undefined && of === this.printed) this.text = text; // else the book's cell has changed since
       this.dress();
+      if (kept.get(`${id}-mine`).text) this.addMine();
+    }
+
+    /** This cell, and the reader's own below it. */
+    get both() { return [this, ...(this.mine ? [this.mine] : [])]; }
+
+    /** An empty cell below, for what the reader wants to try; it is kept as an edit is. */
+    addMine() {
+      const node = make("div", "cell live live-own"), id = `${this.id}-mine`;
+      node.id = `cell-${id}`;
+      node.innerHTML = '<div class="cell_input"><div><div class="highlight"><pre></pre></div></div></div>';
+      this.node.after(node);
+      this.mine = new Cell(id, node);
+      Object.assign(this.mine, { given: { source: "" }, leave: () => { node.remove(); this.mine = null; cells = cells.filter((each) => each.node !== node); this.mark(); } });
+      this.mine.back.textContent = "Remove";
+      if (cells.length) cells.splice(cells.indexOf(this) + 1, 0, this.mine);
+      this.mark();
     }
 
     /** The text that runs: the reader's, or else the book's. */
@@ -159,10 +176,12 @@
       this.note = make("span", "live-note");
       this.note.setAttribute("role", "status");
       this.go = button("live-run", this.asks ? "Check" : "Run", () => (this.running ? halt() : run(this)));
-      this.pen = button("live-edit", this.asks ? "Answer" : "Edit", () => this.edit());
+      this.go.title = "with what it needs from above";
+      this.pen = button("live-edit", "", () => (this.editor ? this.close() : this.edit()));
       this.back = button("live-back", "As printed", () => this.restore());
+      this.plus = button("live-plus", "New cell", () => { this.addMine(); this.mine.edit(); });
       if (this.needs) this.note.append(`needs ${this.needs}: `, NOTEBOOK.cloneNode(true));
-      else bar.append(this.go, ...(this.code ? [this.pen] : []), this.back);
+      else bar.append(this.go, ...(this.code ? [this.pen] : []), this.back, this.plus);
       bar.append(this.note);
       (this.input?.parentElement === this.node ? this.input : this.node.querySelector(":scope > details > :last-child"))?.after(bar);
       if (!bar.parentElement) this.node.prepend(bar);
@@ -178,8 +197,9 @@
 
     mark() {
       const edited = this.text !== undefined;
-      this.back.hidden = !edited && !this.replaced;
-      this.pen.hidden = !!this.editor;
+      this.back.hidden = !edited && !this.replaced && !this.leave;
+      this.plus.hidden = !this.replaced || !!this.mine || this.asks || !!this.leave;
+      this.pen.textContent = this.editor ? "Close" : this.asks ? "Answer" : "Edit";
       this.node.classList.toggle("live-edited", edited);
       tally();
     }
@@ -200,6 +220,7 @@
           onLeave: () => this.go.focus(),
           onChange: (text) => this.changed(text),
         });
+        this.note.textContent ||= "Ctrl+Enter runs it, Shift+Enter runs it and goes on, Escape leaves";
         this.mark();
       }
       this.editor.focus();
@@ -207,11 +228,28 @@
       if (this.asks && dots >= 0) this.editor.dispatch({ selection: { anchor: dots, head: dots + 3 } });
     }
 
+    /** Close the editor; the text stays. */
+    close() {
+      this.editor.destroy();
+      this.editor = null;
+      this.input.querySelector(".live-editor").remove();
+      this.code.closest(".highlight").parentElement.hidden = false;
+      this.shown(this.source);
+      this.mark();
+    }
+
     changed(text) {
       this.text = text.trimEnd() === this.printed ? undefined : text;
       this.ran = false;
+      if (this.replaced) this.outdated("changed since it ran");
       kept.set(this.id, this.text === undefined ? { text: null, of: null } : { text, of: this.printed });
       this.mark();
+    }
+
+    /** Tell that what is shown isn't what the cell would say now. */
+    outdated(why) {
+      this.node.classList.add("live-old");
+      this.note.textContent = why;
     }
 
     restore() {
@@ -221,14 +259,18 @@
         this.shown(this.printed);
       }
       kept.set(this.id, { right: null });
-      if (this.replaced) {
-        this.output.replaceChildren(...this.recorded);
-        this.replaced = false;
-        this.node.classList.remove("live-mine");
-      }
+      if (this.replaced) this.recall();
       this.ran = false;
       this.note.textContent = "";
+      this.leave?.();
       this.mark();
+    }
+
+    /** Show what the book has recorded. */
+    recall() {
+      this.output.replaceChildren(...this.recorded);
+      this.replaced = false;
+      this.node.classList.remove("live-mine", "live-old");
     }
 
     /** Make an empty place for what comes, and keep what the book has recorded. */
@@ -238,6 +280,7 @@
       this.output.replaceChildren();
       this.replaced = true;
       this.node.classList.add("live-mine");
+      this.node.classList.remove("live-old");
       this.stream = null;
     }
 
@@ -273,15 +316,27 @@
 
     /** An error: its last line, and on demand what led to it. */
     fail(name, last, whole, absent) {
-      const box = make("div", "output live-error"), more = make("details");
-      box.append(make("strong", "", last));
+      const box = make("div", "output live-error"), more = make("details"), lines = last.split("\n");
+      box.append(make("strong", "", lines.pop()));
+      if (lines.length) box.append(make("pre", "", lines.join("\n"))); // where the syntax is wrong
       const above = name === "NameError" && cells.slice(0, cells.indexOf(this)).find((cell) => cell.needs)?.needs;
       const told = make("p", "", `${absent ? "This cell" : "A cell above"} needs ${absent || above}, which the page can't have: `);
       told.append(NOTEBOOK.cloneNode(true));
       if (absent || above) box.append(told);
+      else this.tellLost(box, last);
       more.append(make("summary", "", "Where it happened"), make("pre", "", whole));
       if (whole.trim() !== last) box.append(more);
       this.output.append(box);
+    }
+
+    /** A name that is missing since the reader has replaced the cell that makes it. */
+    tellLost(box, last) {
+      const name = new RegExp(`\\b${last.match(/^NameError: name '(\w+)'/)?.[1]}\\b`);
+      const lost = cells.slice(0, cells.indexOf(this)).findLast(({ text, given }) => text !== undefined && name.test(given.source) && !name.test(text));
+      if (!lost) return;
+      const told = make("p", "", "A cell above makes it, as printed. You have changed that cell: ");
+      told.append(button("", "print it again", () => { lost.restore(); run(this); }));
+      box.append(told);
     }
   }
 
@@ -301,33 +356,49 @@
         say("running …");
         cell.timed = true;
         cell.clear();
-        const status = await evaluate(cell, (event) => cell.show(event));
-        const taken = `${((performance.now() - began) / 1000).toFixed(2)} s`;
+        await evaluate(cell, (event) => cell.show(event));
+        const taken = `made here in ${((performance.now() - began) / 1000).toFixed(2)} s`;
         say(measured ? `${taken}, with values that the book has measured` : taken);
       } catch (error) {
         say(error instanceof Stopped ? "Stopped. What ran before runs again with the next cell." : error.message);
+        if (cell.replaced && !cell.output.childNodes.length) cell.recall();
       }
       clearInterval(clock);
       cell.running = cell.timed = false;
       if (cell.output) cell.output.style.minHeight = "";
       cell.go.textContent = cell.asks ? "Check" : "Run";
       cell.mark();
-      if (ahead) cells.slice(cells.indexOf(cell) + 1).find((next) => next.go?.isConnected && next.go.offsetParent)?.go.focus();
+      const next = ahead && cells.slice(cells.indexOf(cell) + 1).find(({ go }) => go?.isConnected && go.offsetParent);
+      if (!next) return;
+      next.go.focus({ preventScroll: true }); // what the cell has made stays in view
+      next.go.scrollIntoView({ block: "nearest" });
     }));
+  }
+
+  /** Cells below that have used what a cell's former text made run again when they are needed, and say so. */
+  async function spread(cell) {
+    const texts = cells.map((each) => each.source), from = cells.indexOf(cell);
+    for (const [which, each] of cells.entries()) {
+      if (which <= from || !each.ran || !(await ask({ needed: texts, which })).includes(from)) continue;
+      each.ran = false;
+      if (each.replaced) each.outdated("a cell above has changed since it ran");
+    }
   }
 
   /** Run a cell's text, and bind what it can't make here to what it made when the book was recorded. */
   async function evaluate(cell, tell) {
-    const status = await ask({ run: cell.source }, tell);
+    await ask({ run: cell.source }, tell);
     if (cell.given.measured && python.worker) await ask({ recall: cell.given.measured });
     cell.ran = !!python.worker;
-    return status;
+    if (cell.ran && (cell.evaluated ??= cell.source) !== cell.source) await spread(cell);
+    cell.evaluated = cell.source;
   }
 
   /** Give every cell the book's source, and put those that aren't on the page in their places. */
   async function know() {
     const known = new Map(cells.map((cell) => [cell.id, cell]));
-    cells = (await sources()).cells.map((given) => Object.assign(known.get(given.id) || new Cell(given.id, null), { given }));
+    const told = (given) => Object.assign(known.get(given.id) || new Cell(given.id, null), { given });
+    cells = (await sources()).cells.flatMap((given) => told(given).both);
   }
 
   /** Run what a cell needs from above; returns whether some of it was measured when the book was recorded. */
@@ -360,7 +431,7 @@
   /** The chapter's code as a notebook, with the reader's answers and edits. */
   async function download() {
     await know();
-    const code = cells.map((cell) => ({ cell_type: "code", execution_count: null, id: cell.id, metadata: {}, outputs: [], source: cell.source }));
+    const code = cells.filter((cell) => cell.source).map((cell) => ({ cell_type: "code", execution_count: null, id: cell.id, metadata: {}, outputs: [], source: cell.source }));
     const head = { cell_type: "markdown", id: "answers", metadata: {}, source: `# ${document.querySelector("h1").firstChild.textContent} ${chapter}: my answers\n\nThe chapter's code, with what I changed in its page.` };
     const notebook = { cells: [head, ...code], metadata: { kernelspec: { display_name: "Python 3", language: "python", name: "python3" } }, nbformat: 4, nbformat_minor: 5 };
     const url = URL.createObjectURL(new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
@@ -369,7 +440,7 @@
   }
 
   document.addEventListener("DOMContentLoaded", () => {
-    cells = [...document.querySelectorAll("div.cell.live")].map((node) => new Cell(node.id.slice("cell-".length), node));
+    cells = [...document.querySelectorAll("div.cell.live")].flatMap((node) => new Cell(node.id.slice("cell-".length), node).both);
     line = document.querySelector(".live-tally");
     line?.replaceChildren(
       make("span"),

@@ -1,4 +1,4 @@
-// What the book's pages need beyond the theme's scripts: paper, and search without a server.
+// What the book's pages need beyond the theme's scripts: paper, and the glossary's definitions.
 (() => {
   "use strict";
 
@@ -88,8 +88,55 @@
     for (const icon of document.querySelectorAll("svg.tb-icon")) icon.setAttribute("aria-hidden", "true");
   });
 
-  // The search page fetches each result's page to quote from it, which a browser refuses for pages opened as files.
-  if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
-    DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
-  }
+  // A link to the glossary shows its definition: to a pointer over it, to the keyboard's focus, and to a first tap.
+  document.addEventListener("DOMContentLoaded", () => {
+    const given = document.getElementById("pplab-terms");
+    if (!given) return;
+    const definitions = JSON.parse(given.textContent);
+    const box = Object.assign(document.createElement("div"), { id: "pplab-term", hidden: true });
+    document.body.append(box);
+    let shown = null; // the link whose definition it is
+    let timer = 0; // until it comes or goes
+    const hide = () => {
+      clearTimeout(timer);
+      shown?.removeAttribute("aria-describedby");
+      shown = null;
+      box.hidden = true;
+    };
+    const soon = (what) => {
+      clearTimeout(timer);
+      timer = setTimeout(what, 200); // time to move from the link to the box
+    };
+    const show = (link) => {
+      clearTimeout(timer);
+      if (shown === link) return;
+      hide();
+      shown = link;
+      const more = Object.assign(document.createElement("a"), { href: link.href, textContent: "In the glossary" });
+      box.replaceChildren(definitions[link.hash.slice(1)], " ", more);
+      box.hidden = false;
+      link.setAttribute("aria-describedby", box.id);
+      const { left, top, bottom } = link.getClientRects()[0];
+      const fits = bottom + box.offsetHeight + 12 < innerHeight || top < box.offsetHeight + 12;
+      box.style.left = `${scrollX + Math.max(8, Math.min(left, root.clientWidth - box.offsetWidth - 8))}px`;
+      box.style.top = `${scrollY + (fits ? bottom + 4 : top - box.offsetHeight - 4)}px`;
+    };
+    for (const link of document.querySelectorAll('a.reference[href*="#term-"]')) {
+      let tapped = false; // by a finger, while the definition wasn't shown
+      link.addEventListener("pointerdown", (e) => (tapped = e.pointerType === "touch" && shown !== link));
+      link.addEventListener("click", (e) => {
+        if (tapped) e.preventDefault();
+        if (tapped) show(link);
+        tapped = false;
+      });
+      link.addEventListener("pointerenter", (e) => e.pointerType === "mouse" && soon(() => show(link)));
+      link.addEventListener("pointerleave", (e) => e.pointerType === "mouse" && soon(hide));
+      link.addEventListener("focus", () => show(link));
+      link.addEventListener("blur", () => soon(hide));
+    }
+    box.addEventListener("pointerenter", () => clearTimeout(timer));
+    box.addEventListener("pointerleave", (e) => e.pointerType === "mouse" && soon(hide));
+    document.addEventListener("keydown", (e) => e.key === "Escape" && hide());
+    document.addEventListener("pointerdown", (e) => e.target.closest?.("a, #pplab-term") ?? hide());
+  });
 })();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class Loaded(HTMLParser):
         super().__init__()
         self.addresses: list[str] = []
         self.images: list[dict] = []
+        self.ids: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
@@ -36,6 +39,7 @@ class Loaded(HTMLParser):
             self.addresses.append(found["href"])
         if tag == "img":
             self.images.append(found)
+        self.ids += filter(None, [found.get("id")])
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,48 @@ def test_what_pages_load_is_in_the_book(loads, book):
     for name, loaded in loads.items():
         for address in loaded.addresses:
             assert ((book / name).parent / address.partition("?")[0]).exists(), (name, address)
+
+
+MOST_BYTES, MOST_ZIPPED, MOST_HTML = 2_700_000, 650_000, 800_000
+LETTERS = (
+    "Main-Regular",
+    "Math-Italic",
+    "Size1-Regular",
+    "Size2-Regular",
+    "Size3-Regular",
+    "Size4-Regular",
+    "AMS-Regular",
+)
+PACKED = (".woff", ".woff2", ".png", ".zip")  # what a server doesn't compress once more
+
+
+@cache
+def weight(path: Path) -> tuple[int, int]:
+    content = path.read_bytes()
+    return len(content), len(content if path.suffix in PACKED else gzip.compress(content, 6))
+
+
+def test_pages_are_light(loads, book):
+    """All that a page asks for before a reader does anything. MathJax loads its parts and its letters by itself: all of
+    its scripts, and of the letters those that formulas here are set in."""
+    mathjax = book / "_static" / "mathjax" / "es5"
+    letters = [f"output/chtml/fonts/woff-v2/MathJax_{name}.woff" for name in LETTERS]
+    by_itself = [*mathjax.rglob("*.js"), *(mathjax / name for name in letters)]
+    for name, loaded in loads.items():
+        files = {(book / name).parent / address.partition("?")[0] for address in loaded.addresses} | {book / name}
+        files = {path.resolve() for path in files}
+        if any("mathjax" in str(path) for path in files):
+            files.update(path.resolve() for path in by_itself)
+        heavy = sorted(((*weight(path), path.name) for path in files), reverse=True)
+        assert sum(size for size, *_ in heavy) <= MOST_BYTES, (name, heavy[:9])
+        assert sum(zipped for _, zipped, _ in heavy) <= MOST_ZIPPED, (name, heavy[:9])
+        assert weight(book / name)[0] <= MOST_HTML, (name, weight(book / name))
+
+
+def test_no_id_stands_twice(loads):
+    for name, loaded in loads.items():
+        twice = {each for each in loaded.ids if loaded.ids.count(each) > 1}
+        assert not twice, (name, sorted(twice)[:9])
 
 
 def test_every_picture_is_described(pages, loads):

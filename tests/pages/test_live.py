@@ -190,6 +190,42 @@ def test_edits_and_answers_are_kept_and_undone(tabs, book):
     assert "0 of" in tab.locator(".live-tally").inner_text()
 
 
+def test_a_readers_own_cell_and_what_a_change_above_does(tabs, book):
+    """Chapter 1's code-05 makes `simulated`, which the next one and code-07 use."""
+    tab, chapter = tabs(), live.CHAPTERS[0]
+    live.open_chapter(tab, book, chapter)
+    maker, user = (tab.locator(f"#cell-{name}") for name in ("code-05", "code-07"))
+    live.run(tab, {"id": "code-07"})
+    live.run(tab, {"id": "code-05"})
+    printed = maker.locator("pre").first.inner_text()
+    maker.get_by_role("button", name="Edit").click()
+    box = maker.get_by_role("textbox")
+    box.fill(f"{printed}\nsimulated = simulated")
+    maker.get_by_text("changed since it ran").wait_for()
+    box.press("Control+Enter")
+    user.get_by_text("a cell above has changed since it ran").wait_for()
+    assert "live-old" in user.get_attribute("class") and "live-old" not in maker.get_attribute("class")
+    box.fill("print(6 * 7)")
+    maker.get_by_role("button", name="Close").click()
+    tab.evaluate("pplabLive.halt()")
+    user.get_by_role("button", name="Run").click()
+    user.get_by_role("button", name="print it again").click()
+    user.get_by_text("made here in").wait_for()
+    assert maker.locator("pre").first.inner_text().strip() == printed.strip()
+    user.get_by_role("button", name="New cell").click()
+    mine = tab.locator("#cell-code-07-mine")
+    mine.get_by_role("textbox").fill("print(simulated(1).makespan)")
+    mine.get_by_role("textbox").press("Control+Enter")
+    mine.get_by_text("made here in").wait_for()
+    assert mine.locator(".cell_output").inner_text().strip() == "12"
+    tab.reload()
+    live.open_chapter(tab, book, chapter)
+    mine.get_by_role("button", name="Run").click()
+    mine.get_by_text("made here in").wait_for()
+    mine.get_by_role("button", name="Remove").click()
+    assert not mine.count() and "mine" not in tab.evaluate("Object.keys(localStorage).join()")
+
+
 @pytest.mark.parametrize(
     ("before", "says"),
     [
