@@ -22,6 +22,7 @@ def setup(app) -> dict:
     app.connect("html-page-context", drop_thebe, priority=900)
     app.setup_extension("pplab_page")
     app.setup_extension("pplab_explorer")
+    app.setup_extension("pplab_front")
     app.setup_extension("pplab_live")
     app.setup_extension("pplab_notebooks")
     app.setup_extension("pplab_recorded")

@@ -59,19 +59,37 @@ def test_the_course_is_read_in_seven_hours():
 
 
 def test_the_first_page_adds_up():
-    rows = re.findall(r"^\| .* \| (.*) \| (\d+) \|$", (ROOT / "book/index.md").read_text(), re.M)
-    assert len(rows) >= 5
-    for chapters, shown in rows:
+    page = (ROOT / "book/index.md").read_text()
+    rows = re.findall(r"^\| .* \| (.*) \| (\d+) \|$", page, re.M)
+    doors = re.findall(r"^- \*\*I .*: (\[\d+\].*)\. \*(\d+) minutes\*$", page, re.M)
+    assert len(rows) >= 4 and len(doors) == 3
+    for chapters, shown in rows + doors:
         numbers = re.sub(r"\[(\d+)\]\([^)]*\)", r"\1", chapters)
         spans = [re.findall(r"\d+", part) for part in numbers.split(", ")]
         read = [n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)]
         total = sum(said(CHAPTERS[n - 1]) for n in read)
-        assert total == int(shown), f"book/index.md: {chapters} take {total} minutes, and the table says {shown}"
+        assert total == int(shown), f"book/index.md: {chapters} take {total} minutes, and the page says {shown}"
+
+
+def title_and_question(path: Path) -> tuple[str, str]:
+    title, question = re.match(r"# (.+)\n\n\*\*([^*]+)\*\*", head(path)).groups()
+    return title, " ".join(question.split())
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_first_page_lists_it_and_what_it_saves(path):
+    title, question = title_and_question(path)
+    row = f"| [{int(path.stem[:2])}. {title}](../notebooks/{path.stem}) | {question} | "
+    _, found, after = (ROOT / "book/index.md").read_text().partition(row)
+    assert found, f"book/index.md lacks this row, of the chapter's own words: {row}"
+    dollars = re.findall(r"\\\$([\d.]*\d)", after.partition("\n")[0])
+    assert dollars, f"{path.name}: the first page doesn't say what the chapter saves"
+    for amount in dollars:  # which the chapter's cells assert
+        assert re.search(rf"(?<![\d.]){re.escape(amount)}(?!\.?\d)", path.read_text()), f"{path.name} lacks {amount}"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_the_readme_lists_it(path):
-    title, question = re.match(r"# (.+)\n\n\*\*([^*]+)\*\*", head(path)).groups()
-    number = int(path.stem[:2])
-    row = f"| {number} | [{title}](notebooks/{path.name}) | {' '.join(question.split())} |"
+    title, question = title_and_question(path)
+    row = f"| {int(path.stem[:2])} | [{title}](notebooks/{path.name}) | {question} |"
     assert row in (ROOT / "README.md").read_text(), f"README.md lacks this row, of the chapter's own words: {row}"

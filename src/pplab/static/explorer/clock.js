@@ -18,12 +18,8 @@ var pplabClock = (() => {
       now = Math.min(Math.max(time, 0), end);
       slider.value = now;
       says.textContent = slider.ariaValueText = told(now);
+      [button.textContent, button.ariaLabel] = isGoing ? ["❚❚", "pause"] : ["▶", "play"];
       show(now);
-    }
-
-    function label() {
-      button.textContent = isGoing ? "❚❚" : "▶";
-      button.ariaLabel = isGoing ? "pause" : "play";
     }
 
     function tick(at) {
@@ -34,41 +30,35 @@ var pplabClock = (() => {
       const jump = end / JUMPS;
       put(still.matches ? Math.floor(exact / jump + 1e-9) * jump : exact);
       if (now < end) requestAnimationFrame(tick);
-      else stop();
-    }
-
-    function stop() {
-      if (!isGoing) return;
-      isGoing = false;
-      label();
-      rest(now);
+      else seek(end);
     }
 
     function toggle() {
-      if (isGoing) return stop();
+      if (isGoing) return seek(now);
       document.dispatchEvent(new CustomEvent("pplab-play", { detail: { source: bar } }));
       [isGoing, exact, before] = [true, now < end ? now : 0, performance.now()];
-      label();
+      put(exact);
       requestAnimationFrame(tick);
     }
 
-    function seek(time) {
+    function seek(time) { // and stay there
       isGoing = false;
       put(time);
-      label();
       rest(now);
     }
 
-    document.addEventListener("pplab-play", ({ detail }) => detail.source !== bar && stop());
+    document.addEventListener("pplab-play", ({ detail }) => detail.source !== bar && isGoing && seek(now));
     button.addEventListener("click", toggle);
     slider.addEventListener("input", () => seek(Number(slider.value)));
     bar.addEventListener("keydown", (event) => {
-      const isBack = event.key === "ArrowLeft" || event.key === "ArrowDown", isOn = event.key === "ArrowRight" || event.key === "ArrowUp";
-      if (event.target !== slider || !(isBack || isOn || event.key === " ")) return;
+      const does = {
+        " ": toggle,
+        ArrowLeft: () => seek(moments().findLast((moment) => moment < now - 1e-9) ?? 0),
+        ArrowRight: () => seek(moments().find((moment) => moment > now + 1e-9) ?? end),
+      }[event.key];
+      if (event.target !== slider || !does) return;
       event.preventDefault();
-      if (event.key === " ") toggle();
-      else if (isBack) seek(moments().findLast((moment) => moment < now - 1e-9) ?? 0);
-      else seek(moments().find((moment) => moment > now + 1e-9) ?? end);
+      does();
     });
 
     /** What is shown has changed: time stays where it stands, or goes to `time`; at the end it stays at the end. */
@@ -76,7 +66,6 @@ var pplabClock = (() => {
       ({ end, moments, told } = given);
       slider.max = end;
       put(time);
-      label();
     }
 
     return { fit, seek, toggle, now: () => now };

@@ -35,7 +35,7 @@ var pplabTickets = (() => {
       const placed = trips.map((trip) => place(timeline, trip, time)), met = new Map();
       const queue = placed.filter((where) => where === "waits").length, shown = queue > ROOM ? ROOM - 1 : queue;
       circles.forEach((circle, m) => {
-        const where = placed[m] === "waits" ? { x: DOWN - 52, y: middle(0), side: -1, fill: WAITS } : placed[m] && spot(placed[m], middle, numRanks);
+        const where = placed[m] && spot(placed[m], middle, numRanks);
         const key = where && `${where.x} ${where.y}`, nth = met.get(key) || 0;
         met.set(key, nth + 1);
         circle.style.opacity = where && (placed[m] !== "waits" || nth < shown) ? 1 : 0;
@@ -70,7 +70,9 @@ var pplabTickets = (() => {
     return { rank, kind, share: before.rank !== rank && latency ? Math.min((time - before.end) / latency, 1) : 1 };
   }
 
-  function spot({ rank, kind, works, share }, middle, numRanks) {
+  function spot(where, middle, numRanks) {
+    if (where === "waits") return { x: DOWN - 52, y: middle(0), side: -1, fill: WAITS };
+    const { rank, kind, works, share } = where;
     const side = kind === "F" ? -1 : 1, x = kind === "F" ? DOWN : UP, fill = FILL[kind];
     if (works) return { x, y: middle(rank), side, fill };
     if (kind !== "F" && rank === numRanks - 1) return { x: (DOWN + UP) / 2, y: middle(rank) + HIGH / 2 + 21, side, fill };

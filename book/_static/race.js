@@ -1,0 +1,73 @@
+// Plays the race on the first page, on the explorers' clock. The builder (pplab_front.py) has drawn all of it: what hasn't
+// happened yet is covered, and memory, messages and words are those of the moment.
+(() => {
+  "use strict";
+
+  const STEP = 0.1; // seconds from one moment to the next, for arrow keys and the clock's pace
+  const BOW = 7; // pixels by which a message swerves from the line of time
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  /** What shows a lane at a time. Rows are drawn `row` pixels apart. */
+  function lane(section, { end: ends, held, done, sent }, { end, of, row, colours }) {
+    const [says, dots] = ["p > span", ".pplab-dots"].map((what) => section.querySelector(what));
+    const bars = section.querySelectorAll(".pplab-gb"), atEnd = says.textContent;
+
+    return (now) => {
+      const time = Math.min(now, ends), isGoing = time < Math.min(ends, end), at = `${(100 * time) / end}%`;
+      section.style.setProperty("--at", at);
+      section.classList.toggle("pplab-going", isGoing);
+      says.textContent = isGoing ? `${done.filter((each) => each <= time).length} of ${of} done` : atEnd;
+      bars.forEach((bar, rank) => {
+        const shares = held[rank].filter(([since]) => since <= time).map(([, share]) => share), share = shares.at(-1);
+        bar.style.setProperty("--now", share);
+        bar.style.setProperty("--most", Math.max(...shares));
+        bar.classList.toggle("pplab-over", share > 1);
+      });
+      const flying = isGoing ? sent.filter(([leaves, arrives]) => leaves <= time && time < arrives) : [];
+      dots.innerHTML = flying.map(([leaves, arrives, from, to, down]) => {
+        const way = (time - leaves) / (arrives - leaves), y = row * (from + (to - from) * way + 0.4);
+        const x = BOW * Math.sin(Math.PI * way);
+        return `<circle cx="${at}" cy="${y}" r="4.5" fill="${colours[down]}" transform="translate(${x})"/>`;
+      }).join("");
+    };
+  }
+
+  function race(root) {
+    const told = JSON.parse(root.dataset.race), { end } = told;
+    const views = [...root.querySelectorAll(".pplab-lane")].map((section, i) => lane(section, told.lanes[i], told));
+    const asked = () => Number(/^#t=([\d.]+)$/.exec(location.hash)?.[1] ?? NaN);
+
+    let waiting; // browsers refuse an address that changes with each movement of a hand
+    const remember = (time) => {
+      clearTimeout(waiting);
+      if (time >= end && isNaN(asked())) return; // it played by itself
+      waiting = setTimeout(() => history.replaceState(null, "", time < end ? `#t=${time.toFixed(2)}` : location.pathname), 300);
+    };
+    const clock = pplabClock.make(root.querySelector(".pplab-clock"), (time) => views.forEach((show) => show(time)), remember);
+    const moments = Array.from({ length: Math.ceil(end / STEP) }, (_, i) => i * STEP);
+    const given = { end, moments: () => moments, told: (time) => `${time.toFixed(2)} s` };
+    clock.fit(given, isNaN(asked()) ? end : asked());
+
+    root.addEventListener("pointerdown", (event) => {
+      const track = event.target.closest(".pplab-track");
+      if (!track || event.button) return;
+      const box = track.getBoundingClientRect(), go = ({ clientX }) => clock.seek(((clientX - box.left) / box.width) * end);
+      track.setPointerCapture(event.pointerId);
+      track.onpointermove = go;
+      track.onlostpointercapture = () => (track.onpointermove = null);
+      go(event);
+      event.preventDefault(); // or the focus that keys need would go
+      root.querySelector("input").focus({ preventScroll: true });
+    });
+    addEventListener("hashchange", () => isNaN(asked()) || clock.seek(asked()));
+    addEventListener("beforeprint", () => clock.fit(given, end));
+    if (still.matches || location.hash) return; // who asked for a moment, or for no motion, sees it play when they say so
+    new IntersectionObserver(([{ isIntersecting }], seen) => {
+      if (!isIntersecting) return;
+      seen.disconnect();
+      clock.toggle();
+    }, { threshold: 0.3 }).observe(root);
+  }
+
+  document.querySelectorAll(".pplab-race").forEach(race);
+})();
