@@ -27,6 +27,7 @@ ASIDE = (
 AT_THE_END = ("Exercises", "Further reading")  # these do, too
 WORDS = Path(__file__).with_name("search_words.txt")
 UNREAD = (nodes.raw, nodes.math_block, nodes.comment, addnodes.toctree)
+HIDDEN = {"cell_output", "tag_hide-input", "tag_check"}  # classes of what cells printed, and of code that is folded
 HEADS = (nodes.title, nodes.term, addnodes.desc_signature)
 
 
@@ -51,7 +52,7 @@ def sections(tree: nodes.document) -> list[Section]:
         if isinstance(node, nodes.section | addnodes.desc) or isinstance(node.parent.parent, addnodes.glossary):
             section = Section(node)
             found.append(section)
-        if isinstance(node, UNREAD) or {"cell_output", "tag_hide-input"} & {*node["classes"]}:
+        if isinstance(node, UNREAD) or HIDDEN & {*node["classes"]}:
             return
         is_text = isinstance(node, nodes.TextElement)
         for each in node.findall(nodes.Element) if is_text else [node]:

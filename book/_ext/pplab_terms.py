@@ -57,10 +57,11 @@ def say_where(app, tree: nodes.document, docname: str) -> None:
         if not uses:
             continue
         said = nodes.paragraph(classes=["pplab-used"])
+        numbers = {user: app.env.toc_secnumbers.get(user, {}).get("", ()) for user in uses}
+        chapters = sum(map(bool, numbers.values()))
         for i, (user, anchor) in enumerate(uses.items()):
-            number = app.env.toc_secnumbers.get(user, {}).get("", ())
-            name = ".".join(map(str, number)) or app.env.titles[user].astext()
-            said += nodes.Text(", " if i else "In chapter " if number else "In ")
+            name = ".".join(map(str, numbers[user])) or app.env.titles[user].astext()
+            said += nodes.Text(", " if i else f"In chapter{'s' * (chapters > 1)} " if chapters else "In ")
             address = app.builder.get_relative_uri(GLOSSARY, user) + anchor
             said += nodes.reference("", name, refuri=address, internal=True)
         item[-1] += said
