@@ -81,10 +81,7 @@ def real_distilbert(folder: Path, *, checkpoint: str, **options: object) -> obje
         return workload
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    from pplab.lab.models import small_tokenizer
-
     torch.manual_seed(0)
     DistilBertForSequenceClassification(DistilBertConfig(num_labels=5)).save_pretrained(folder)
-    small_tokenizer().save_pretrained(folder)
-    workload = models.distilbert(checkpoint=str(folder), **options)
+    workload = models.from_transformers(str(folder), tokenizer="bytes", **options)
     return replace(workload, notes=(workload.notes[0], "model: DistilBERT's real size with random weights"))

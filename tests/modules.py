@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
+from pplab import lab
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, Executor, Extra, Job, Listener, Rank, RankContext, Workload
 from pplab.runtime import context as rank_context
@@ -664,3 +665,22 @@ def pinned(context: object) -> tuple[int, int, int]:
     import pinned as fake
 
     return len(fake.MADE), len(fake.PINNED), len(fake.LATE)
+
+
+@cache
+def small_tokenizer() -> object:
+    """A WordPiece tokenizer trained on the sample, in this process: the same every time."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(lab.data.reviews(source="sample", limit=10**6).texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, special.index(name)) for name in ("[CLS]", "[SEP]")]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

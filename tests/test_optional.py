@@ -165,7 +165,6 @@ DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
         ("lab.Checkpoint", "torch"),
         ("lab.Clip(1.0)", "torch"),
         ("lab.TorchEngine()", "torch"),
-        ("lab.data.small_tokenizer()", "transformers"),
     ],
 )
 def test_a_call_names_the_extra_that_it_needs(call, missing, tmp_path):

@@ -19,6 +19,7 @@ SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 ElementTree.register_namespace("", SVG[1:-1])
 
 ICON = re.compile(r'<(i|span) class="([^"]*\bfa-[^"]*|fas [^"]*)"([^>]*)></\1>')
+STYLES = ("fas", "fab", "fa-solid", "fa-brands", "fa-lg")
 ICON_SCRIPT = re.compile(r'\s*<script src="[^"]*scripts/fontawesome\.js[^"]*"></script>')
 UNUSED = re.compile(
     r"\s*<(?:link|script)\b[^>]*(?:sphinx-thebe\.css|sphinx-design\.min\.css|design-tabs\.js)[^>]*>(?:</script>)?"
@@ -56,17 +57,19 @@ def light(page: str, drawn: str) -> str:
 
 def icon(classes: list[str], more: str, drawn: str) -> str:
     """One icon as the theme's script draws it: an element's classes that name it, and its other attributes."""
-    (name,) = (
-        each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in ("fa-solid", "fa-lg")
-    )
-    kept = " ".join(each for each in classes if each not in ("fa-solid", "fas"))
-    has = re.findall(rf'[,{{]"?{re.escape(name)}"?:(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
+    name = next(each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in STYLES)
+    kept = " ".join(each for each in classes if each not in STYLES or each == "fa-lg")
+    key, other = (
+        rf'[,{{]"?{re.escape(name)}"?:',
+        rf':(?=\[\d+,\d+,\[[^\]]*"{re.escape(name)}")',
+    )  # its name, or one more
+    has = re.findall(rf'(?:{key}|{other})(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
     if not has:
         raise ValueError(f"the theme's script has no icon {name!r}, which a page shows")
     width, height, _, _, path = json.loads(has[-1])  # the solid ones stand last
     title = re.search(r' title="([^"]*)"', more)
     said = f"<title>{title[1]}</title>" if title else ""
-    attributes = re.sub(r' +title="[^"]*"', "", more)
+    attributes = re.sub(r' +(?:title|aria-hidden)="[^"]*"', "", more)
     return (
         f'<svg class="pplab-icon {kept}"{attributes} aria-hidden="true" viewBox="0 0 {width} {height}">'
         f'{said}<path fill="currentColor" d="{path}"/></svg>'

@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from html import escape
+from itertools import cycle
 from pathlib import Path
 
 from docutils import nodes
@@ -20,6 +21,10 @@ CARD = "_static/social_card.png"
 CARD_SIZE = (1200, 630)
 CARD_ALT = "The 1F1B schedule on four ranks: forwards in blue, backwards in orange, idle time hatched"
 SOURCE = "the repository that these pages come from"  # in a page, these words lead there
+TABLE = re.compile(  # that the package writes
+    r'<div class="pplab-table"(?P<head>[^>]*><table class="table"><thead>.*?</thead>)(?P<body>.*?</table>)', re.S
+)
+CARDS_FROM = 5  # columns: a phone has no room for so many
 LONGEST = 200  # characters of a description; previews cut what is longer
 
 
@@ -166,10 +171,28 @@ def description(doctree: nodes.document) -> str:
     return text[: LONGEST - 1].rpartition(" ")[0].rstrip(",;:") + "…"
 
 
+def name_cells(app, doctree: nodes.document) -> None:
+    """On a phone, a row of the ledger becomes a card, whose cells have to say what their column is."""
+    for node in [*doctree.findall(nodes.raw)]:
+        if (told := node.astext()) != (named := TABLE.sub(as_cards, told)):
+            node.replace_self(nodes.raw("", named, **{**node.attributes}))
+
+
+def as_cards(table: re.Match) -> str:
+    """The table with each cell's column in its `data-of`, or as it is where a phone has room for its columns."""
+    names = [re.sub("<[^>]*>", "", name) for name in re.findall("<th>(.*?)</th>", table["head"])]
+    if len(names) < CARDS_FROM:
+        return table[0]
+    columns = cycle(names)
+    body = re.sub("<td", lambda cell: f'{cell[0]} data-of="{next(columns)}"', table["body"])
+    return f'<div class="pplab-table pplab-cards"{table["head"]}{body}'
+
+
 def setup(app) -> dict:
     """Register the extension."""
     app.connect("config-inited", link_repository)
     app.connect("config-inited", name_logo)
+    app.connect("doctree-read", name_cells)
     app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)

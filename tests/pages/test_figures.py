@@ -14,6 +14,8 @@ import pplab as pp
 
 pytest.importorskip("matplotlib").use("Agg")
 
+from pplab import lab  # noqa: E402
+from pplab.lab.forms import Table  # noqa: E402
 from pplab_course.figures import PAGE, figure_bundle, timeline_bundle  # noqa: E402
 from pplab_course.notebook import Slider, explore, explored  # noqa: E402
 
@@ -174,3 +176,18 @@ def test_every_figure_of_a_page_has_a_number_and_an_anchor(book):
             if re.search(r'class="output text_html"><div class="pplab-(figure|slider)', output):
                 assert output.startswith(' id="fig-'), output[:300]
         assert f">{chapter}. " in html, "the chapter has another number in the book's contents"
+
+
+def test_a_phone_is_told_the_columns_of_the_ledger(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
+    import pplab_page
+
+    ledger = lab.Ledger(lab.Case())
+    ledger.add("GPipe", 8)
+    said = pplab_page.TABLE.sub(pplab_page.as_cards, ledger._repr_html_())
+    cells = dict(re.findall('<td[^>]* ?data-of="([^"]*)"[^>]*>(.*?)</td>', said))
+    assert [*cells] == [*ledger.table.columns] and "pplab-cards" in said
+    assert cells["M"] == "8" and "no" in cells["fits in 80 GB"] and "$114" in cells["a billion tokens"]
+    narrow = Table([("a", "b")])
+    narrow.columns = ("one", "two")
+    assert pplab_page.TABLE.sub(pplab_page.as_cards, narrow._repr_html_()) == narrow._repr_html_()

@@ -982,17 +982,10 @@ def test_a_perfetto_trace_has_slices_overlaps_and_found_orders_whole(rng, tmp_pa
         assert len(arrows) == lab.num_messages(t.schedule)
 
 
-def test_a_perfetto_trace_says_which_slice_an_action_is(tmp_path):
-    t = lab.Slices.even(2).simulate(pp.build("Seq1F1B", num_ranks=2, num_microbatches=4, slices=2))
-    lab.to_perfetto(t, tmp_path / "trace.json", slices=2)
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    said = {e["name"]: e["args"] for e in events if e["ph"] == "X"}
-    assert said["1F3"] == {"1F3": "stage 1, slice 1 of microbatch 1"}
+def test_a_perfetto_trace_says_what_two_at_once_work_on(tmp_path):
     lab.to_perfetto(pp.simulate(pp.Schedule([["0F0", "(0B0;0F1)OVERLAP_B_F", "0B1"]])), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [e["args"] for e in events if e["ph"] == "X"][1] == {
         "0B0": "stage 0, microbatch 0",
         "0F1": "stage 0, microbatch 1",
     }
-    with pytest.raises(ValueError, match="slices must be an integer of at least 1, got 0"):
-        lab.to_perfetto(t, tmp_path / "trace.json", slices=0)

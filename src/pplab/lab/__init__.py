@@ -9,7 +9,7 @@ _ROOMS = {
     "against_torch": "Reference TorchEngine lower_by_torch reference refusals take_steps",
     "checkpoints": "Checkpoint CheckpointError NotSaved Resume Save",
     "experts": "Beside Experts Measured Pieces UnderPrediction measure_under",
-    "extras": "Budget Causes Clip Evaluate Held LearningRate Meter Pace Recompute readable_bytes",
+    "extras": "Budget Causes Clip Evaluate Held LearningRate Log Meter Pace Recompute readable_bytes",
     "forms": (
         "Exploration bars explore held_over_time memory_chart num_messages ranks read_csv results run_to_dict "
         "stacked table timeline_from_dict timeline_to_dict to_csv to_perfetto waterfall"

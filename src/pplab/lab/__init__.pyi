@@ -25,6 +25,7 @@ from .extras import Clip as Clip
 from .extras import Evaluate as Evaluate
 from .extras import Held as Held
 from .extras import LearningRate as LearningRate
+from .extras import Log as Log
 from .extras import Meter as Meter
 from .extras import Pace as Pace
 from .extras import Recompute as Recompute

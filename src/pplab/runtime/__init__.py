@@ -28,13 +28,14 @@ _, __getattr__, _ = _lazily(
         "check_gradients collect_gradients train_whole",
         "report": "Machine Run",
         "stage": "Stage autocast roots_of",
-        "workload": "Batch Places Workload as_tuple check_divides loss_shares names_in_whole",
+        "workload": "Batch EndOfBatches Places Workload "
+        "as_tuple check_divides loss_shares names_in_whole",
     },
 )
 
 __all__ = (
-    "Batch Executor Extra GradientReport Job Listener Machine Options Pool Rank RankContext "
-    "RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
+    "Batch EndOfBatches Executor Extra GradientReport Job Listener Machine Options Pool Rank "
+    "RankContext RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
 ).split()
 
 

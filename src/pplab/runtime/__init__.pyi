@@ -36,6 +36,7 @@ from .stage import Stage as Stage
 from .stage import autocast as autocast
 from .stage import roots_of as roots_of
 from .workload import Batch as Batch
+from .workload import EndOfBatches as EndOfBatches
 from .workload import Places as Places
 from .workload import Workload as Workload
 from .workload import as_tuple as as_tuple

@@ -123,4 +123,10 @@ def make_job(
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))
     for extra in job.extras:
         job = extra.check(job)
+    last, most = job.first_step + job.options.steps, job.workload.num_batches
+    if most is not None and last > most:
+        raise ValueError(
+            f"there are {most} batches of one size, and the run would end with step {last}: take "
+            f"steps={max(0, most - job.first_step)}, or models.epochs(loader), which begins again"
+        )
     return job

@@ -22,7 +22,7 @@ from .failures import different_batches
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
 from .stage import Stage
-from .workload import Batch, loss_shares, names_in_whole
+from .workload import Batch, EndOfBatches, loss_shares, names_in_whole
 
 RunRow = Callable[[list[Batch]], Mapping[int, Tensor]]  # of the microbatches: losses that end here
 
@@ -124,9 +124,12 @@ class Rank:
         losses: list[float] = []
         with self.around("steps"):
             while len(losses) < options.steps and not self.last:
-                with self.around("turn", losses):
-                    losses.append(self.step(run_row, len(losses), update=True))
-                    self.context.status.steps = len(losses)
+                try:
+                    with self.around("turn", losses):
+                        losses.append(self.step(run_row, len(losses), update=True))
+                        self.context.status.steps = len(losses)
+                except EndOfBatches:  # what was done stays
+                    break
         self.context.watch("reporting")
         splitting = [stage.deferred for stage in self.stages.values() if stage.split]
         unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)

@@ -68,6 +68,10 @@ class Batch:
         return found
 
 
+class EndOfBatches(ValueError):
+    """What `Workload.batch` raises for a step that has no batch: the run ends before it."""
+
+
 class Workload(ABC):
     """A model, its data and its loss, described so that every rank can make its own part: what you
     inherit from.
@@ -83,6 +87,7 @@ class Workload(ABC):
     notes: tuple[str, ...] = ()
     num_layers: int | None = None  # None where the model isn't made of layers that can be counted
     reduction: str = "mean"  # what the loss does with its samples, or "sum"
+    num_batches: int | None = None  # the steps for which there are some; None where nobody knows
     # Given an overlap's halves, functions without arguments, it returns both results.
     overlap: Callable | None = None
 

@@ -36,7 +36,7 @@ def first_above(schedule: pp.Schedule, memory: pp.Memory, limit: float, rank: in
 @pytest.mark.parametrize("name", ["GPipe", "ZBVZeroBubble", "DualPipeV"])
 def test_a_run_ends_where_the_counts_say(pools, name):
     """Just as much as is held is enough. A byte less isn't, and rank and action are those at which it is exceeded."""
-    schedule, roomy = build(name, 4), lab.Budget("1 GB")
+    schedule, roomy = build(name, 4), lab.Budget(1e9)
     run = pools(2).train(schedule, small_gpt(4), roomy, steps=1, warmup=0, optimizer=ADAM)
     peaks = schedule.peak_held(run.held.memory)
     states = [sum(run.held.state_of[s] for s in schedule.stages_of(rank)) for rank in range(2)]
@@ -57,7 +57,7 @@ def test_a_run_ends_where_the_counts_say(pools, name):
 @pytest.mark.slow
 def test_gpipe_ends_where_1f1b_trains_on(pools):
     """Room for four microbatches: GPipe is stopped before the fifth, whatever they are, and 1F1B never has as many."""
-    four = pools(2).train(build("GPipe", 4), small_gpt(4), lab.Budget("1 GB"), steps=1, warmup=0, optimizer=ADAM)
+    four = pools(2).train(build("GPipe", 4), small_gpt(4), lab.Budget(1e9), steps=1, warmup=0, optimizer=ADAM)
     room = lab.Budget(max(build("GPipe", 4).peak_held(four.held.memory)))
     run = pools(2).train(build("1F1B", 16), small_gpt(16), room, lab.Meter(), steps=3, warmup=0, optimizer=ADAM)
     assert run.losses[2] < run.losses[1] < run.losses[0] and run.held.peak_in_flight == (2, 1)
@@ -72,7 +72,7 @@ def test_gpipe_ends_where_1f1b_trains_on(pools):
 @pytest.mark.slow
 def test_a_first_microbatch_is_known_once_it_has_run(pools):
     schedule = build("GPipe", 2)
-    run = pools(2).train(schedule, small_gpt(2), lab.Budget("1 GB"), steps=1, warmup=0, optimizer=ADAM)
+    run = pools(2).train(schedule, small_gpt(2), lab.Budget(1e9), steps=1, warmup=0, optimizer=ADAM)
     tight = lab.Budget(max(run.held.state_of) + 1)
     with pytest.raises(RankError, match=r"0F0 took another .* kB") as error:
         pools(2).train(schedule, small_gpt(2), tight, steps=1, warmup=0, optimizer=ADAM)
@@ -83,8 +83,8 @@ def test_a_first_microbatch_is_known_once_it_has_run(pools):
 def test_recomputing_makes_room(pools):
     """Also in a backward, which has a stage's activations again."""
     schedule, asked = build("GPipe", 8), dict(steps=1, warmup=0, optimizer=ADAM)
-    plain = pools(2).train(schedule, small_gpt(8), lab.Budget("1 GB"), **asked)
-    again = pools(2).train(schedule, small_gpt(8), lab.Budget("1 GB"), lab.Recompute(), **asked)
+    plain = pools(2).train(schedule, small_gpt(8), lab.Budget(1e9), **asked)
+    again = pools(2).train(schedule, small_gpt(8), lab.Budget(1e9), lab.Recompute(), **asked)
     peaks = schedule.peak_held(again.held.memory)
     assert max(peaks) < 0.7 * max(schedule.peak_held(plain.held.memory)) and again.losses == plain.losses
     fits = lab.Budget(max(peaks))
@@ -101,7 +101,7 @@ def test_what_is_too_large_from_the_start_is_told_at_once(pools):
     with pytest.raises(
         RankError, match=r"state of rank \d take .* kB, and the budget is 100 kB: give it less"
     ) as error:
-        pools(2).train(build("1F1B", 2), small_gpt(2), lab.Budget("100 kB"), steps=1, optimizer=ADAM)
+        pools(2).train(build("1F1B", 2), small_gpt(2), lab.Budget(1e5), steps=1, optimizer=ADAM)
     assert error.value.action is None
 
 
@@ -147,30 +147,20 @@ def test_what_an_optimizer_will_keep(make, per_number):
     assert all(p.grad is None for p in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("given", "limit"), [("80 MB", 80e6), ("1.5GB", 1.5e9), ("12 kB", 12e3), ("7 B", 7), (80e6, 80e6), (2**30, 2**30)]
-)
-def test_a_budget_in_words(given, limit):
-    assert lab.Budget(given).limit == limit
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["80", "80 MiB", "much", "", "1.2.3 MB", "0 MB", "-1 MB", 0, -5, float("nan"), float("inf"), True, None, [1]],
-)
+@pytest.mark.parametrize("given", ["80 MB", 0, -5, float("nan"), float("inf"), True, None, [1]])
 def test_what_is_no_budget(given):
-    with pytest.raises(ValueError, match=r'bytes above 0, or text such as "80 MB" or "1.5 GB", got '):
+    with pytest.raises(ValueError, match="bytes above 0, such as 80e6, got "):
         lab.Budget(given)
 
 
 def test_a_budget_is_the_only_meter():
     schedule, workload = build("1F1B", 2), small_gpt(2)
-    for extras in ([lab.Meter(), lab.Budget("80 MB")], [lab.Budget("80 MB"), lab.Meter()]):
+    for extras in ([lab.Meter(), lab.Budget(80e6)], [lab.Budget(80e6), lab.Meter()]):
         job = make_job(schedule, workload, 2, extras)
-        assert job.extras == (lab.Budget("80 MB"),)
+        assert job.extras == (lab.Budget(80e6),)
     with pytest.raises(ValueError, match="a run has one Budget"):
-        make_job(schedule, workload, 2, [lab.Budget("80 MB"), lab.Budget("90 MB")])
-    for extras in ([lab.TorchEngine(), lab.Budget("80 MB")], [lab.Budget("80 MB"), lab.TorchEngine()]):
+        make_job(schedule, workload, 2, [lab.Budget(80e6), lab.Budget(90e6)])
+    for extras in ([lab.TorchEngine(), lab.Budget(80e6)], [lab.Budget(80e6), lab.TorchEngine()]):
         with pytest.raises(ValueError, match="Budget needs pplab's engine"):
             Pool(2, device="cpu").train(schedule, workload, *extras)
 
@@ -205,7 +195,7 @@ def test_on_a_gpu_the_allocator_has_the_limit(monkeypatch):
     def fail(*given: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of")
 
-    words = r"rank 3 holds 71.2 MB, it asks for another 21 MB, and the budget is 80 MB: have fewer"
+    words = r"rank 3 holds 71.2 MB, it asks for another piece, and the budget is 80 MB: have fewer"
     with pytest.raises(budget.OutOfMemoryError, match=words):
         budget.train_within(80e6, fail, context, "job")
     assert card.fraction == 0.9

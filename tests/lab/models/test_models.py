@@ -192,8 +192,7 @@ def test_a_checkpoint_that_was_asked_for_must_be_there(monkeypatch):
 def test_a_checkpoint_from_a_folder_is_split_like_any_other(tmp_path, reviews):
     """`from_pretrained`, with a folder in the hub's place."""
     reviews.build_whole().save_pretrained(tmp_path)
-    data.small_tokenizer().save_pretrained(tmp_path)
-    workload = models.distilbert(batch_size=2, length=16, checkpoint=str(tmp_path), source="sample")
+    workload = models.from_transformers(tmp_path, batch_size=2, length=16, tokenizer="bytes", source="sample")
     assert workload.num_layers == 8 and f"checkpoint in {tmp_path}" in " ".join(workload.notes)
     batch = workload.batch(0)
     stages = [workload.build_stage(stage, 3) for stage in range(3)]
@@ -206,9 +205,8 @@ def test_weights_of_a_folder_that_are_no_numbers_are_named(tmp_path, reviews):
     with torch.no_grad():
         whole.distilbert.transformer.layer[1].ffn.lin1.weight[3, :2] = torch.nan
     whole.save_pretrained(tmp_path)
-    data.small_tokenizer().save_pretrained(tmp_path)
-    workload = models.distilbert(batch_size=2, length=16, checkpoint=str(tmp_path), source="sample")
-    said = f"{tmp_path}: 2 of the 65,536 values of distilbert.transformer.layer.1.ffn.lin1.weight are NaN or infinite"
+    workload = models.from_transformers(tmp_path, batch_size=2, length=16, tokenizer="bytes", source="sample")
+    said = "model.safetensors: 2 of the 65,536 values of distilbert.transformer.layer.1.ffn.lin1.weight are NaN or infi"
     with pytest.raises(ValueError, match=said):
         workload.build_stage(0, 2)
 

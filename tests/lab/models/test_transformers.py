@@ -22,7 +22,9 @@ from transformers import (
     T5Config,
 )
 
+import modules
 from pplab.lab import data, models
+from pplab.lab.checkpoints.checkpoint import collect, write
 from pplab.lab.models._weights import Weights
 from pplab.runtime import Stage, names_in_whole
 
@@ -204,7 +206,7 @@ def test_what_counts_is_weighed():
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
 def test_reviews_are_read_by_a_tokenizer(kind, tmp_path):
-    tokenizer, reviews = data.small_tokenizer(), data.reviews(source="sample")
+    tokenizer, reviews = modules.small_tokenizer(), data.reviews(source="sample")
     tokenizer.save_pretrained(tmp_path)
     config = type(CONFIGS[kind]).from_dict({**CONFIGS[kind].to_dict(), "vocab_size": len(tokenizer)})
     made = models.from_transformers(config, batch_size=4, length=24, source="sample", tokenizer=str(tmp_path))
@@ -424,7 +426,7 @@ IDS = torch.zeros(4, 24, dtype=torch.long)
         ("llama", {"data": {"input_ids": IDS - 1, "labels": IDS}}, "input_ids must be .* from -1 to -1"),
         ("llama", {"data": {"input_ids": IDS[0]}}, r"input_ids has the shape \(4,\); input_ids \(B, T\)"),
         ("llama", {"data": {"input_ids": IDS, "labels": IDS[:3]}}, "as many rows of each, got input_ids 4, labels 3"),
-        ("llama", {"data": [IDS]}, "data must be tensors by name, or a function .*, got a list"),
+        ("llama", {"data": [IDS]}, "is a dict of tensors by name, got a Tensor"),
         (
             "llama",
             {"data": {"input_ids": IDS, "labels": IDS[:, 1:]}},
@@ -448,3 +450,31 @@ def test_a_model_says_where_it_can_be_cut():
         ValueError, match="cuts GPT, nn.Sequential and transformers' LlamaForCausalLM, .* models.Modules"
     ):
         models.cut(torch.nn.Linear(2, 2), 2)
+
+
+def test_what_is_exported_is_trained_again(tmp_path):
+    """A folder in bfloat16 with a tokenizer comes back as such, from a checkpoint of the same weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, came, went = modules.small_tokenizer(), tmp_path / "came", tmp_path / "went"
+    config = LlamaConfig(**{**CONFIGS["llama"].to_dict(), "vocab_size": len(tokenizer)})
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(came)
+    tokenizer.save_pretrained(came)
+    made = models.from_transformers(came, batch_size=2, length=16, source="sample")
+    write(tmp_path / "end", [collect([made.build_whole()], None, {})], 1, made.name)
+    made.export(tmp_path / "end", went)
+    text = "good food, and a long wait"
+    assert AutoTokenizer.from_pretrained(went)(text) == tokenizer(text)
+    again = AutoModelForCausalLM.from_pretrained(went)
+    assert again.dtype == torch.bfloat16
+    first = AutoModelForCausalLM.from_pretrained(came).state_dict()
+    assert all(torch.equal(tensor, first[name]) for name, tensor in again.state_dict().items())
+    reads = models.from_transformers(went, batch_size=2, length=16, source="sample")
+    assert torch.equal(reads.batch(3).inputs[0], made.batch(3).inputs[0])
+
+
+def test_reviews_come_from_a_folder(tmp_path):
+    sample = data.reviews(source="sample", limit=9)
+    rows = (json.dumps({"label": label, "text": text}) for label, text in zip(sample.labels, sample.texts, strict=True))
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    assert data.reviews(source=str(tmp_path), limit=7).texts == sample.texts[:7]

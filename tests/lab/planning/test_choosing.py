@@ -207,7 +207,6 @@ def test_bits_and_bytes(text, size, capsys):
         (["--inside", "450"], "'450' has no unit that is known here: expected a number with one of .*450GB/s"),
         (["--memory", "80 apples"], "'80 apples' has no unit"),
         (["--tp", "four"], "'four': expected one number, or several, such as 4,8"),
-        (["--state", "2,0,12"], "'2,0,12': expected bytes of a weight"),
         (["--gpu", "h1000"], "unknown GPU 'h1000'"),
     ],
 )

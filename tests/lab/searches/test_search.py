@@ -105,13 +105,9 @@ def test_slow_messages_and_little_memory_ask_for_blocks_that_follow_less_closely
     assert least <= found.timeline.makespan < 0.95 * was
 
 
-def test_the_same_is_found_again_and_progress_ends_where_it_said():
-    seen: list[tuple] = []
-    one, two = (lab.search(3, 5, limit=3, tries=40, on_progress=lambda *each: seen.append(each)) for _ in range(2))
-    assert one.schedule == two.schedule and seen[: len(seen) // 2] == seen[len(seen) // 2 :]
-    counts, totals, bests = zip(*seen[: one.tried], strict=True)
-    assert counts == (*range(1, one.tried + 1),) and set(totals) == {one.tried}
-    assert list(bests) == sorted(bests, reverse=True) and bests[-1] == one.timeline.makespan
+def test_the_same_is_found_again():
+    one, two = (lab.search(3, 5, limit=3, tries=40) for _ in range(2))
+    assert one.schedule == two.schedule and one.tried == two.tried > 40
 
 
 def test_without_tries_the_best_candidate_is_found():

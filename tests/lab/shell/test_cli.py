@@ -76,10 +76,8 @@ def test_simulate_takes_an_overhead_and_times_per_microbatch(capsys):
     assert "--overhead T" in (said := capsys.readouterr().out) and "1:2:1,1:2:1" in said
 
 
-def test_simulate_takes_links_overlaps_and_costs_for_a_search(capsys):
+def test_simulate_takes_bandwidths_overlaps_and_costs_for_a_search(capsys):
     base = ["simulate", "--ranks", "4", "--microbatches", "8", "--json"]
-    assert main([*base, "--schedule", "GPipe", "--link", "1-2:1", "--link", "2-1:1"]) == 0
-    assert json.loads(capsys.readouterr().out)["makespan"] == 35
     assert main([*base, "--schedule", "GPipe", "--bandwidth", "2", "--message", "1", "--recompute", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] == 11 * 4 + 2 * 3 * 0.5
     assert main([*base, "--schedule", "DualPipe", "--overlap", "max"]) == 0
@@ -195,13 +193,6 @@ def test_a_closed_standard_output_is_no_fault(command, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_malformed_link_is_refused(capsys):
-    for text in ("1-2", "1x2:1", "1-2:1:0"):
-        with pytest.raises(SystemExit):
-            main(["simulate", "--schedule", "GPipe", "--ranks", "4", "--microbatches", "8", "--link", text])
-        assert "is not a link: expected SOURCE-TARGET:LATENCY" in capsys.readouterr().err
-
-
 def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
     path = tmp_path / "mine.csv"
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
@@ -252,10 +243,6 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
             "train --schedule GPipe --ranks 2 --microbatches 2 --engine torch --explain",
             "--explain needs --engine pplab",
         ),
-        (
-            "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --recompute 0,2",
-            "some of the stages 0 to 1",
-        ),
     ],
 )
 def test_bad_input_is_an_error_in_one_line(command, says, capsys):
@@ -290,9 +277,7 @@ def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     assert "memory limit: rank 0 holds 9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", ["simulate --rank x", "train --steps x", "train --learning-rate x", "train --recompute 0,x", "jump", ""]
-)
+@pytest.mark.parametrize("command", ["simulate --rank x", "train --steps x", "train --learning-rate x", "jump", ""])
 def test_a_wrong_usage_exits_with_2(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main(command.split())
@@ -316,7 +301,7 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
         assert flag["help"] in shown[flag["name"]]
         if flag["default"]:
             assert f"(default {flag['default']})" in shown[flag["name"]]
-    assert len(commands.EXTRAS) == 7
+    assert len(commands.EXTRAS) == 8
     for path in commands.EXTRAS:
         flag = resolve_name(path).flag
         assert flag["help"] in shown[flag["name"]]
@@ -405,7 +390,7 @@ def test_all_flags_of_extras_reach_the_run(tmp_path, capsys):
 def test_train_explains_and_records(tmp_path, capsys):
     trace, folder = tmp_path / "step.json", tmp_path / "traces"
     arguments = "train --schedule 1F1B --ranks 2 --microbatches 2 --steps 1 --batch-size 2 --source sample"
-    extra = ["--explain", "--recompute", "0", "--perfetto", str(trace), "--profile", str(folder)]
+    extra = ["--explain", "--recompute", "--perfetto", str(trace), "--profile", str(folder)]
     assert main([*shlex.split(arguments), *extra]) == 0
     said = capsys.readouterr().out
     assert "jitter" in said and "pplab explain reads them" in said and "run again in the backward: stages 0" in said

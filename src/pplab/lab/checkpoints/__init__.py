@@ -9,7 +9,7 @@ from ...optional import lazily
 __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
-        "checkpoint": "Checkpoint CheckpointError",
+        "checkpoint": "Checkpoint CheckpointError check_place",
         "resuming": "Resume",
         "saving": "NotSaved Save",
     },

@@ -2,6 +2,7 @@
 
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
+from .checkpoint import check_place as check_place
 from .resuming import Resume as Resume
 from .saving import NotSaved as NotSaved
 from .saving import Save as Save

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from ...runtime import Batch, Extra, Job, Listener, Places, Run, Workload
+from ...runtime import Batch, Extra, Job, Listener, Run, Workload
 from .checkpoint import Checkpoint, rates
 from .saving import Save, newest
 
@@ -48,7 +48,7 @@ class Resume(Extra):
         passed = tuple(f"passed over: {each}" for each in wrong)
         if passed:
             warnings.warn(f"going on from {checkpoint.path}; {'; '.join(passed)}", stacklevel=2)
-        resumed = Resumed(job.workload, checkpoint, passed)
+        resumed: Any = Resumed(job.workload, checkpoint, passed)
         return replace(job, workload=resumed, first_step=checkpoint.step)
 
     def listen(self, rank: Any) -> Listener | None:
@@ -87,34 +87,18 @@ class _Comparing(Listener):
         return self.said
 
 
-class Resumed(Workload):
-    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next."""
+@Workload.register
+class Resumed:
+    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next. In all else it
+    is the workload."""
 
     def __init__(self, workload: Workload, checkpoint: Checkpoint, passed: tuple[str, ...] = ()):
         self.workload, self.checkpoint, self.passed = workload, checkpoint, passed
-        for name in ("name", "batch_size", "notes", "num_layers", "reduction", "overlap"):
-            setattr(self, name, getattr(workload, name))
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
             raise AttributeError(name)
         return getattr(self.workload, name)
-
-    def check(self, num_stages: int) -> None:
-        """Raise ValueError when the model can't be cut into `num_stages` stages."""
-        self.workload.check(num_stages)
-
-    def tied(self, num_stages: int) -> Mapping[str, Places]:
-        """The model's tied weights."""
-        return self.workload.tied(num_stages)
-
-    def weight(self, batch: Batch) -> float:
-        """What the loss of a microbatch counts for."""
-        return self.workload.weight(batch)
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The model's loss."""
-        return self.workload.loss(output, target)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with its weights from the checkpoint."""

@@ -48,6 +48,9 @@ class Save(Extra):
     Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end on all ranks, writes
     the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once. A pool's
     ranks don't outlive a SIGTERM of their own: where a job's every process gets one, start the ranks by torchrun.
+
+    Who else may write to the folder may replace the file, or put a link in its place, which is followed. Nothing is
+    promised there: save into a folder that is yours alone.
     """
 
     path: str | os.PathLike

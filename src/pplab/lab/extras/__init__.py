@@ -14,6 +14,7 @@ __all__, __getattr__, __dir__ = lazily(
         "clip": "Clip own_stages",
         "evaluation": "Evaluate",
         "learning_rate": "LearningRate",
+        "log": "Log",
         "meter": "Held Meter readable_bytes",
         "pace": "Pace paced settle",
         "random_numbers": "random_state set_random_state",

@@ -6,6 +6,7 @@ from .clip import Clip as Clip
 from .clip import own_stages as own_stages
 from .evaluation import Evaluate as Evaluate
 from .learning_rate import LearningRate as LearningRate
+from .log import Log as Log
 from .meter import Held as Held
 from .meter import Meter as Meter
 from .meter import readable_bytes as readable_bytes

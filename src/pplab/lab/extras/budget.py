@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +15,6 @@ from ...actions import Action
 from ...runtime import Extra, Job, Listener, Options, Rank, RankContext, RankReport, cuda
 from .meter import Counting, Held, Meter, readable_bytes
 
-UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-
 
 class OutOfMemoryError(MemoryError):
     """A rank needs more than its budget. The caller is told by a RankError, whose `rank` and `action` say where."""
@@ -26,7 +22,7 @@ class OutOfMemoryError(MemoryError):
 
 @dataclass(frozen=True)
 class Budget(Meter):
-    """End the run where a rank would hold more than `limit`: bytes, or text such as "80 MB" (a million bytes each).
+    """End the run where a rank would hold more than `limit` bytes.
 
     It is a `Meter`, too, so `run.held` is there, and its `memory` has the stages' state. On the CPU, where no allocator
     counts, a rank holds what the meter counts and its state: weights, gradients and what the optimizer keeps, all of it
@@ -43,10 +39,11 @@ class Budget(Meter):
     when they are there. Afterwards the limit is what it was.
     """
 
-    limit: float | str
+    limit: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limit", _bytes(self.limit))
+        if isinstance(self.limit, bool) or not isinstance(self.limit, Real) or not 0 < self.limit < inf:
+            raise ValueError(f"Budget takes a number of bytes above 0, such as 80e6, got {self.limit!r}")
 
     def check(self, job: Job) -> Job:
         """In place of other meters. ValueError for two budgets."""
@@ -128,10 +125,8 @@ def train_within(limit: float, engine: Callable, context: RankContext, job: Job)
     try:
         return engine(context, job)
     except torch.OutOfMemoryError as error:
-        asked = re.search(r"Tried to allocate ([\d.]+) ([KMG])iB", str(error))
-        more = readable_bytes(float(asked[1]) * 1024 ** (1 + "KMG".index(asked[2]))) if asked else "piece"
         held = cuda.memory_allocated(device)
-        raise OutOfMemoryError(words(f"rank {context.rank}", held, "it asks for", more, limit)) from error
+        raise OutOfMemoryError(words(f"rank {context.rank}", held, "it asks for", "piece", limit)) from error
     finally:
         cuda.set_per_process_memory_fraction(before, device)
 
@@ -142,15 +137,3 @@ def words(name: str, held: int, takes: str, more: str, limit: float) -> str:
         f"{name} holds {readable_bytes(held)}, {takes} another {more}, and the budget is {readable_bytes(limit)}: have "
         "fewer microbatches in flight (1F1B), recompute (lab.Recompute), or cut the model elsewhere"
     )
-
-
-def _bytes(given: Any) -> Any:
-    """Bytes, from a number or from text."""
-    match = re.fullmatch(r"([\d.]+) *([kMG]?B)", given) if isinstance(given, str) else None
-    try:
-        value = float(match[1]) * UNITS[match[2]] if match else given
-    except ValueError:
-        value = None
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < inf:
-        raise ValueError(f'Budget takes a number of bytes above 0, or text such as "80 MB" or "1.5 GB", got {given!r}')
-    return value

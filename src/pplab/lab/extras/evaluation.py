@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...actions import F, parts
-from ...errors import positive_int
+from ...errors import positive_int, shown
 from ...lowering import lower
 from ...runtime import (
     Batch,
@@ -29,7 +30,7 @@ from ...runtime import (
 )
 from ...schedule import Schedule
 
-_NEEDED = "Evaluate needs a list of held-out batches, each a pplab.runtime.Batch(inputs, target)"
+_NEEDED = "Evaluate needs held-out batches: a list, a DataLoader, or one such as the workload takes for training"
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,32 @@ class Evaluate(Extra):
     after the last one: the Run's `extras["evaluations"]`, pairs of a number of steps and a loss.
 
     The batches run through the forwards of the run's own schedule, without dropout and gradients, between two steps.
-    Training learns the same with them and without. `batches` is a list, which travels to the ranks, or an object with a
-    length and items that loads each where it is wanted.
+    Training learns the same with them and without. `batches` are such as the workload takes for training: a list or a
+    DataLoader of batches, of pairs, or of dicts, which is gone through at once and travels to the ranks; or an object
+    with a length and items, each a Batch, that loads them where they are wanted.
     """
 
     every: int
-    batches: Sequence[Batch]
+    batches: Sequence[Batch] | Iterable[object]
     name = "evaluations"
 
     def check(self, job: Job) -> Job:
-        """ValueError for no batches, and for some that don't divide into the schedule's microbatches."""
+        """The job with these batches as `Batch`es. ValueError for none, and for some that don't divide into the
+        schedule's microbatches."""
         positive_int("every", self.every)
-        kind, has_items = type(self.batches).__name__, hasattr(self.batches, "__getitem__")  # a DataLoader has none
-        if not (has_items and hasattr(self.batches, "__len__") and len(self.batches)):
-            raise ValueError(f"{_NEEDED}, got a {kind}{' of none' * has_items}")
-        if not isinstance(first := self.batches[0], Batch):
-            raise ValueError(f"{_NEEDED}, got a {kind} that begins with a {type(first).__name__}")
-        check_divides(len(self.batches[0].target), job.schedule.num_microbatches)
-        return job
+        batches = self.batches
+        if not hasattr(batches, "__getitem__") or not batches or not isinstance(batches[0], Batch):
+            make = getattr(job.workload, "as_batch", None)
+            if make is None or not hasattr(batches, "__iter__"):
+                raise ValueError(f"{_NEEDED}, got a {type(batches).__name__}")
+            batches = [
+                make(found, number) for number, found in enumerate(islice(batches, 10_000))
+            ]  # a stream may have no end
+            if len(sizes := {len(each.target) for each in batches}) != 1:
+                raise ValueError(f"{_NEEDED}, all of one size (a DataLoader's drop_last=True), got {shown(sizes)}")
+        check_divides(len(batches[0].target), job.schedule.num_microbatches)
+        own = tuple(replace(self, batches=batches) if extra is self else extra for extra in job.extras)
+        return replace(job, extras=own)
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
         """ValueError for torch's runtime."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,28 +14,13 @@ from ...runtime import Batch, Extra, Job, Listener, Rank, Stage, roots_of
 from .random_numbers import random_state, set_random_state
 
 
-def _numbers(text: str) -> list[int]:
-    """Numbers with commas between."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} names no stages: expected their numbers, such as 0,2") from None
-
-
 @dataclass(frozen=True)
 class Recompute(Extra):
     """Let some stages, such as [0], or all keep only what they receive, and run their forwards again for backwards."""
 
     stages: Iterable[int] | None = None  # all
     name = "recompute"
-    flag = {
-        "name": "--recompute",
-        "type": _numbers,
-        "metavar": "S,S",
-        "nargs": "?",
-        "const": True,
-        "help": "stages that run their forward again in the backward: some, or by the flag alone all",
-    }
+    flag = {"name": "--recompute", "action": "store_true", "help": "all stages run their forward again in the backward"}
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, Iterable):

@@ -8,20 +8,18 @@ from pathlib import Path
 
 from ...actions import Action, Overlap, parts
 from ...deps import incoming, outgoing
-from ...errors import positive_int
 from ...timeline import Timeline
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
-def to_perfetto(timeline: Timeline, path: str | Path, *, slices: int = 1) -> None:
+def to_perfetto(timeline: Timeline, path: str | Path) -> None:
     """Write Chrome trace JSON: a track per rank, an arrow per message. Where a simulation has no unit, one of its units
     is shown as one millisecond.
 
-    Each action says its stage and microbatch when it is clicked; two at once are one event, which says both. Of a
-    schedule of slices, `slices` is into how many a microbatch is cut: actions then say which slice of which they are.
+    Each action says its stage and microbatch when it is clicked; two at once are one event, which says both.
     """
-    write_events(events_of(timeline, slices), path)
+    write_events(events_of(timeline), path)
 
 
 def write_events(events: Sequence[dict], path: str | Path) -> None:
@@ -29,9 +27,8 @@ def write_events(events: Sequence[dict], path: str | Path) -> None:
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-def events_of(timeline: Timeline, slices: int = 1) -> list[dict]:
+def events_of(timeline: Timeline) -> list[dict]:
     """The timeline in Chrome's trace event format, times in microseconds."""
-    positive_int("slices", slices)
     scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
     events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
@@ -42,7 +39,7 @@ def events_of(timeline: Timeline, slices: int = 1) -> list[dict]:
     for category, spans in (("schedule", timeline.spans), ("other", timeline.others)):
         for rank, action, start, end in spans:
             slot = {"pid": 0, "tid": rank, "ts": start * scale, "dur": (end - start) * scale}
-            said = {"args": _said(action, slices)} if isinstance(action, (Action, Overlap)) else {}
+            said = {"args": _said(action)} if isinstance(action, (Action, Overlap)) else {}
             events.append({"ph": "X", "name": str(action), "cat": category, **slot, **said})
 
     users = {incoming(a, num_stages): span for span in timeline.spans for a in parts(span.action)}
@@ -59,10 +56,6 @@ def events_of(timeline: Timeline, slices: int = 1) -> list[dict]:
     return events
 
 
-def _said(item: Action | Overlap, slices: int) -> dict[str, str]:
+def _said(item: Action | Overlap) -> dict[str, str]:
     """What each action of an item works on."""
-
-    def piece(n: int) -> str:
-        return f"microbatch {n}" if slices == 1 else f"slice {n % slices} of microbatch {n // slices}"
-
-    return {str(action): f"stage {action.stage}, {piece(action.microbatch)}" for action in parts(item)}
+    return {str(action): f"stage {action.stage}, microbatch {action.microbatch}" for action in parts(item)}

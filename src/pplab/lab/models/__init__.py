@@ -10,14 +10,15 @@ __all__, __getattr__, __dir__ = lazily(
     __name__,
     {
         "_cutting": "LayeredModel cut layer_ranges weights_of",
-        "_distilbert": "DistilBert distilbert",
+        "_by_step": "epochs",
+        "_distilbert": "distilbert",
         "_gpt": "GPT GPTConfig LanguageModel gpt",
         "_mixture": "Mixture MixtureConfig mixture",
         "_modules": "Chain Modules",
         "_sliced": "Sliced sliced",
         "_transformers": "TransformersModel from_transformers",
         "_workloads": "WORKLOADS workload",
-        "data": "data small_tokenizer",
+        "data": "data",
         "small_case": "SmallCase",
     },
 )

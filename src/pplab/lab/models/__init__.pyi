@@ -1,11 +1,11 @@
 # Written by tools/names.py from __init__.py, for editors and type checkers.
 
 from . import data as data
+from ._by_step import epochs as epochs
 from ._cutting import LayeredModel as LayeredModel
 from ._cutting import cut as cut
 from ._cutting import layer_ranges as layer_ranges
 from ._cutting import weights_of as weights_of
-from ._distilbert import DistilBert as DistilBert
 from ._distilbert import distilbert as distilbert
 from ._gpt import GPT as GPT
 from ._gpt import GPTConfig as GPTConfig
@@ -22,5 +22,4 @@ from ._transformers import TransformersModel as TransformersModel
 from ._transformers import from_transformers as from_transformers
 from ._workloads import WORKLOADS as WORKLOADS
 from ._workloads import workload as workload
-from .data import small_tokenizer as small_tokenizer
 from .small_case import SmallCase as SmallCase

@@ -28,6 +28,8 @@ def as_batch(fields: Mapping[str, Tensor], family: Family, config: PreTrainedCon
     Without labels a decoder learns its own inputs, but for padding. Raises ValueError for a field that the model has
     no use for, lacks, or can't look up.
     """
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"a batch for {family.model} is a dict of tensors by name, got a {type(fields).__name__}")
     fields = dict(fields)
     unknown = fields.keys() - {"input_ids", "labels", *family.context}
     wanted = {"input_ids"} | ({"labels"} if family.task != "causal" else set())
@@ -45,6 +47,24 @@ def as_batch(fields: Mapping[str, Tensor], family: Family, config: PreTrainedCon
         fields["decoder_input_ids"] = _shifted(labels, config)
     _check(ids, labels, fields, family, config)
     return Batch((ids,), labels, fields)
+
+
+def check_data(data: object) -> None:
+    """ValueError for what is no data: neither rows by name nor something that gives those of a step."""
+    if hasattr(data, "with_format"):
+        raise ValueError(
+            "a Dataset gives rows as lists: let the tokenizer fill them up to one length, and give "
+            'dataset.select_columns(["input_ids", "attention_mask"]).with_format("torch")[:] (labels, too, where there '
+            "are some), or a DataLoader of it"
+        )
+    if isinstance(data, Mapping) and len({len(rows) for rows in data.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
+        raise ValueError(f"data must have as many rows of each, got {sizes}")
+    if data == {} or not (callable(data) or hasattr(data, "__iter__")):
+        raise ValueError(
+            "data must be tensors by name, a function that returns those of a step, or a DataLoader of such dicts, got "
+            f"a {type(data).__name__}"
+        )
 
 
 def _shifted(labels: Tensor, config: PreTrainedConfig) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from ...errors import shown
-from ...runtime import Batch
+from ...runtime import Batch, EndOfBatches
 
 A_FUNCTION = "give a function that makes the batch of a step from its number"
 
@@ -18,12 +20,21 @@ class Batches:
     """`batches(step)` from one batch, a function of the step, a list, or a loader that gives the same every time.
 
     Every rank has its own, and asks for the same steps: so what can be gone through only once, or differs from rank to
-    rank, is refused.
+    rank, is refused. `make(found, step)` is a Batch of what there is for a step. `count`: for how many steps there are
+    batches, None where that can't be known; a shorter one at the end isn't counted.
+
+    Ranks can't have workers: what a loader's would do, each rank does itself, and `notes` say so.
     """
 
-    def __init__(self, given: Batch | Callable[[int], Batch] | Iterable[Batch]):
-        self.given = given
+    def __init__(self, given: Any, make: Callable[[Any, int], Batch] | None = None):
+        self.given, self.make, self.notes = given, make or as_batch, ()
         generator = _generator(given)
+        if isinstance(given, DataLoader) and given.num_workers:
+            self.notes = (
+                f"the DataLoader's {given.num_workers} workers aren't used: each rank loads its batches itself",
+            )
+            self.given = given = _without_workers(given)
+        self.count = _count(given)
         self._seeded = generator and (generator, generator.get_state())
         self.restart()
         if not isinstance(given, Batch) and not callable(given):
@@ -49,10 +60,10 @@ class Batches:
         if isinstance(self.given, Batch):
             return self.given
         found = self.given(step) if callable(self.given) else self._listed(step)
-        batch = as_batch(found, step)
+        batch = self.make(found, step)
         self.size = self.size or len(batch.target)
         if self.size != len(batch.target):
-            raise ValueError(
+            raise (ValueError if callable(self.given) else EndOfBatches)(
                 f"the batch of step {step} has {len(batch.target)} samples, and that of step 0 has {self.size}: all "
                 "batches of a run are of one size (a DataLoader's drop_last=True leaves the last one out)"
             )
@@ -62,30 +73,25 @@ class Batches:
         """Batch `step` of something that can be gone through, from its start if it must be."""
         if hasattr(self.given, "__getitem__") and hasattr(self.given, "__len__"):
             if step >= len(self.given):
-                raise self._no_more(step, len(self.given))
+                raise _no_more(step, len(self.given))
             return self.given[step]
         if step < self._at:
             self.restart()
         while self._at < step or self._iterator is None:
-            self._iterator = self._iterator or iter(self.given)
+            if self._iterator is None:
+                self._iterator = iter(self.given)
             try:
                 self._last = next(self._iterator)
             except StopIteration:
-                raise self._no_more(step, self._at + 1) from None
+                raise _no_more(step, self._at + 1) from None
             self._at += 1
             if self._at == 0:
                 self._check_same()
         return self._last
 
-    def _no_more(self, step: int, count: int) -> ValueError:
-        return ValueError(
-            f"there are {count} batches, one epoch, and the run asks for that of step {step}: take fewer steps, or "
-            f"{A_FUNCTION}: of epoch step // {count}, shuffled with that number as the seed, batch step % {count}"
-        )
-
     def _check_same(self) -> None:
         """Whether the first batch is what it was when this was made, or when it was begun before."""
-        tensors = as_batch(self._last, 0).tensors
+        tensors = self.make(self._last, 0).tensors
         if self._first is None:
             self._first = [x.clone() for x in tensors]
         elif len(tensors) != len(self._first) or not all(map(torch.equal, tensors, self._first)):
@@ -107,6 +113,62 @@ class Batches:
     def __getstate__(self) -> dict:
         self.restart()  # an iterator can't travel, and there each begins anew
         return vars(self)
+
+
+def epochs(loader: DataLoader) -> Callable[[int], object]:
+    """The batches of a DataLoader, over and over, in another order in every epoch if it shuffles: what `Modules` and
+    `from_transformers` take for batches.
+
+    The order follows from the epoch's number alone, so it is the same on every rank, and in a run that goes on. A
+    shorter batch at an epoch's end is left out. ValueError for a stream, whose length nobody knows.
+    """
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None or not (count := _count(loader)):
+        raise ValueError(
+            f"epochs takes a DataLoader of a data set that has a length, and a whole batch, got {shown(loader)}: give "
+            "a stream itself, and no more steps than it has batches"
+        )
+    return _Epochs(_without_workers(loader), count)
+
+
+class _Epochs:
+    def __init__(self, loader: DataLoader, count: int):
+        self.loader, self.count, self.epoch, self.order = loader, count, None, []
+
+    def __call__(self, step: int) -> object:
+        """What the loader makes for a step."""
+        epoch, place = divmod(step, self.count)
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, self._order(epoch)
+        return self.loader.collate_fn([self.loader.dataset[int(i)] for i in self.order[place]])
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        """The samples of each batch, drawn by the epoch's number alone."""
+        if (generator := _generator(self.loader)) is not None:
+            generator.manual_seed(epoch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(epoch)
+            return list(self.loader.batch_sampler)
+
+
+def _without_workers(loader: DataLoader) -> DataLoader:
+    """A loader of the same batches that loads them where it is gone through."""
+    alone = copy.copy(loader)
+    alone.num_workers, alone.timeout, alone.prefetch_factor, alone._iterator = 0, 0, None, None
+    return alone
+
+
+def _count(given: object) -> int | None:
+    """How many batches of one size there are, if that can be known."""
+    try:
+        if isinstance(given, DataLoader) and given.batch_size:
+            return len(given.sampler) // given.batch_size
+        return len(given)
+    except TypeError:  # a stream, a function
+        return None
+
+
+def _no_more(step: int, count: int) -> EndOfBatches:
+    return EndOfBatches(f"there are {count} batches, and none for step {step}")
 
 
 def as_batch(found: object, step: int) -> Batch:

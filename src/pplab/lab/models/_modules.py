@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import shown
 from ...runtime import Batch, Places, Workload, as_tuple
-from ._by_step import Batches
+from ._by_step import Batches, as_batch
 from ._cutting import check_layers, layer_ranges, weights_of
 
 
@@ -50,8 +50,9 @@ class Modules(Workload):
     A weight that several modules share stays one weight.
 
     `batches` is a `Batch`, the same for every step; a function that makes the batch of a step from its number; or
-    something to go through: a list of batches, or a DataLoader that gives the same ones every time. A batch may also be
-    a pair (inputs, target). Of the batch's `context`, every module gets what its `forward` names.
+    something to go through: a list of batches, or a DataLoader that gives the same ones every time, whose end ends the
+    run (`models.epochs(loader)` begins again). A batch may also be a pair (inputs, target). Of the batch's `context`,
+    every module gets what its `forward` names.
 
     `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`, where it isn't as
     many as there are samples, how many of `batch.target` a mean is over. `overlap(first, second)` may run the two
@@ -82,6 +83,7 @@ class Modules(Workload):
         if cut is not None:
             self.check(len(self.cut))
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
+        self.num_batches, self.notes = self.batches.count, self.batches.notes
         self.reduction, self.overlap, self.name = reduction, overlap, name
         self.batch_size = len(Modules.batch(self, 0).target)  # a subclass may not be ready to make its own
         self.batches.restart()
@@ -130,6 +132,8 @@ class Modules(Workload):
                 f"{', '.join(sorted(known)) or 'nothing but what comes from the module before'}"
             )
         return batch
+
+    as_batch = staticmethod(as_batch)  # `lab.Evaluate` takes what this takes
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss that was given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -172,9 +172,11 @@ class SlicedBatch(Batch):
         return found
 
 
+@LayeredModel.register
 @dataclass(frozen=True)
-class Sliced(LayeredModel):
-    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`."""
+class Sliced:
+    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`. In all else it is
+    the model; the whole takes whole sequences: what gradients are compared with owes nothing to slices."""
 
     model: LanguageModel
     lengths: tuple[int, ...]
@@ -189,28 +191,10 @@ class Sliced(LayeredModel):
         """Slices in a batch: what a schedule's microbatches are made of."""
         return self.model.batch_size * len(self.lengths)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The model's."""
-        return self.model.notes
-
-    @property
-    def num_layers(self) -> int:
-        """The model's."""
-        return self.model.num_layers
-
-    @property
-    def cut(self) -> tuple[int, ...] | None:
-        """The model's."""
-        return self.model.cut
-
-    def tied(self, num_stages: int) -> dict:
-        """The model's."""
-        return self.model.tied(num_stages)
-
-    def build_whole(self) -> GPT:
-        """The model, which takes whole sequences: what gradients are compared with owes nothing to slices."""
-        return self.model.build_whole()
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # not there yet: an instance is being unpickled
+            raise AttributeError(name)
+        return getattr(self.model, name)
 
     def build_stage(self, stage: int, num_stages: int) -> SlicedGPT:
         """One stage, which keeps keys and values between slices."""
@@ -221,16 +205,12 @@ class Sliced(LayeredModel):
         batch = self.model.batch(step)
         return SlicedBatch(batch.inputs, batch.target, batch.context, lengths=self.lengths)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The model's, of a slice: a mean over its tokens."""
-        return self.model.loss(output, target)
-
     def weight(self, batch: Batch) -> float:
         """A slice counts for its tokens."""
         return batch.target.numel()
 
 
-def sliced(model: LanguageModel, slices: int | Sequence[int]) -> Sliced:
+def sliced(model: LanguageModel, slices: int | Sequence[int]) -> LayeredModel:
     """`model`, trained in slices of its sequences: in so many equal ones, or in slices of these numbers of tokens.
 
     Run it under a schedule of as many slices: `pplab.build("Seq1F1B", ..., num_microbatches=M * k, slices=k)`, whose
@@ -248,8 +228,8 @@ def sliced(model: LanguageModel, slices: int | Sequence[int]) -> Sliced:
         lengths = tuple(positive_int(f"slices[{j}]", each) for j, each in enumerate(slices))
         if sum(lengths) != length:
             raise ValueError(f"slices of {shown(lengths)} tokens make {sum(lengths)}, and a sequence has {length}")
-        return Sliced(model, lengths)
+        return Sliced(model, lengths)  # type: ignore[return-value]  # it is registered
     each, rest = divmod(length, count := positive_int("slices", slices))
     if rest or not each:
         raise ValueError(f"a sequence of {length} tokens doesn't divide into {count} equal slices: give their lengths")
-    return Sliced(model, (each,) * count)
+    return Sliced(model, (each,) * count)  # type: ignore[return-value]  # it is registered

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ...errors import positive_int
 from ...runtime import Batch
 from . import data as reviews
-from ._batches import IGNORED, as_batch, find_tokenizer, review_rows
+from ._batches import IGNORED, as_batch, check_data, find_tokenizer, review_rows
+from ._by_step import Batches
 from ._configs import checked_config, config_in
 from ._cutting import LayeredModel
 from ._families import Family, Share, depths, family_of, names_held, part, shares
-from ._weights import Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
+from ._weights import TOKENIZER, Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -35,7 +40,7 @@ class TransformersModel(LayeredModel):
     """
 
     config: PreTrainedConfig = field(repr=False)
-    data: Rows | Callable[[int], Rows] = field(repr=False)
+    data: Rows | Batches = field(repr=False)
     batch_size: int
     length: int  # tokens of a sample, in the first batch
     stacks: tuple[int, ...]  # layers of each: one stack, or the encoder's and the decoder's
@@ -111,11 +116,20 @@ class TransformersModel(LayeredModel):
     def batch(self, step: int) -> Batch:
         """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and what else there
         is."""
-        if callable(self.data):
-            return as_batch(self.data(step), self.family, self.config)
+        if isinstance(self.data, Batches):
+            return self.data(step)
         first, rows = step * self.batch_size, len(next(iter(self.data.values())))
         taken = [i % rows for i in range(first, first + self.batch_size)]
-        return as_batch({name: t[taken] for name, t in self.data.items()}, self.family, self.config)
+        return self.as_batch({name: t[taken] for name, t in self.data.items()})
+
+    def as_batch(self, found: Rows | Batch, step: int = 0) -> Batch:
+        """A batch of transformers' fields."""
+        return found if isinstance(found, Batch) else as_batch(found, self.family, self.config)
+
+    @property
+    def num_batches(self) -> int | None:
+        """The steps for which there are batches; rows begin again at their end."""
+        return self.data.count if isinstance(self.data, Batches) else None
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross entropy of the labels that count, those that aren't -100. `output` is scores, (B, T, vocabulary)
@@ -132,23 +146,36 @@ class TransformersModel(LayeredModel):
         """The label of every score: a decoder's is the next token, and after the last one there is none."""
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.family.task == "causal" else labels
 
-    def export(self, checkpoint: str | os.PathLike, folder: str | os.PathLike) -> None:
-        """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers' from_pretrained.
+    def export(
+        self,
+        checkpoint: str | os.PathLike,
+        folder: str | os.PathLike,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers' from_pretrained, and
+        for `from_transformers`.
 
-        This process holds the whole model for it.
+        Weights come back in the config's dtype, as they were given. A folder that was given has its tokenizer copied;
+        `tokenizer` is another one. This process holds the whole model for it.
         """
         from ..checkpoints import Checkpoint
 
         found = Checkpoint.open(checkpoint)
         found.check_fits(self)
-        model = found.load(self.build_whole())
+        model = found.load(self.build_whole()).to(self.config.dtype or torch.float32)
         model.config = copy.deepcopy(self.config)  # with its rates of dropout
         model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        elif self.checkpoint and not Path(self.checkpoint).samefile(folder):
+            for path in (path for name in TOKENIZER for path in Path(self.checkpoint).glob(name)):
+                shutil.copyfile(path, Path(folder, path.name))
 
 
 def from_transformers(
     model: PreTrainedConfig | str | os.PathLike,
-    data: Rows | Callable[[int], Rows] | None = None,
+    data: Rows | Callable[[int], Rows] | Iterable[Rows] | None = None,
     *,
     batch_size: int = 32,
     length: int = 64,
@@ -165,9 +192,9 @@ def from_transformers(
 
     `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in safetensors: a folder, or a
     name on the hub and its `revision`. `data`: rows by transformers' names (input_ids, attention_mask, labels ...), of
-    which every step takes the next `batch_size`; or an importable function that returns those of a step; or None for
-    reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name or
-    folder, "bytes", or "auto": a checkpoint's own, and bytes for a config. `attention`: "sdpa" or "eager". `dropout`
+    which every step takes the next `batch_size`; or an importable function that returns those of a step; or a
+    DataLoader of such dicts, as `Modules` takes one; or None for reviews of `length` tokens, from `source` as
+    `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name or folder, "bytes", or "auto": a checkpoint's own, and
     replaces the config's rates, unless it is None. `cut`: how many layers each stage gets; evenly when left out.
 
     Raises ValueError for a model that it can't cut, for data or weights of another model, and OSError where a folder,
@@ -196,7 +223,10 @@ def from_transformers(
         notes.append(f"reviews: {found.source}")
         if family.task == "classification":
             config.num_labels = 5  # stars
-    _check_data(data)
+    check_data(data)
+    if not isinstance(data, Mapping):
+        data = Batches(data, partial(_made, family=family, config=config))
+        notes += data.notes
     outline, new, untied = skeleton(config, attention, dropout), [], ()
     if checkpoint:
         weights = Weights(checkpoint, outline)
@@ -210,13 +240,5 @@ def from_transformers(
     return replace(made, batch_size=len(first), length=first.shape[1])
 
 
-def _check_data(data: object) -> None:
-    if callable(data):
-        return
-    if not isinstance(data, Mapping) or not data:
-        raise ValueError(
-            f"data must be tensors by name, or a function that returns those of a step, got a {type(data).__name__}"
-        )
-    if len({len(rows) for rows in data.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
-        raise ValueError(f"data must have as many rows of each, got {sizes}")
+def _made(found: Rows, step: int, *, family: Family, config: PreTrainedConfig) -> Batch:
+    return as_batch(found, family, config)

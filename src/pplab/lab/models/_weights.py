@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Of a repository on the hub: not every copy of the weights in every format.
-WANTED = ["config.json", "model*.safetensors", "model.safetensors.index.json", "*token*", "vocab*", "merges.txt"]
-WANTED += ["*.model"]
+TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model", "chat_template*")
+WANTED = ["config.json", "model*.safetensors", "model.safetensors.index.json", *TOKENIZER]
 _NEW = ("lm_head.", "classifier.", "pre_classifier.", "bert.pooler.")  # a head, which a checkpoint may lack
 _AUTO = {
     "causal": "AutoModelForCausalLM",

@@ -14,13 +14,9 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from ...errors import positive_int
 from ...optional import bring
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 DATASET = "Yelp/yelp_review_full"
 SAMPLE = Path(__file__).parent / "sample"
@@ -45,16 +41,19 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
     """The first `limit` reviews of a split ("train" or "test").
 
     `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be reached), "sample" takes
-    the bundled sample, "auto" the hub where it can be reached and the sample elsewhere.
+    the bundled sample, "auto" the hub where it can be reached and the sample elsewhere; a folder is what
+    `datasets.load_dataset` reads, such as a copy of the hub's, with `text` and `label` in its rows.
 
     >>> reviews("test", source="sample", limit=3)
     <3 reviews from pplab's sample>
     """
     if split not in ("train", "test"):
         raise ValueError(f'unknown split {split!r}: expected "train" or "test"')
-    if source not in ("auto", "hub", "sample"):
-        raise ValueError(f'unknown source {source!r}: expected "auto", "hub" or "sample"')
     positive_int("limit", limit)
+    if Path(source).is_dir():
+        return _take(bring("datasets").load_dataset(source, split=split, streaming=True), limit, source)
+    if source not in ("auto", "hub", "sample"):
+        raise ValueError(f'unknown source {source!r}: expected "auto", "hub", "sample", or a folder that is there')
     reason = ""
     if source != "sample":
         try:
@@ -93,26 +92,6 @@ def hub_is_reachable() -> bool:
         return answers.get(timeout=_PROBE_S)
     except Empty:
         return False
-
-
-@cache
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer trained on the sample, in this process: the same every time."""
-    bring("transformers")
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(reviews(source="sample", limit=10**6).texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(name, special.index(name)) for name in ("[CLS]", "[SEP]")]
-    )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 def _from_hub(split: str, limit: int) -> Reviews:

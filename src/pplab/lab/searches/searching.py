@@ -8,7 +8,7 @@ building blocks; the best of them are improved step by step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
 from math import inf
@@ -33,8 +33,6 @@ _SEARCHED = ("ZB-1P", "ZB-2P")
 _STARTS = 4  # candidates that are improved
 _INTERVALS = (7, 8, 9, 10, 12, 14, 16, 20, 24)  # of a block, in units of F = I = W
 _GOALS = ("makespan", "span")
-
-OnProgress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ def search(
     limit: float | Sequence[float] | None = None,
     goal: str = "makespan",
     tries: int | None = None,
-    on_progress: OnProgress | None = None,
 ) -> Found:
     """The best order that is found, never worse than a schedule of the registry with this placement in this memory.
 
@@ -74,7 +71,6 @@ def search(
       for one microbatch when no memory is given. ValueError names the smallest limit that can be met.
     - `goal`: "makespan", or "span": the zero-bubble papers' bubble rate.
     - `tries`: how many orders are tried to improve the best candidates; a few seconds' worth when left out.
-    - `on_progress(tried, of, best)` is called after every order, with the makespan or bubble rate so far.
 
     The same arguments find the same order.
     """
@@ -98,7 +94,7 @@ def search(
         raise ValueError(
             f"no order stays within a limit of {problem.limits[rank]:g}: {smallest}; give it at least that"
         )
-    hunt = _Search(problem, tries, on_progress)
+    hunt = _Search(problem, tries)
     hunt.run()
     found = hunt.timeline()
     return Found(found, hunt.origin, hunt.tried)
@@ -119,8 +115,8 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
 class _Search:
     """One search: what it has tried, and the best of it."""
 
-    def __init__(self, problem: Problem, tries: int | None = None, on_progress: OnProgress | None = None):
-        self.problem, self.on_progress = problem, on_progress
+    def __init__(self, problem: Problem, tries: int | None = None):
+        self.problem = problem
         actions = 3 * len(problem.placement) * problem.num_microbatches
         self.tries = max(300, 1_500_000 // actions) if tries is None else positive_int("tries", tries, 0)
         self.tried, self.origin = 0, ""
@@ -129,7 +125,6 @@ class _Search:
         self.pool: list[tuple[Key, str, Rows]] = []  # the best candidates, to be improved
         self.policies = list(policies(problem))
         self.orders = [(True, True), (False, True), (True, False)][: 3 if problem.stages_per_rank > 1 else 1]
-        self.total = self.tries + len(self.policies) * len(self.orders)
 
     def run(self) -> None:
         for schedule in self._known():
@@ -145,7 +140,7 @@ class _Search:
         for deepest in self.orders:
             for each in self.policies:
                 rows = grown(self.problem, each, deepest)
-                self.tick()
+                self.tried += 1
                 if sum(map(len, rows)) == size and (mark := hash(tuple(map(tuple, rows)))) not in seen:
                     seen.add(mark)
                     if times := self.problem.times(rows):
@@ -159,7 +154,7 @@ class _Search:
             _, origin, rows = self.pool[0] if last else begun[seed % len(begun)]
             tries = self.tries - few * _STARTS if last else few
             for key, better in improved(self.problem, rows, tries, random.Random(seed)):
-                self.tick()
+                self.tried += 1
                 if better:
                     self.offer(key, f"{origin.removesuffix(', improved')}, improved", better)
 
@@ -171,11 +166,6 @@ class _Search:
             split = self.problem.rows_of(rows) if isinstance(rows, Schedule) else rows
             if all(self.problem.fitted(rank, row) == row for rank, row in enumerate(split)):
                 self.pool = sorted([*self.pool, (key, origin, split)], key=lambda each: each[0])[:_STARTS]
-
-    def tick(self) -> None:
-        self.tried += 1
-        if self.on_progress:
-            self.on_progress(self.tried, self.total, self.best[0])
 
     def timeline(self) -> Timeline:
         name = f"found in {self.tried} tries"

@@ -12,9 +12,7 @@ from ..planning import (
     WRITERS,
     Choice,
     ExpertLayers,
-    State,
     Transformer,
-    Unsure,
     choose,
     flags,
     machine_of,
@@ -57,15 +55,6 @@ def _degrees(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected one number, or several, such as 4,8") from None
 
 
-def _state(text: str) -> State:
-    try:
-        return State(*map(float, text.split(",")))
-    except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected bytes of a weight, its gradient and its optimizer, such as 2,4,12 or 2,0,0 ({error})"
-        ) from None
-
-
 def model_of(text: str, sequence: int) -> tuple[Transformer, ExpertLayers | None]:
     """The model that the words describe: numbers with names, or what `read_config` reads. ValueError for others."""
     if "=" not in text:
@@ -84,10 +73,9 @@ def model_of(text: str, sequence: int) -> tuple[Transformer, ExpertLayers | None
 def _choose(given: argparse.Namespace) -> None:
     model, experts = model_of(given.model, given.sequence)
     machine = machine_of(given.gpu, given.per_node, given.between, given.inside, given.memory, given.flops)
-    names = ("tp", "cp", "ep", "dp", "microbatch", "state")
+    names = ("tp", "cp", "ep", "dp", "microbatch")
     asked = {name: value for name in names if (value := getattr(given, name)) is not None}
-    unsure = Unsure() if given.unsure is None else Unsure(flops=given.unsure)
-    found = choose(model, machine, given.gpus, given.batch, experts=experts, unsure=unsure, **asked)
+    found = choose(model, machine, given.gpus, given.batch, experts=experts, **asked)
     write(given, found.to_dict(), [found, *([_told(found, given.flags)] if given.flags else [])])
 
 
@@ -119,8 +107,6 @@ def _flags() -> tuple[Flag, ...]:
         dict(name="--ep", help="expert parallelism, likewise (default 1)", **several),
         dict(name="--dp", help="data parallelism, likewise (default: any)", **several),
         dict(name="--microbatch", help="sequences of a microbatch, likewise (default 1)", **several),
-        dict(name="--state", type=_state, metavar="W,G,O", help="bytes of a parameter: 2,4,12; frozen weights 2,0,0"),
-        dict(name="--unsure", type=float, metavar="X", help="by what share FLOP/s may be off: 0.15"),
         dict(
             name="--flags",
             choices=tuple(WRITERS),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ... import __version__, builders
-from ...costs import Costs, Link
+from ...costs import Costs
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
 from ...schedule import Schedule
@@ -136,7 +136,7 @@ def _schedules(given: argparse.Namespace) -> None:
 
 def _simulate(given: argparse.Namespace) -> None:
     names = (flag["name"].lstrip("-").replace("-", "_") for flag in _COSTS)
-    whole = Costs(**{name: getattr(given, name) for name in names}, links=dict(given.link or ()))
+    whole = Costs(**{name: getattr(given, name) for name in names})
     schedule = schedule_of(given, whole)
     cut = _cut(schedule)
     timeline = simulate_sends(schedule, _of_stages(whole, cut, schedule), given.sends)
@@ -276,16 +276,6 @@ def _overlap(text: str) -> str | float:
         raise argparse.ArgumentTypeError(f"{text!r} is neither sum nor max, nor a number") from None
 
 
-def _link(text: str) -> tuple[tuple[int, int], Link]:
-    try:
-        pair, latency, *bandwidth = text.split(":")
-        source, target = pair.split("-")
-        return (int(source), int(target)), Link(float(latency), *map(float, bandwidth))
-    except (ValueError, TypeError) as error:
-        expected = "expected SOURCE-TARGET:LATENCY or SOURCE-TARGET:LATENCY:BANDWIDTH, such as 1-2:0.5:8"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a link: {expected} ({error})") from None
-
-
 def _times(text: str) -> Any:
     def read(part: str) -> float | tuple[float, ...]:
         if ":" in part:
@@ -326,7 +316,6 @@ _COSTS: tuple[Flag, ...] = (
     dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
 )
 _LINKS: tuple[Flag, ...] = (
-    dict(name="--link", type=_link, action="append", metavar="A-B:T[:R]", help="latency and bandwidth from A to B"),
     dict(name="--sends", choices=SENDS, default=SENDS[0], help=f"who waits for what it sends: {', '.join(SENDS)}"),
 )
 _MEMORY: tuple[Flag, ...] = (

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # the flag's value, by `from_flag` where it has that.
 EXTRAS = [
     "pplab.lab.extras.clip:Clip",
+    "pplab.lab.extras.log:Log",
     "pplab.lab.extras.learning_rate:LearningRate",
     "pplab.lab.checkpoints.saving:Save",
     "pplab.lab.checkpoints.resuming:Resume",
@@ -181,7 +182,8 @@ WORKLOAD: tuple[Flag, ...] = (
         default="gpt",
         help="gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
     ),
-    dict(name="--source", default="auto", help="of the reviews: auto, hub or sample"),
+    dict(name="--source", default="auto", help="of the reviews: auto, hub, sample, or a folder"),
+    dict(name="--data", dest="source", help="the same: a folder of reviews with text and label", default="auto"),
     dict(name="--device", default="auto", help="auto, cpu or cuda"),
     dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
     dict(dest="num_layers", name="--layers", type=int, metavar="N", help="of gpt or mixture"),

@@ -1,0 +1,86 @@
+"""A run's log: a line of JSON for every step, written as it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...runtime import Extra, Job, Listener, Rank, cuda, naming
+from ..checkpoints import check_place
+
+
+@dataclass(frozen=True)
+class Log(Extra):
+    """Add a line of JSON to a file after every measured step, which is there for others to read at once: `step`,
+    counted from the first run's; its `loss`; `learning_rate`, of the optimizer's first group; `tokens_per_second`, with
+    loading (samples, where inputs aren't whole numbers); `memory_bytes` of every rank: on a GPU the allocator's peak,
+    on the CPU what the process has in memory.
+
+    Lines are added to those that are there: where a run was killed and went on from a checkpoint, a step that was done
+    twice has two, of which the last counts. On several hosts, rank 0's has the file.
+    """
+
+    path: str | os.PathLike
+    name = "log"
+    flag = {"name": "--log", "metavar": "FILE", "help": "add a line of JSON after every step"}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(Path(self.path).resolve()))  # ranks may be in another folder
+
+    def check(self, job: Job) -> Job:
+        """ValueError where no file can be written."""
+        check_place(self.path)
+        return job
+
+    def listen(self, rank: Rank) -> Listener:
+        """Rank 0 writes what all ranks say."""
+        return _Logging(rank, self.path)
+
+
+class _Logging(Listener):
+    events = frozenset(("turn", "row", "optimizer"))
+
+    def __init__(self, rank: Rank, path: str | os.PathLike):
+        self.rank, self.path, self.rate = rank, Path(path), 0.0
+
+    def begin(self, event: str, what: Any) -> None:
+        """Note when a step begins, what it computes on, and its learning rate."""
+        if event == "turn":
+            self.start = time.perf_counter()
+        elif event == "row":
+            inputs = [each.inputs[0] for each in what]
+            ids = not inputs[0].is_floating_point()
+            self.what = "tokens" if ids else "samples"
+            self.count = sum(each.numel() if ids else len(each) for each in inputs)
+        else:
+            self.rate = self.rank.optimizer.param_groups[0]["lr"]
+
+    def end(self, event: str, what: Any) -> None:
+        """Between two steps: add up the ranks' parts of the loss, and write."""
+        if event != "turn":
+            return
+        speed, rank, context = self.count / (time.perf_counter() - self.start), self.rank, self.rank.context
+        told = torch.zeros(3, context.num_ranks, dtype=torch.float64)  # each rank writes its own column
+        told[:, context.rank] = torch.tensor([what[-1], float(self.rate), _memory(context.device)], dtype=told.dtype)
+        context.watch("adding up the log", True)
+        with naming("adding up the log"):
+            dist.all_reduce(told)
+        losses, rates, memory = told.tolist()
+        said = {"step": rank.job.first_step + len(what), "loss": sum(losses), "learning_rate": max(rates)}
+        said |= {f"{self.what}_per_second": speed, "memory_bytes": [*map(int, memory)]}
+        if context.rank == 0:
+            with self.path.open("a") as file:
+                file.write(json.dumps(said) + "\n")
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return cuda.max_memory_allocated(device)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
