@@ -30,6 +30,7 @@ def nearest(colours: dict[str, str], sight: str) -> tuple[float, str, str]:
     return min((float(np.linalg.norm(places[a] - places[b])), a, b) for a, b in combinations(places, 2))
 
 
+PAGES = {"light": ("#ffffff", "#222832"), "dark": ("#14181e", "#ced6dd")}  # ground and text of the book's page
 KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
     "actions": {**KINDS, "other": palette.OTHER},
@@ -55,13 +56,20 @@ def test_shades_of_stages(steps, sight):
                 assert np.linalg.norm(seen(a, sight) - seen(b, sight)) >= APART, (one, other)
 
 
+@pytest.mark.parametrize("sight", SIGHT)
+def test_work_is_told_from_idle_where_nothing_is_hatched(sight):
+    """In small charts idle time is the page itself, and a line: work stands out, a rank's later stage a little less."""
+    for fill in palette.FILL.values():
+        for page, _ in PAGES.values():
+            shades = [plot.shade(fill, step, 2) for step in range(2)]
+            first, later = (np.linalg.norm(seen(each, sight) - seen(page, sight)) for each in shades)
+            assert first >= 15 and later >= APART, (fill, page)
+
+
 def test_actions_in_greyscale():
     lightness = sorted(seen(fill, "normal")[0] for fill in palette.FILL.values())
     assert np.diff(lightness).min() >= 5
     assert sorted(palette.FILL, key=lambda kind: seen(palette.FILL[kind], "normal")[0]) == [F, I, B, W]
-
-
-PAGES = {"light": ("#ffffff", "#222832"), "dark": ("#14181e", "#ced6dd")}  # ground and text of the book's page
 
 
 def bubble(page: str, text: str) -> tuple[str, str, str]:
