@@ -393,7 +393,7 @@ def test_train_explains_and_records(tmp_path, capsys):
     extra = ["--explain", "--recompute", "--perfetto", str(trace), "--profile", str(folder)]
     assert main([*shlex.split(arguments), *extra]) == 0
     said = capsys.readouterr().out
-    assert "jitter" in said and "pplab explain reads them" in said and "run again in the backward: stages 0" in said
+    assert "jitter" in said and "pplab explain reads them" in said and "run again in the backward: all stages" in said
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"0F0", "thread_name", "rank 1: bubble so far (ms)"} <= names
