@@ -116,7 +116,7 @@ def app_files() -> Iterator[tuple[str, bytes]]:
     """What lies in the page's folder /app, as in the repository: the package, the exercises, recordings, the kernel."""
     for top in ("pplab", "pplab_course"):
         for path in sorted((ROOT / "src" / top).rglob("*")):
-            if path.suffix in (".py", ".json", ".gz") and "sample" not in path.parts:
+            if path.suffix in (".py", ".json", ".gz", ".html", ".css", ".js") and "sample" not in path.parts:
                 yield str(path.relative_to(ROOT)), path.read_bytes()
     others = [LIVE.rglob("*.py"), (ROOT / "results").glob("*.json"), (ROOT / "notebooks").glob("*.py")]
     for path in [ROOT / "pyproject.toml", *(path for found in others for path in sorted(found))]:
