@@ -124,9 +124,8 @@ class FrontierView:
             address, said = explore(schedule, costs=costs).link(EXPLORER), ""
         except ValueError:
             address, said = explore(schedule).link(EXPLORER), ", at equal times"
-        page, _, state = html.escape(address).partition("#")  # the theme takes an address's fragment for a selector
-        opens = f'href="{page}#explorer" data-rows="{state}" onclick="this.hash=this.dataset.rows"'
-        return f"<a {opens}>Its rows in the explorer{said}</a>"
+        opens = html.escape(address).replace("#", '#explorer" data-rows="')  # its own fragment isn't a selector
+        return f'<a href="{opens}" onclick="this.hash=this.dataset.rows">Its rows in the explorer{said}</a>'
 
     def __repr__(self) -> str:
         return "\n".join(each.said(self.frontier) for each in self.shown)
