@@ -222,7 +222,8 @@ def course_in_figures(notebooks: Path) -> str:
     for chapter in chapters:
         cells = json.loads(chapter.read_text())["cells"]
         texts = ["".join(cell["source"]) for cell in cells]
-        minutes += int(re.search(r"\*Reading time: (\d+) minutes", texts[0])[1])
+        said = re.search(r"\*Reading time: (\d+) minutes", texts[0])
+        minutes += int(said[1]) if said else 0
         exercises += sum(
             cell["cell_type"] == "code" and text.rstrip().endswith("(...)")
             for cell, text in zip(cells, texts, strict=True)

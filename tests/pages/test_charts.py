@@ -71,7 +71,9 @@ def read(svg: str) -> Chart:
         if tag in ("path", "use"):
             path = element if tag == "path" else named[(element.get("href") or element.get(LINK))[1:]]
             at = x + float(element.get("x", 0)), y + float(element.get("y", 0))
-            if tag == "path" or 0 <= at[1] <= height:  # nobody sees a mark that lies off the page
+            heights = [high for _, high in points(path.get("d"))]
+            is_mark = max(heights) - min(heights) < 30  # nobody sees one that lies off the page
+            if tag == "path" or not is_mark or 0 <= at[1] <= height:
                 look(path.get("d"), style_of(path) | style_of(element), *at)
         for each in element:
             walk(each, x, y)
@@ -170,7 +172,7 @@ def test_a_chart_is_what_matplotlib_draws(cell: str) -> None:
     [
         ("ax.contourf([[1, 2], [3, 4]])", "contourf"),
         ("ax.plot([1, 2], drawstyle='steps')", "drawstyle= for plot"),
-        ("ax.plot([1, 2], marker='h')", "marker 'h'"),
+        ("ax.plot([1, 2], marker='3')", "marker '3'"),
         ("ax.bar([1], [2], yerr=1)", "yerr= for bar"),
         ("ax.set_xlim(0, 1, emit=False)", "emit= for set_xlim"),
         ("ax.set(xlim=(0, 1), zlim=3)", "set_zlim"),

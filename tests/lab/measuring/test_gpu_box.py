@@ -614,7 +614,7 @@ def test_without_the_hub_distilbert_has_its_real_size(gpu, tmp_path, monkeypatch
     if "random" not in workload.notes[1]:
         pytest.skip("the hub's model is at hand")
     count = (tmp_path / "model.safetensors").stat().st_size / 4
-    assert 66e6 < count < 68e6 and workload.name.startswith("DistilBERT with 6 layers")
+    assert 66e6 < count < 68e6 and workload.name.startswith("DistilBertForSequenceClassification with 6 layers")
     assert workload.notes[1] == "model: DistilBERT's real size with random weights"
     assert str(tmp_path) not in str(workload.notes)
 

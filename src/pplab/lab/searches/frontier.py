@@ -243,9 +243,9 @@ def _finish(ax: Axes, frontier: Frontier, right: float) -> None:
     below = {"loc": "upper left", "bbox_to_anchor": (-0.08, -0.12), "ncols": 2}
     ax.legend(frameon=False, fontsize=_SIZE, **below)
     fastest = min(frontier.points, key=lambda p: (p.time, p.held))
-    open_ = sum(not p.proved for p in frontier.found)
     ax.set_label(
         f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders "
-        f"found in {len(frontier.found)} placements and limits, {open_} of them not proved. The shortest takes "
+        f"found in {len(frontier.found)} placements and limits, {sum(not p.proved for p in frontier.found)} of them "
+        "not proved. The shortest takes "
         f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} {frontier.held_in}."
     )
