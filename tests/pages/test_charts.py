@@ -79,7 +79,7 @@ def read(svg: str) -> Chart:
             walk(each, x, y)
 
     def look(d: str, style: dict[str, str], x: float, y: float) -> None:
-        outlines = [outline for outline in re.split("(?=M)", d) if outline]
+        outlines = [outline for outline in re.split("(?=M)", d) if len(points(outline)) > 1]  # one draws nothing
         fill, opacity = style.get("fill", "currentColor"), style.get("opacity", "1")
         if fill.startswith("url"):
             hatching = named[fill[5:-1]].find(f"{SVG}path").get("d")
