@@ -49,7 +49,7 @@ stroke="currentColor" stroke-width="1.3" stroke-opacity="{lines}"/></pattern></s
 LANE = """<section class="pplab-lane" style="--at:100%"><p><b>{name}</b> <span>{says}</span></p>
 <div role="img" aria-label="{told}"><div class="pplab-held">{memory}</div><div class="pplab-track">
 <svg class="pplab-run" aria-hidden="true">{idle}
-<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg></svg>
+<svg aria-hidden="true" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg></svg>
 <svg class="pplab-dots" aria-hidden="true"></svg></div></div></section>
 """
 IDLE = '<svg class="pplab-box" aria-hidden="true"><rect width="100%" height="100%" fill="url(#pplab-race-idle)"/></svg>'
