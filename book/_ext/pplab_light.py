@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
@@ -55,10 +56,9 @@ def light(page: str, drawn: str) -> str:
     return DRAWING.sub(lambda found: drawing(found[0], f"d{next(numbers)}"), page)
 
 
-def icon(classes: list[str], more: str, drawn: str) -> str:
-    """One icon as the theme's script draws it: an element's classes that name it, and its other attributes."""
-    name = next(each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in STYLES)
-    kept = " ".join(each for each in classes if each not in STYLES or each == "fa-lg")
+@cache
+def outline(name: str, drawn: str) -> tuple:
+    """What the script has of an icon, which is searched for once: it is long."""
     key, other = (
         rf'[,{{]"?{re.escape(name)}"?:',
         rf':(?=\[\d+,\d+,\[[^\]]*"{re.escape(name)}")',
@@ -66,7 +66,14 @@ def icon(classes: list[str], more: str, drawn: str) -> str:
     has = re.findall(rf'(?:{key}|{other})(\[\d+,\d+,\[[^\]]*\],"[0-9a-f]+","[^"]+"\])', drawn)
     if not has:
         raise ValueError(f"the theme's script has no icon {name!r}, which a page shows")
-    width, height, _, _, path = json.loads(has[-1])  # the solid ones stand last
+    return tuple(json.loads(has[-1]))  # the solid ones stand last
+
+
+def icon(classes: list[str], more: str, drawn: str) -> str:
+    """One icon as the theme's script draws it: an element's classes that name it, and its other attributes."""
+    name = next(each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in STYLES)
+    kept = " ".join(each for each in classes if each not in STYLES or each == "fa-lg")
+    width, height, _, _, path = outline(name, drawn)
     title = re.search(r' title="([^"]*)"', more)
     said = f"<title>{title[1]}</title>" if title else ""
     attributes = re.sub(r' +(?:title|aria-hidden)="[^"]*"', "", more)
