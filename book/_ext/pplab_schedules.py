@@ -8,6 +8,7 @@ costs decide the order, as in one that is searched for, these are the rows for e
 from __future__ import annotations
 
 import re
+from functools import cache
 from itertools import product
 
 from pplab import validate
@@ -17,8 +18,9 @@ from pplab.lab.forms import STATIC, TOLD, in_script
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
 
 
+@cache
 def script() -> str:
-    """What core.js needs before it: the schedules, as a global."""
+    """What core.js needs before it: the schedules, as a global; made once, since some rows are searched for."""
     return f"var pplabSchedules = {in_script(schedules())};"
 
 
