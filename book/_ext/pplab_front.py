@@ -12,7 +12,7 @@ runs a step of sixteen sequences of the running case under each of these schedul
 does. A schedule that fills a GPU stops there. In the page stands the end, with all that was drawn on the way: it
 is printed, and readers without scripts have it. `_static/race.js` plays it, on the explorers' clock.
 
-A page writes `{{ course_in_figures }}` where it says how many chapters, hours, exercises and schedules there are.
+A page writes `{{ course_in_figures }}` where it says how many chapters, minutes, schedules and exercises there are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from pplab_live import ASKS
 from sphinx.util.docutils import SphinxDirective
 
 from pplab import actions, deps, lab, palette, plot
@@ -225,8 +226,7 @@ def course_in_figures(notebooks: Path) -> str:
         said = re.search(r"\*Reading time: (\d+) minutes", texts[0])
         minutes += int(said[1]) if said else 0
         exercises += sum(
-            cell["cell_type"] == "code" and text.rstrip().endswith("(...)")
-            for cell, text in zip(cells, texts, strict=True)
+            cell["cell_type"] == "code" and bool(ASKS.search(text)) for cell, text in zip(cells, texts, strict=True)
         )
     return (
         f"{len(chapters)} chapters of {minutes / len(chapters):.0f} minutes · {len(known())} schedules · "

@@ -331,7 +331,9 @@
 
     /** A name that is missing since the reader has replaced the cell that makes it. */
     tellLost(box, last) {
-      const name = new RegExp(`\\b${last.match(/^NameError: name '(\w+)'/)?.[1]}\\b`);
+      const [, missing] = last.match(/^NameError: name '(\w+)'/) || [];
+      if (!missing) return;
+      const name = new RegExp(`\\b${missing}\\b`);
       const lost = cells.slice(0, cells.indexOf(this)).findLast(({ text, given }) => text !== undefined && name.test(given.source) && !name.test(text));
       if (!lost) return;
       const told = make("p", "", "A cell above makes it, as printed. You have changed that cell: ");
