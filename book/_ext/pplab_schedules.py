@@ -18,9 +18,8 @@ from pplab.lab.forms import STATIC, TOLD, in_script
 SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per_rank": (2,)}
 
 
-@cache
 def script() -> str:
-    """What core.js needs before it: the schedules, as a global; made once, since some rows are searched for."""
+    """What core.js needs before it: the schedules, as a global."""
     return f"var pplabSchedules = {in_script(schedules())};"
 
 
@@ -39,8 +38,9 @@ def in_javascript() -> set[str]:
     return set(re.findall(r'^  builders\["(.+?)"\] = ', (STATIC / "core.js").read_text(), re.M))
 
 
+@cache
 def package_rows(builder: Builder) -> dict[str, list[str] | str]:
-    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses."""
+    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses. Made once: some are searched for."""
     options = [name for name in SIZES if name in {"num_ranks", "num_microbatches", *builder.options}]
     found: dict[str, list[str] | str] = {}
     for sizes in product(*(SIZES[name] for name in options)):
