@@ -203,7 +203,7 @@ def setup(app) -> dict:
     app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
-    app.connect("html-page-context", load_playhead)
+    app.connect("html-page-context", load_playhead, priority=800)  # after the explorer, whose scripts come first
     app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it
     app.add_js_file("pplab_page.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -127,7 +127,7 @@
 
   /** Put a button under a chart; the rest comes when a reader turns to it. */
   function offer(svg) {
-    const figure = svg.parentElement, bar = Object.assign(document.createElement("div"), { className: "pplab-clock pplab-offer" });
+    const figure = svg.parentElement, bar = Object.assign(document.createElement("div"), { className: "pplab-offer" });
     if (opens.has(svg)) return;
     bar.innerHTML = '<button type="button" aria-label="play">▶</button>';
     let clock = null;
