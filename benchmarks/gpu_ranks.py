@@ -30,8 +30,11 @@ def predicted(setting: Setting, part: Part) -> None:
     """Schedules' makespans, simulated with the durations of one run of one of them, and measured."""
     dtype = torch.bfloat16 if setting.device == "cuda" else None
     workload = models.gpt(source="sample", **setting.size.gpt)
-    for num_ranks in _ranks(setting, part):
+    for num_ranks in reversed([*_ranks(setting, part)]):  # schedules differ most on most ranks
         for sharing in ("cores",) if setting.device == "cpu" else setting.sharings(num_ranks, part):
+            if sharing == "turns":
+                part.leave_out(f"{num_ranks} ranks in turns", "only one of them computes at a time")
+                continue
             with setting.pool(num_ranks, sharing) as pool:
                 for first, others in _alike(setting.schedules(num_ranks)):
                     run = partial(_predicted, pool, sharing, setting, dtype, first, others)
