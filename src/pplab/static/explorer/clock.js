@@ -7,7 +7,7 @@ var pplabClock = (() => {
   const still = matchMedia("(prefers-reduced-motion: reduce)"); // then time goes in jumps, and nothing flies
   const JUMPS = 24, PER_SECOND = 5, SHORTEST = 5, LONGEST = 18; // jumps to the end; moments a second, and seconds to the end
 
-  /** Fill `bar` with the controls: `show(time)` draws a moment, `rest(time)` hears where time stands when it stops. */
+  /** Fill `bar` with the controls: `show(time, isGoing)` draws a moment, `rest(time)` hears where time stands when it stops. */
   function make(bar, show, rest) {
     bar.innerHTML = '<button type="button"></button><input type="range" min="0" step="any" aria-label="time"><output></output>';
     const [button, slider, says] = bar.children;
@@ -19,7 +19,7 @@ var pplabClock = (() => {
       slider.value = now;
       says.textContent = slider.ariaValueText = told(now);
       [button.textContent, button.ariaLabel] = isGoing ? ["❚❚", "pause"] : ["▶", "play"];
-      show(now);
+      show(now, isGoing);
     }
 
     function tick(at) {
@@ -71,5 +71,38 @@ var pplabClock = (() => {
     return { fit, seek, toggle, now: () => now };
   }
 
-  return { make };
+  /** Let a pressed pointer take the time along: `seek` hears where it is, in shares of the track's width. Then keys move it.
+   *  A finger drags on a track that says so by its `touch-action`, and taps on the others. */
+  function drag(track, seek, bar) {
+    const go = ({ clientX }) => {
+      const { left, width } = track.getBoundingClientRect();
+      seek((clientX - left) / width);
+      bar.querySelector("input").focus({ preventScroll: true });
+    };
+    track.addEventListener("click", go);
+    track.addEventListener("pointerdown", (event) => {
+      if (event.button || (event.pointerType === "touch" && getComputedStyle(track).touchAction === "auto")) return;
+      track.setPointerCapture(event.pointerId);
+      track.onpointermove = go;
+      track.onlostpointercapture = () => (track.onpointermove = null);
+      go(event);
+      event.preventDefault(); // or the focus would go
+    });
+  }
+
+  /** The time in the page's address, of what is named there, if anything is: `#t=2.5`, `#fig-1-3:t=2.5`. */
+  function asked() {
+    const [, name = "", time] = /^#(?:(fig-[\w-]+):)?t=([\d.]+)$/.exec(location.hash) || [];
+    return time ? { name, time: Number(time) } : null;
+  }
+
+  let waiting; // browsers refuse an address that changes with each movement of a hand
+  function remember(time, end, name = "") {
+    clearTimeout(waiting);
+    if (time >= end && asked()?.name !== name) return; // it played by itself
+    const address = time < end ? `#${name && `${name}:`}t=${time.toPrecision(4)}` : location.pathname;
+    waiting = setTimeout(() => history.replaceState(null, "", address), 300);
+  }
+
+  return { make, drag, asked, remember };
 })();
