@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pplab import palette
@@ -22,9 +22,7 @@ from pplab.timeline import Timeline
 
 from . import figures
 
-Item = tuple[
-    float, tuple[str, ...]
-]  # of a small chart: how long it takes, and the colours of its parts, one above the other
+Item = tuple[float | str, ...]  # of a small chart: how long it takes, and its parts' colours, one above the other
 EXPLORER = "../book/explorer.html"  # from a chapter's page
 # A point that is pointed at is chosen; a click of a mouse, which has pointed before, opens it.
 _POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point]?.click()"
@@ -40,13 +38,13 @@ _MARK = (
 # Draw the chosen schedule's Gantt chart, of a text for each rank (a hundred charts weigh six times as much): an item is
 # a letter, after the time for which the rank idles before it, if it does. Idle is a line.
 _DRAW = r"""
-const chosen = this.parentElement.querySelector('input:checked'), name = chosen.nextSibling.textContent;
+const [label, said] = this.parentElement.querySelectorAll('input:checked+label,input:checked+label+.pplab-chosen');
 const items = JSON.parse(this.dataset.items), left = 50, right = 640, scale = (right - left) / this.dataset.until;
 let bars = '', makespan = 0;
 const drawRow = (row, rank) => {
   let now = 0;
   for (const [, idle, letter] of row.matchAll(/([\d.]*)(\D)/g)) {
-    const [takes, fills] = items[letter], high = 18 / fills.length;
+    const [takes, ...fills] = items[letter.charCodeAt() - 65], high = 18 / fills.length;
     now += Number(idle);
     fills.forEach((fill, half) => bars += `<rect x="${left + now * scale}" y="${22 * rank + half * high}"
       width="${takes * scale - 0.6}" height="${high}" fill="${fill}"/>`);
@@ -54,12 +52,12 @@ const drawRow = (row, rank) => {
   }
   makespan = Math.max(makespan, now);
 };
-const ranks = chosen.dataset.rows.split(' ');
+const ranks = said.lastChild.dataset.chart.split(' ');
 ranks.forEach(drawRow);
 this.innerHTML = ranks.map((_, rank) => `<text y="${22 * rank + 13}" font-size="12">rank ${rank}</text>
   <path stroke="currentColor" opacity=".5" d="M${left} ${22 * rank + 9}H${left + makespan * scale}"/>`).join('') + bars;
 this.setAttribute('viewBox', `0 0 ${right} ${22 * ranks.length}`);
-this.setAttribute('aria-label', `Gantt chart of ${name}, which takes ${Number(makespan.toPrecision(5))}`);
+this.setAttribute('aria-label', `Gantt chart of ${label.textContent}, which takes ${Number(makespan.toPrecision(5))}`);
 """
 _STYLE = (
     ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0;"
@@ -133,17 +131,19 @@ class FrontierView:
         chart = re.sub(r'id="point-\d+"', lambda m: f'class="pplab-point" data-point="{places.get(m[0])}"', self._chart)
         until = max(each.timeline.makespan for each in self.shown)
         letters: dict[Item, str] = {}
-        said = {each.name: f"{html.escape(each.said(self.frontier))} {self._link(each)}" for each in self.shown}
-        rows = [" ".join(_rows(each.timeline, letters)) for each in self.shown]
+        said = {
+            each.name: f"{html.escape(each.said(self.frontier))} {self._link(each)}"
+            f'<i data-chart="{_rows(each.timeline, letters)}"></i>'
+            for each in self.shown
+        }
         points = _choice(
-            f"frontier-{self.frontier.name}", said, "Point at a mark or a name, or use the arrow keys:", "points", rows
+            f"frontier-{self.frontier.name}", said, "Point at a mark or a name, or use the arrow keys:", "points"
         )
-        items = html.escape(json.dumps({letter: item for item, letter in letters.items()}, separators=(",", ":")))
         return (
             f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" onpointerover="{_POINT}" '
             f'onclick="{_OPEN}" onchange="{_MARK}">{chart}{points}'
             f'<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" fill="currentColor" '
-            f'viewBox="0 0 640 1" data-until="{until:.5g}" data-items="{items}" '
+            f'viewBox="0 0 640 1" data-until="{until:.5g}" data-items="{html.escape(json.dumps([*letters]))}" '
             f'onload="{html.escape(_DRAW)}"></svg></div>'
         )
 
@@ -178,29 +178,28 @@ class FrontierViews(FrontierView):
         return "\n\n".join(f"{name}\n{view!r}" for name, view in self.views.items())
 
 
-def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settings", rows: Sequence[str] = ()) -> str:
-    """A row of radio buttons, each with what is shown while it is chosen, and its chart's `rows`; the first is."""
-    drawn = [f' data-rows="{each}"' for each in rows] or [""] * len(choices)
+def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settings") -> str:
+    """A row of radio buttons, each with what is shown while it is chosen; the first is."""
     shown = "".join(
-        f'<input type="radio" name="{own}" id="{own}-{number}"{drawn[number]}{"" if number else " checked"}>'
+        f'<input type="radio" name="{own}" id="{own}-{number}"{"" if number else " checked"}>'
         f'<label for="{own}-{number}">{html.escape(name)}</label><div class="pplab-chosen">{page}</div>'
         for number, (name, page) in enumerate(choices.items())
     )
     return f'<fieldset class="pplab-choice pplab-{of}"><legend>{legend}</legend>{shown}</fieldset>'
 
 
-def _rows(timeline: Timeline, letters: dict[Item, str]) -> list[str]:
-    """A timeline's rows as `_DRAW` reads them; items that have no letter yet are given one."""
-    rows, now = [""] * timeline.schedule.num_ranks, [0.0] * timeline.schedule.num_ranks
+def _rows(timeline: Timeline, letters: dict[Item, str]) -> str:
+    """A timeline's rows as `_DRAW` reads them; items that have no letter yet are given the next."""
+    schedule = timeline.schedule
+    rows, now = [""] * schedule.num_ranks, [0.0] * schedule.num_ranks
     for span in timeline.spans:
-        rank, stages = span.rank, timeline.schedule.stages_of(span.rank)
+        rank, stages = span.rank, schedule.stages_of(span.rank)
         idle = float(f"{span.start - now[rank]:.4g}")
         if idle > 1e-4 * timeline.makespan:
             rows[rank] += f"{idle:g}"
             now[rank] += idle
-        places = [(action.kind, stages.index(action.stage)) for action in parts(span.action)]
-        fills = tuple(shade(palette.FILL[kind], place, len(stages)) for kind, place in places)
-        item = float(f"{span.end - span.start:.5g}"), fills
-        rows[rank] += letters.setdefault(item, chr(ord("A") + len(letters)))
-        now[rank] += item[0]
-    return rows
+        fills = (shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action))
+        takes = float(f"{span.end - span.start:.5g}")
+        rows[rank] += letters.setdefault((takes, *fills), chr(ord("A") + len(letters)))
+        now[rank] += takes
+    return " ".join(rows)
