@@ -38,7 +38,7 @@
     const times = { starts: byRank.flat().map(({ start }) => start), ends: byRank.flat().map(({ end }) => end) };
     const title = `${spans.length} of ${level.numActions} actions placed`;
     const { makespan, peakInFlight } = score;
-    return { schedule: { numRanks, numStages, numMicrobatches, columns: schedule.columns }, byRank, spans, idle, times, title, makespan, peakInFlight };
+    return { schedule: { numRanks, numStages, numMicrobatches, actions: schedule.actions }, byRank, spans, idle, times, title, makespan, peakInFlight };
   }
 
   /** What a player who has placed nothing yet needs to know. */
