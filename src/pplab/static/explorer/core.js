@@ -72,6 +72,10 @@ var pplab = ((schedules) => {
     return itemOf([first, second]);
   }
 
+  /** A number as a reader wants it: at most `digits` digits. */
+  const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
+  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
+
   const range = (end) => Array.from({ length: end }, (_, i) => i);
   const sum = (values) => values.reduce((total, x) => total + x, 0);
 
@@ -420,9 +424,6 @@ var pplab = ((schedules) => {
     for (const span of timeline.spans) for (const { span: made } of waitsFor(timeline, span)) users[made.id].push(span.id);
     return users;
   }
-
-  /** A number as a reader wants it: at most six digits. */
-  const short = (x) => String(Number(x.toPrecision(6)));
 
   /**
    * Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
@@ -839,8 +840,8 @@ var pplab = ((schedules) => {
   }
 
   return {
-    ScheduleError, repr, schedules: known, builders, block: { plansOf, fastest }, find, costs, build, schedule, parse, textOf,
-    toCSV, run, durationsOf, simulate, recorded, inFlight, peakInFlight, criticalPath, waitsFor, neededBy, idle, needs,
-    numMessages, copies,
+    ScheduleError, repr, short, listed, schedules: known, builders, block: { plansOf, fastest }, find, costs, build, schedule,
+    parse, textOf, toCSV, run, durationsOf, simulate, recorded, inFlight, peakInFlight, criticalPath, waitsFor, neededBy, idle,
+    needs, numMessages, copies,
   };
 })(pplabSchedules);
