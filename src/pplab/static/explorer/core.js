@@ -97,7 +97,7 @@ var pplab = ((schedules) => {
     const found = [];
     rows.forEach((row, rank) => row.forEach(({ parts }) => {
       const id = found.length + parts.length - 1;
-      for (const part of parts) found.push({ ...part, rank, id });
+      for (const { stage, kind, microbatch } of parts) found.push({ stage, kind, microbatch, rank, id });
     }));
     return found;
   }
@@ -143,7 +143,11 @@ var pplab = ((schedules) => {
   function schedule(rows, name = "custom") {
     const items = rows.map((row) => row.map((item) => (typeof item === "string" ? parse(item) : item)));
     const actions = actionsOf(items);
-    const [numStages, numMicrobatches] = ["stage", "microbatch"].map((name) => actions.reduce((most, each) => Math.max(most, each[name]), -1) + 1);
+    let numStages = 0, numMicrobatches = 0;
+    for (const { stage, microbatch } of actions) {
+      numStages = Math.max(numStages, stage + 1);
+      numMicrobatches = Math.max(numMicrobatches, microbatch + 1);
+    }
     if (numStages * numMicrobatches > Math.max(FEW, actions.length)) { // before anything of that size is made
       throw new ScheduleError(
         `${plural(numStages, "stage")} and ${plural(numMicrobatches, "microbatch")} need more than ${plural(actions.length, "action")}`,
@@ -403,7 +407,7 @@ var pplab = ((schedules) => {
     const found = new Map();
     for (const part of span.item.parts) {
       for (const need of needs(part, schedule.numStages)) {
-        const text = need.kinds.map((kind) => textOf({ ...need, kind })).find((each) => timeline.places.has(each));
+        const text = need.kinds.map((kind) => `${need.stage}${kind}${need.microbatch}`).find((each) => timeline.places.has(each));
         const made = spans[timeline.places.get(text)];
         if (!made || made === span || found.has(made.id)) continue;
         const crosses = made.rank !== span.rank;
@@ -466,8 +470,9 @@ var pplab = ((schedules) => {
     const waiting = [];
     const made = row.flatMap((each) => {
       if (each.kind !== B) return each;
-      waiting.push({ ...each, kind: W });
-      return [{ ...each, kind: I }, ...(waiting.length > delay ? [waiting.shift()] : [])];
+      waiting.push(action(each.stage, W, each.microbatch));
+      const gradient = action(each.stage, I, each.microbatch);
+      return waiting.length > delay ? [gradient, waiting.shift()] : gradient;
     });
     return [...made, ...waiting];
   }
