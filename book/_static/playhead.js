@@ -43,16 +43,21 @@
 
   /** The same, and what its panels show, top to bottom. */
   function read(svg) {
-    const axis = axisOf(svg), shapes = [...svg.querySelectorAll("path[clip-path]")].map(shapeOf).filter(Boolean);
-    return { ...axis, panels: axis.boxes.map((box) => panelOf(box, shapes.filter(({ clip }) => clip === box.clip), axis)) };
+    const axis = axisOf(svg), shapes = [...svg.querySelectorAll("path[clip-path]")].flatMap(boxesOf);
+    const panels = axis.boxes.map((box) => panelOf(box, shapes.filter(({ clip }) => clip === box.clip), axis));
+    const ends = panels.flatMap(({ bars }) => bars.map(({ end }) => end)); // an axis may go on
+    return { ...axis, panels, end: ends.length ? Math.max(...ends) : axis.end };
   }
 
-  /** A rectangle's place and colour; nothing for other shapes. */
-  function shapeOf(path) {
-    const at = path.getAttribute("d").match(/-?[\d.]+(?:e-?\d+)?/g).map(Number), { fill } = path.style;
-    const [[left, right, ...others], [top, bottom]] = [0, 1].map((odd) => [...new Set(at.filter((_, i) => i % 2 === odd))].sort((a, b) => a - b));
-    const colour = fill.startsWith("rgb") ? fill.match(/\d+/g).map(Number) : null; // idle time has none
-    return at.length > 10 || others.length || bottom === undefined ? null : { left, right, top, bottom, colour, clip: path.getAttribute("clip-path") };
+  /** The rectangles of a path: where they lie, and their colour, which idle time has none of. */
+  function boxesOf(path) {
+    const { fill, fillOpacity } = getComputedStyle(path), clip = path.getAttribute("clip-path");
+    const colour = fill.startsWith("rgb") && fillOpacity === "1" ? fill.match(/\d+/g).map(Number) : null;
+    return path.getAttribute("d").split("M").slice(1).flatMap((part) => {
+      const at = part.match(/-?[\d.]+(?:e-?\d+)?/g).map(Number);
+      const [xs, ys] = [0, 1].map((odd) => [...new Set(at.filter((_, i) => i % 2 === odd))].sort((a, b) => a - b));
+      return xs.length === 2 && ys.length === 2 ? [{ left: xs[0], right: xs[1], top: ys[0], bottom: ys[1], colour, clip }] : [];
+    });
   }
 
   /** One chart of a drawing: its name, its rows' names, and what they do. */
@@ -61,7 +66,8 @@
     const rows = texts.filter(({ x, y }) => x < left && y > top && y < bottom).sort((a, b) => a.y - b.y).map(({ says }) => says);
     const title = texts.find(({ x, y }) => Math.abs(x - left) < 1 && y < top && y > top - 12);
     const rowOf = (shape) => Math.floor((((shape.top + shape.bottom) / 2 - top) / (bottom - top)) * rows.length);
-    const starts = rows.map((_, row) => [...shapes.filter((each) => rowOf(each) === row).map((each) => each.left), right]);
+    const last = Math.max(...shapes.filter(({ colour }) => !colour).map((idle) => idle.right)); // where the step ends
+    const starts = rows.map((_, row) => [...shapes.filter((each) => rowOf(each) === row).map((each) => each.left), last, right]);
     const bars = shapes.filter(({ colour }) => colour).map((bar) => {
       const row = rowOf(bar), ends = Math.min(...starts[row].filter((x) => x > bar.right - 0.1 && x < bar.right + GAP));
       const isIn = ({ x, y }) => x > bar.left && x < bar.right && y > bar.top && y < bar.bottom;
@@ -144,7 +150,10 @@
 
   function playhead(svg, bar) {
     const chart = read(svg), { end, unit, panels } = chart;
-    const layer = svg.appendChild(document.createElementNS(svg.namespaceURI, "g"));
+    const top = svg.querySelector(":scope > g[transform]") || svg; // what all shapes lie in
+    const [track, layer] = ["rect", "g"].map((kind) => top.appendChild(document.createElementNS(svg.namespaceURI, kind)));
+    const { left, right } = panels[0], place = { x: left, y: panels[0].top, width: right - left, height: panels.at(-1).bottom - panels[0].top };
+    for (const [key, value] of Object.entries({ ...place, class: "pplab-hand" })) track.setAttribute(key, value);
     const says = Object.assign(document.createElement("p"), { className: "pplab-told", hidden: true });
     layer.setAttribute("class", "pplab-moment");
     bar.after(says);
@@ -160,7 +169,7 @@
     const moments = turns.filter((time, i) => !(turns[i + 1] - time < end * SAME)); // the last of those that are one
     const given = { end, moments: () => moments, told: (time) => Number(time.toPrecision(3)) + unit };
     clock.fit(given);
-    pplabClock.drag(svg, (share) => clock.seek(chart.timeAt(share * svg.viewBox.baseVal.width)), bar);
+    pplabClock.drag(track, (share) => clock.seek(chart.timeAt(left + share * (right - left))), bar);
     addEventListener("beforeprint", () => clock.fit(given, end));
     return clock;
   }
