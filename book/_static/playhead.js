@@ -9,9 +9,9 @@
   };
   const ENDS = ["backward", "weight gradient"]; // with what activations go
   const GAP = 1.2; // points by which a bar is drawn shorter, at most
-  const SAME = 1 / 5000; // of the whole time: times that differ by less are one, drawn in rounded numbers
   const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
+  const plain = (text) => text.replace(/[&<]/g, (sign) => ({ "&": "&amp;", "<": "&lt;" })[sign]);
   const number = (element, name) => Number(element.getAttribute(name));
 
   /** The kind of action that a colour stands for: one of the palette's, or that mixed with white, for a later stage. */
@@ -118,18 +118,19 @@
       const own = bars.filter((bar) => bar.row === place), now = own.filter(isOn(time));
       const held = own.filter(({ kind, start }) => kind === "forward" && start <= time).length -
         own.filter(isDone(time)).filter(({ kind }) => ENDS.includes(kind)).length;
-      const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" & ") || "idle";
+      const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" and ") || "idle";
       const colour = now.length ? `rgb(${now[0].colour})` : "none";
-      return `<span><i style="background:${colour}"></i>${name}: ${does}, holds ${held}</span>`;
+      return `<span><i style="background:${colour}"></i>${plain(name)}: ${plain(does)}, holds ${held}</span>`;
     };
     const isOne = panels.length < 2;
     return panels.filter(({ bars }) => bars.length)
-      .map((panel) => (isOne ? "" : `<b>${panel.name}</b>`) + panel.rows.map((name, place) => row(panel, name, place)).join("")).join("");
+      .map((panel) => (isOne ? "" : `<b>${plain(panel.name)}</b>`) + panel.rows.map((name, place) => row(panel, name, place)).join("")).join("");
   }
 
   // ---- on the page -------------------------------------------------------------------------------------------------
 
   const opens = new Map(); // by drawing: what makes its clock
+  const nameOf = (svg) => svg.closest('[id^="fig-"]')?.id || "chart";
 
   /** Put a button under a chart; the rest comes when a reader turns to it. */
   function offer(svg) {
@@ -157,17 +158,15 @@
     const says = Object.assign(document.createElement("p"), { className: "pplab-told", hidden: true });
     layer.setAttribute("class", "pplab-moment");
     bar.after(says);
-    const name = svg.closest('[id^="fig-"]')?.id || "";
     const show = (time, isGoing) => {
       layer.innerHTML = time < end ? drawn(chart, time) : "";
       says.ariaLive = isGoing ? "off" : "polite";
       says.innerHTML = told(chart, time);
       says.hidden = says.hidden && time >= end;
     };
-    const clock = pplabClock.make(bar, show, (time) => pplabClock.remember(time, end, name));
-    const turns = [0, ...panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end]))].sort((a, b) => a - b);
-    const moments = turns.filter((time, i) => !(turns[i + 1] - time < end * SAME)); // the last of those that are one
-    const given = { end, moments: () => moments, told: (time) => Number(time.toPrecision(3)) + unit };
+    const clock = pplabClock.make(bar, show, (time) => pplabClock.remember(time, end, nameOf(svg)));
+    const turns = () => panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end]));
+    const given = { end, turns, rounded: end / 5000, told: (time) => Number(time.toPrecision(3)) + unit };
     clock.fit(given);
     pplabClock.drag(track, (share) => clock.seek(chart.timeAt(left + share * (right - left))), bar);
     addEventListener("beforeprint", () => clock.fit(given, end));
@@ -177,10 +176,9 @@
   const offerAll = (root) => [...root.querySelectorAll(CHARTS)].filter(axisOf).forEach(offer);
 
   function go() { // where the address says
-    const { name, time } = pplabClock.asked() || {};
-    const svg = name && [...document.getElementById(name)?.querySelectorAll(CHARTS) || []].find((each) => each.checkVisibility());
-    if (!opens.has(svg)) return;
-    opens.get(svg)().seek(time);
+    const [svg] = [...opens.keys()].filter((each) => !isNaN(pplabClock.asked(nameOf(each))) && each.checkVisibility());
+    if (!svg) return;
+    opens.get(svg)().seek(pplabClock.asked(nameOf(svg)));
     svg.scrollIntoView({ block: "center" });
   }
 

@@ -101,7 +101,7 @@ def expected(shown: pp.Timeline, time: float) -> list[str]:
         ended = [part.kind.value for span in own if span.end <= time for part in pp.actions.parts(span.action)]
         held = begun.count("F") - ended.count("B") - ended.count("W")
         now = [part for span in own if span.start <= time < span.end for part in pp.actions.parts(span.action)]
-        does = " & ".join(f"{NAME[part.kind.value]} {part.microbatch}" for part in now) or "idle"
+        does = " and ".join(f"{NAME[part.kind.value]} {part.microbatch}" for part in now) or "idle"
         said.append(f"rank {rank}: {does}, holds {held}")
     return said
 
