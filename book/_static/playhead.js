@@ -7,7 +7,6 @@
   const KINDS = { // the package's palette (the page's test compares)
     forward: [47, 109, 181], backward: [240, 161, 58], "input gradient": [207, 49, 49], "weight gradient": [169, 219, 192],
   };
-  const ENDS = ["backward", "weight gradient"]; // with what activations go
   const GAP = 1.2; // points by which a bar is drawn shorter, at most
   const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
@@ -115,9 +114,10 @@
   /** What each rank does, and for how many forwards it holds the activations. */
   function told({ panels }, time) {
     const row = ({ bars }, name, place) => {
+      const isSplit = bars.some(({ kind }) => kind === "weight gradient"), ends = ["backward", isSplit ? "weight gradient" : "input gradient"];
       const own = bars.filter((bar) => bar.row === place), now = own.filter(isOn(time));
       const held = own.filter(({ kind, start }) => kind === "forward" && start <= time).length -
-        own.filter(isDone(time)).filter(({ kind }) => ENDS.includes(kind)).length;
+        own.filter(isDone(time)).filter(({ kind }) => ends.includes(kind)).length;
       const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" and ") || "idle";
       const colour = now.length ? `rgb(${now[0].colour})` : "none";
       return `<span><i style="background:${colour}"></i>${plain(name)}: ${plain(does)}, holds ${held}</span>`;
@@ -134,8 +134,9 @@
 
   /** Put a button under a chart; the rest comes when a reader turns to it. */
   function offer(svg) {
-    const figure = svg.parentElement, bar = Object.assign(document.createElement("div"), { className: "pplab-offer" });
+    const figure = svg.parentElement, bar = document.createElement("div");
     if (opens.has(svg)) return;
+    Object.assign(bar, { className: "pplab-offer", role: "group", ariaLabel: "Playhead" });
     bar.innerHTML = '<button type="button" aria-label="play">▶</button>';
     let clock = null;
     const open = () => (clock = clock || playhead(svg, bar));
