@@ -7,11 +7,11 @@
   const KINDS = { // the package's palette (the page's test compares)
     forward: [47, 109, 181], backward: [240, 161, 58], "input gradient": [207, 49, 49], "weight gradient": [169, 219, 192],
   };
-  const ENDS = ["backward", "weight gradient"]; // with what activations go
   const GAP = 1.2; // points by which a bar is drawn shorter, at most
-  const SAME = 1 / 5000; // of the whole time: times that differ by less are one, drawn in rounded numbers
+  const STEPS = 24; // from start to end, where nothing starts or ends
   const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
+  const plain = (text) => text.replace(/[&<]/g, (sign) => ({ "&": "&amp;", "<": "&lt;" })[sign]);
   const number = (element, name) => Number(element.getAttribute(name));
 
   /** The kind of action that a colour stands for: one of the palette's, or that mixed with white, for a later stage. */
@@ -43,16 +43,21 @@
 
   /** The same, and what its panels show, top to bottom. */
   function read(svg) {
-    const axis = axisOf(svg), shapes = [...svg.querySelectorAll("path[clip-path]")].map(shapeOf).filter(Boolean);
-    return { ...axis, panels: axis.boxes.map((box) => panelOf(box, shapes.filter(({ clip }) => clip === box.clip), axis)) };
+    const axis = axisOf(svg), shapes = [...svg.querySelectorAll("path[clip-path]")].flatMap(boxesOf);
+    const panels = axis.boxes.map((box) => panelOf(box, shapes.filter(({ clip }) => clip === box.clip), axis));
+    const ends = panels.flatMap(({ bars }) => bars.map(({ end }) => end)); // an axis may go on
+    return { ...axis, panels, end: ends.length ? Math.max(...ends) : axis.end };
   }
 
-  /** A rectangle's place and colour; nothing for other shapes. */
-  function shapeOf(path) {
-    const at = path.getAttribute("d").match(/-?[\d.]+(?:e-?\d+)?/g).map(Number), { fill } = path.style;
-    const [[left, right, ...others], [top, bottom]] = [0, 1].map((odd) => [...new Set(at.filter((_, i) => i % 2 === odd))].sort((a, b) => a - b));
-    const colour = fill.startsWith("rgb") ? fill.match(/\d+/g).map(Number) : null; // idle time has none
-    return at.length > 10 || others.length || bottom === undefined ? null : { left, right, top, bottom, colour, clip: path.getAttribute("clip-path") };
+  /** The rectangles of a path: where they lie, and their colour, which idle time has none of. */
+  function boxesOf(path) {
+    const { fill, fillOpacity } = getComputedStyle(path), clip = path.getAttribute("clip-path");
+    const colour = fill.startsWith("rgb") && fillOpacity === "1" ? fill.match(/\d+/g).map(Number) : null;
+    return path.getAttribute("d").split("M").slice(1).flatMap((part) => {
+      const at = part.match(/-?[\d.]+(?:e-?\d+)?/g).map(Number);
+      const [xs, ys] = [0, 1].map((odd) => [...new Set(at.filter((_, i) => i % 2 === odd))].sort((a, b) => a - b));
+      return xs.length === 2 && ys.length === 2 ? [{ left: xs[0], right: xs[1], top: ys[0], bottom: ys[1], colour, clip }] : [];
+    });
   }
 
   /** One chart of a drawing: its name, its rows' names, and what they do. */
@@ -61,7 +66,8 @@
     const rows = texts.filter(({ x, y }) => x < left && y > top && y < bottom).sort((a, b) => a.y - b.y).map(({ says }) => says);
     const title = texts.find(({ x, y }) => Math.abs(x - left) < 1 && y < top && y > top - 12);
     const rowOf = (shape) => Math.floor((((shape.top + shape.bottom) / 2 - top) / (bottom - top)) * rows.length);
-    const starts = rows.map((_, row) => [...shapes.filter((each) => rowOf(each) === row).map((each) => each.left), right]);
+    const last = Math.max(...shapes.filter(({ colour }) => !colour).map((idle) => idle.right)); // where the step ends
+    const starts = rows.map((_, row) => [...shapes.filter((each) => rowOf(each) === row).map((each) => each.left), last, right]);
     const bars = shapes.filter(({ colour }) => colour).map((bar) => {
       const row = rowOf(bar), ends = Math.min(...starts[row].filter((x) => x > bar.right - 0.1 && x < bar.right + GAP));
       const isIn = ({ x, y }) => x > bar.left && x < bar.right && y > bar.top && y < bar.bottom;
@@ -109,26 +115,29 @@
   /** What each rank does, and for how many forwards it holds the activations. */
   function told({ panels }, time) {
     const row = ({ bars }, name, place) => {
+      const isSplit = bars.some(({ kind }) => kind === "weight gradient"), ends = ["backward", isSplit ? "weight gradient" : "input gradient"];
       const own = bars.filter((bar) => bar.row === place), now = own.filter(isOn(time));
       const held = own.filter(({ kind, start }) => kind === "forward" && start <= time).length -
-        own.filter(isDone(time)).filter(({ kind }) => ENDS.includes(kind)).length;
-      const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" & ") || "idle";
+        own.filter(isDone(time)).filter(({ kind }) => ends.includes(kind)).length;
+      const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" and ") || "idle";
       const colour = now.length ? `rgb(${now[0].colour})` : "none";
-      return `<span><i style="background:${colour}"></i>${name}: ${does}, holds ${held}</span>`;
+      return `<span><i style="background:${colour}"></i>${plain(name)}: ${plain(does)}, holds ${held}</span>`;
     };
     const isOne = panels.length < 2;
     return panels.filter(({ bars }) => bars.length)
-      .map((panel) => (isOne ? "" : `<b>${panel.name}</b>`) + panel.rows.map((name, place) => row(panel, name, place)).join("")).join("");
+      .map((panel) => (isOne ? "" : `<b>${plain(panel.name)}</b>`) + panel.rows.map((name, place) => row(panel, name, place)).join("")).join("");
   }
 
   // ---- on the page -------------------------------------------------------------------------------------------------
 
   const opens = new Map(); // by drawing: what makes its clock
+  const nameOf = (svg) => svg.closest('[id^="fig-"]')?.id || "chart";
 
   /** Put a button under a chart; the rest comes when a reader turns to it. */
   function offer(svg) {
-    const figure = svg.parentElement, bar = Object.assign(document.createElement("div"), { className: "pplab-offer" });
+    const figure = svg.parentElement, bar = document.createElement("div");
     if (opens.has(svg)) return;
+    Object.assign(bar, { className: "pplab-offer", role: "group", ariaLabel: "Playhead" });
     bar.innerHTML = '<button type="button" aria-label="play">▶</button>';
     let clock = null;
     const open = () => (clock = clock || playhead(svg, bar));
@@ -144,23 +153,25 @@
 
   function playhead(svg, bar) {
     const chart = read(svg), { end, unit, panels } = chart;
-    const layer = svg.appendChild(document.createElementNS(svg.namespaceURI, "g"));
+    const top = svg.querySelector(":scope > g[transform]") || svg; // what all shapes lie in
+    const [track, layer] = ["rect", "g"].map((kind) => top.appendChild(document.createElementNS(svg.namespaceURI, kind)));
+    const { left, right } = panels[0], place = { x: left, y: panels[0].top, width: right - left, height: panels.at(-1).bottom - panels[0].top };
+    for (const [key, value] of Object.entries({ ...place, class: "pplab-hand" })) track.setAttribute(key, value);
     const says = Object.assign(document.createElement("p"), { className: "pplab-told", hidden: true });
     layer.setAttribute("class", "pplab-moment");
     bar.after(says);
-    const name = svg.closest('[id^="fig-"]')?.id || "";
     const show = (time, isGoing) => {
       layer.innerHTML = time < end ? drawn(chart, time) : "";
       says.ariaLive = isGoing ? "off" : "polite";
       says.innerHTML = told(chart, time);
       says.hidden = says.hidden && time >= end;
     };
-    const clock = pplabClock.make(bar, show, (time) => pplabClock.remember(time, end, name));
-    const turns = [0, ...panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end]))].sort((a, b) => a - b);
-    const moments = turns.filter((time, i) => !(turns[i + 1] - time < end * SAME)); // the last of those that are one
-    const given = { end, moments: () => moments, told: (time) => Number(time.toPrecision(3)) + unit };
+    const clock = pplabClock.make(bar, show, (time) => pplabClock.remember(time, end, nameOf(svg)));
+    const steps = Array.from({ length: STEPS }, (_, i) => (i * end) / STEPS);
+    const turns = () => (panels.some(({ bars }) => bars.length) ? panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end])) : steps);
+    const given = { end, turns, rounded: end / 5000, told: (time) => Number(time.toPrecision(3)) + unit };
     clock.fit(given);
-    pplabClock.drag(svg, (share) => clock.seek(chart.timeAt(share * svg.viewBox.baseVal.width)), bar);
+    pplabClock.drag(track, (share) => clock.seek(chart.timeAt(left + share * (right - left))), bar);
     addEventListener("beforeprint", () => clock.fit(given, end));
     return clock;
   }
@@ -168,10 +179,10 @@
   const offerAll = (root) => [...root.querySelectorAll(CHARTS)].filter(axisOf).forEach(offer);
 
   function go() { // where the address says
-    const { name, time } = pplabClock.asked() || {};
-    const svg = name && [...document.getElementById(name)?.querySelectorAll(CHARTS) || []].find((each) => each.checkVisibility());
-    if (!opens.has(svg)) return;
-    opens.get(svg)().seek(time);
+    const svg = [...opens.keys()].find((each) => !isNaN(pplabClock.asked(nameOf(each))) && !each.closest("[hidden]"));
+    if (!svg) return;
+    for (let fold = svg.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    opens.get(svg)().seek(pplabClock.asked(nameOf(svg)));
     svg.scrollIntoView({ block: "center" });
   }
 

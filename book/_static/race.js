@@ -35,11 +35,11 @@
   function race(root) {
     const told = JSON.parse(root.dataset.race), { end } = told;
     const views = [...root.querySelectorAll(".pplab-lane")].map((section, i) => lane(section, told.lanes[i], told));
-    const asked = () => (pplabClock.asked()?.name === "" ? pplabClock.asked().time : NaN);
+    const { asked } = pplabClock;
     const bar = root.querySelector(".pplab-clock");
     const clock = pplabClock.make(bar, (time) => views.forEach((show) => show(time)), (time) => pplabClock.remember(time, end));
-    const moments = Array.from({ length: Math.ceil(end / STEP) }, (_, i) => i * STEP);
-    const given = { end, moments: () => moments, told: (time) => `${time.toFixed(2)} s` };
+    const turns = () => Array.from({ length: Math.ceil(end / STEP) }, (_, i) => i * STEP);
+    const given = { end, turns, told: (time) => `${time.toFixed(2)} s` };
     clock.fit(given, isNaN(asked()) ? end : asked());
 
     for (const track of root.querySelectorAll(".pplab-track")) pplabClock.drag(track, (share) => clock.seek(share * end), bar);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +25,13 @@ LATENCY = 1
 CHARTS = {  # and how often a boundary between ranks is crossed in a step, by hand
     "1F1B": 2 * 8 * 3,
     "Interleaved1F1B": 2 * 8 * 7,
-    "ZB-H1": 2 * 8 * 3,
     "ZBVZeroBubble": 2 * 8 * 6,  # the turn of the V stays on its rank
     "DualPipe": 2 * 8 * 3,
 }
+OWN = """import pplab as pp
+from pplab.lab.forms.figures import figure_html
+timeline = pp.simulate(pp.build("ZBVZeroBubble", num_ranks=4, num_microbatches=8))
+print(figure_html(pp.gantt(timeline).figure))"""
 NAME = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 PUT = "([place, time]) => { const s = document.querySelectorAll('.pplab-offer input')[place]; s.value = time;"
 PUT += "s.dispatchEvent(new Event('input'));"
@@ -48,18 +53,29 @@ def page(charts: str) -> str:
     return f'<!DOCTYPE html><meta charset="utf-8"><title>charts</title><body>{charts}{scripts}'
 
 
+def drawn_by_the_page() -> str:
+    """A chart as the page's own Python draws it, with the matplotlib that stands in there."""
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("book/_live", "src"))
+    command = [sys.executable, "-c", OWN]
+    return subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, text=True, capture_output=True, check=True
+    ).stdout
+
+
 @pytest.fixture(scope="module")
 def visit(tmp_path_factory) -> Iterator:
-    """Opens a page with the charts: the first as the book has it, the rest as the page's own Python draws them."""
+    """Opens a page with the charts: the first as the book has it, the last as the page's own Python draws it."""
     plt = pytest.importorskip("matplotlib.pyplot")
     axes = [pp.gantt(timeline(name)) for name in CHARTS] + [
         pp.compare([timeline("1F1B", LATENCY), timeline("GPipe", LATENCY)])[0]
     ]
-    first, *rest = (figure_html(ax.figure) for ax in axes)
+    first, *rest = [figure_html(ax.figure) for ax in axes] + [drawn_by_the_page()]
     plt.close("all")
     book = pplab_light.DRAWING.sub(lambda found: pplab_light.drawing(found[0], "d1"), first)
     file = tmp_path_factory.mktemp("playhead") / "page.html"
-    file.write_text(page(f'<div id="fig-1-1">{book}</div>' + "".join(f"<div>{each}</div>" for each in rest)), "utf-8")
+    folded, *rest = rest
+    charts = f'<div id="fig-1-1">{book}</div><details><div id="fig-1-2">{folded}</div></details>'
+    file.write_text(page(charts + "".join(f"<div>{each}</div>" for each in rest)), "utf-8")
     with chromium.launched_or_skipped() as started, chromium.watched_tabs(started) as opened:
 
         def visit(at: str = "", **options: object):
@@ -86,7 +102,7 @@ def expected(shown: pp.Timeline, time: float) -> list[str]:
         ended = [part.kind.value for span in own if span.end <= time for part in pp.actions.parts(span.action)]
         held = begun.count("F") - ended.count("B") - ended.count("W")
         now = [part for span in own if span.start <= time < span.end for part in pp.actions.parts(span.action)]
-        does = " & ".join(f"{NAME[part.kind.value]} {part.microbatch}" for part in now) or "idle"
+        does = " and ".join(f"{NAME[part.kind.value]} {part.microbatch}" for part in now) or "idle"
         said.append(f"rank {rank}: {does}, holds {held}")
     return said
 
@@ -98,9 +114,9 @@ def test_its_colours_are_the_palettes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHARTS)
-def test_every_rank_and_message_is_told(tab, name):
-    place, shown = list(CHARTS).index(name), timeline(name)
+@pytest.mark.parametrize(("place", "name"), [*enumerate(CHARTS), (len(CHARTS) + 1, "ZBVZeroBubble")])
+def test_every_rank_and_message_is_told(tab, place, name):
+    shown = timeline(name)
     for time in (0.1, 3.3, 9.6, 14.2, 20.9):
         assert tab.evaluate(TOLD, [place, time]) == expected(shown, time), time
     samples = 60  # each message flies for a sixtieth of the whole time, and is seen once
@@ -120,7 +136,7 @@ def test_panels_are_told_by_name_and_messages_take_their_time(tab):
 @pytest.mark.slow
 def test_keys_and_the_hand_move_it_and_the_address_holds_it(visit):
     tab = visit(reduced_motion="reduce")
-    assert tab.locator(".pplab-offer").count() == len(CHARTS) + 1 and not tab.locator(".pplab-offer input").count()
+    assert tab.locator(".pplab-offer").count() == len(CHARTS) + 2 and not tab.locator(".pplab-offer input").count()
     chart = tab.locator("svg").first
     box, size = chart.bounding_box(), 541.2  # the drawing's own width, where time 0 lies at 42.61 and 33 at 534
     at = box["x"] + (42.61 + (534 - 42.61) * 10.5 / 33) * box["width"] / size
@@ -145,7 +161,14 @@ def test_keys_and_the_hand_move_it_and_the_address_holds_it(visit):
 @pytest.mark.slow
 def test_a_finger_taps_and_charts_that_come_later_have_one(visit):
     tab = visit(has_touch=True)
-    tab.locator("svg").nth(1).tap(position={"x": 300, "y": 40})
+    tab.locator("svg").nth(2).tap(position={"x": 300, "y": 40})
     assert tab.locator(".pplab-told:visible").count() == 1
     tab.evaluate(LATER)
-    assert tab.locator(".pplab-offer").count() == len(CHARTS) + 2
+    assert tab.locator(".pplab-offer").count() == len(CHARTS) + 3
+
+
+@pytest.mark.slow
+def test_an_address_unfolds_what_it_names(visit):
+    tab = visit("#fig-1-2:t=5")
+    assert tab.locator("details[open] .pplab-future").is_visible()
+    assert tab.locator(".pplab-told:visible span").all_inner_texts() == expected(timeline("Interleaved1F1B"), 5)

@@ -12,7 +12,7 @@ var pplabClock = (() => {
     bar.innerHTML = '<button type="button"></button><input type="range" min="0" step="any" aria-label="time"><output></output>';
     const [button, slider, says] = bar.children;
     let end = 0, now = Infinity, exact = 0, before = 0, isGoing = false;
-    let moments = () => [], told = String; // when something starts or ends; a time in words
+    let moments = () => [], told = String; // when something starts or ends, in order; a time in words
 
     function put(time) {
       now = Math.min(Math.max(time, 0), end);
@@ -61,9 +61,13 @@ var pplabClock = (() => {
       does();
     });
 
-    /** What is shown has changed: time stays where it stands, or goes to `time`; at the end it stays at the end. */
+    /** What is shown has changed. It starts or ends at `turns()`, of which those are one that differ by `rounded` at most.
+     *  Time stays where it stands, or goes to `time`; at the end it stays at the end. */
     function fit(given, time = now < end ? now : Infinity) {
-      ({ end, moments, told } = given);
+      const { turns, rounded = 0 } = given, isLast = (turn, i, all) => !(all[i + 1] - turn <= rounded);
+      let found = null;
+      moments = () => (found = found || [0, ...turns()].sort((a, b) => a - b).filter(isLast));
+      ({ end, told } = given);
       slider.max = end;
       put(time);
     }
@@ -90,17 +94,15 @@ var pplabClock = (() => {
     });
   }
 
-  /** The time in the page's address, of what is named there, if anything is: `#t=2.5`, `#fig-1-3:t=2.5`. */
-  function asked() {
-    const [, name = "", time] = /^#(?:(fig-[\w-]+):)?t=([\d.]+)$/.exec(location.hash) || [];
-    return time ? { name, time: Number(time) } : null;
-  }
+  /** The page's address may hold a time: `#t=2.5`, or `#fig-1-3:t=2.5` for what has a name. NaN if it doesn't. */
+  const prefix = (name) => `#${name && `${name}:`}t=`;
+  const asked = (name = "") => Number(location.hash.startsWith(prefix(name)) ? location.hash.slice(prefix(name).length) : NaN);
 
   let waiting; // browsers refuse an address that changes with each movement of a hand
   function remember(time, end, name = "") {
     clearTimeout(waiting);
-    if (time >= end && asked()?.name !== name) return; // it played by itself
-    const address = time < end ? `#${name && `${name}:`}t=${time.toPrecision(4)}` : location.pathname;
+    if (time >= end && isNaN(asked(name))) return; // it played by itself
+    const address = time < end ? prefix(name) + time.toPrecision(4) : location.pathname;
     waiting = setTimeout(() => history.replaceState(null, "", address), 300);
   }
 
