@@ -8,6 +8,7 @@
     forward: [47, 109, 181], backward: [240, 161, 58], "input gradient": [207, 49, 49], "weight gradient": [169, 219, 192],
   };
   const GAP = 1.2; // points by which a bar is drawn shorter, at most
+  const STEPS = 24; // from start to end, where nothing starts or ends
   const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
   const plain = (text) => text.replace(/[&<]/g, (sign) => ({ "&": "&amp;", "<": "&lt;" })[sign]);
@@ -166,7 +167,8 @@
       says.hidden = says.hidden && time >= end;
     };
     const clock = pplabClock.make(bar, show, (time) => pplabClock.remember(time, end, nameOf(svg)));
-    const turns = () => panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end]));
+    const steps = Array.from({ length: STEPS }, (_, i) => (i * end) / STEPS);
+    const turns = () => (panels.some(({ bars }) => bars.length) ? panels.flatMap(({ bars }) => bars.flatMap((each) => [each.start, each.end])) : steps);
     const given = { end, turns, rounded: end / 5000, told: (time) => Number(time.toPrecision(3)) + unit };
     clock.fit(given);
     pplabClock.drag(track, (share) => clock.seek(chart.timeAt(left + share * (right - left))), bar);
@@ -177,8 +179,9 @@
   const offerAll = (root) => [...root.querySelectorAll(CHARTS)].filter(axisOf).forEach(offer);
 
   function go() { // where the address says
-    const [svg] = [...opens.keys()].filter((each) => !isNaN(pplabClock.asked(nameOf(each))) && each.checkVisibility());
+    const svg = [...opens.keys()].find((each) => !isNaN(pplabClock.asked(nameOf(each))) && !each.closest("[hidden]"));
     if (!svg) return;
+    for (let fold = svg.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
     opens.get(svg)().seek(pplabClock.asked(nameOf(svg)));
     svg.scrollIntoView({ block: "center" });
   }

@@ -26,19 +26,11 @@
   }
 
   /** What is placed as something to draw; once complete, it is a simulation like any other. */
-  function drawable(state, score) {
-    const { level, spans } = state, schedule = play.schedule(state);
-    if (score.isComplete) return pplab.simulate(schedule, level.costs);
-    const byRank = schedule.rows.map((_, rank) => spans.filter((span) => span.rank === rank));
-    const idle = byRank.flatMap((row, rank) => row.flatMap(({ start }, i) => {
-      const end = i ? row[i - 1].end : 0;
-      return start > end ? [{ rank, start: end, end: start, part: i ? "wait" : "fill" }] : [];
-    }));
-    const { numRanks, numStages, numMicrobatches } = level;
-    const times = { starts: byRank.flat().map(({ start }) => start), ends: byRank.flat().map(({ end }) => end) };
-    const title = `${spans.length} of ${level.numActions} actions placed`;
-    const { makespan, peakInFlight } = score;
-    return { schedule: { numRanks, numStages, numMicrobatches, columns: schedule.columns }, byRank, spans, idle, times, title, makespan, peakInFlight };
+  function drawable({ level, timeline }, { isComplete, peakInFlight }) {
+    if (isComplete) return timeline;
+    const schedule = { ...timeline.schedule, numStages: level.numStages };
+    const idle = pplab.idle(timeline).filter(({ part }) => part !== "drain");
+    return { ...timeline, schedule, idle, peakInFlight, title: `${timeline.spans.length} of ${level.numActions} actions placed` };
   }
 
   /** What a player who has placed nothing yet needs to know. */
@@ -169,7 +161,7 @@
         return;
       }
       state = next;
-      const { start, end } = state.spans[state.spans.length - 1];
+      const { start, end } = play.spanOf(state, text);
       const isLast = state.moves.length === state.level.numActions; // then the end speaks
       show(isLast ? "" : `${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.`);
       const buttons = tray.children[rank].querySelectorAll("button"); // the one that had the focus is gone

@@ -37,11 +37,9 @@ var pplabChart = (() => {
 
   // ---- words -------------------------------------------------------------------------------------------------------
 
-  /** A number as a reader wants it: at most `digits` digits. */
-  const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
+  const { short, listed } = pplab;
   const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
   const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
   const long = ({ kind, microbatch, stage }) => `${NAME[kind]} of microbatch ${microbatch} on stage ${stage}`;
 
   const timed = (x, { unit }, digits = 6) => short(x, digits) + (unit ? ` ${unit}` : "");

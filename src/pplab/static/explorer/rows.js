@@ -211,10 +211,10 @@ var pplabRows = (() => {
    * could break the circle: one whose row has something that is waited for behind what it is stuck at.
    */
   function deadlock(schedule, stuck) {
-    const { columns, makers } = schedule;
-    const name = (i) => textOf(columns.action(i));
+    const { actions, makers } = schedule;
+    const name = (i) => textOf(actions[i]);
     const awaited = (rank) => name(makers[stuck.get(rank)]);
-    const holder = (rank) => columns.ranks[makers[stuck.get(rank)]];
+    const holder = (rank) => actions[makers[stuck.get(rank)]].rank;
     let rank = Math.min(...stuck.keys());
     const seen = [];
     while (!seen.includes(rank)) {
@@ -239,25 +239,24 @@ var pplabRows = (() => {
    * what is missing by one that waits forever.
    */
   function reach(schedule, given = costs()) {
-    const { rows, numStages, numMicrobatches, columns, turns } = schedule, { ids, ranks } = columns;
-    const name = ({ stage, kinds, microbatch }) => `${stage}${kinds.join("/")}${microbatch}`;
-    const first = new Map(); // of every action, where it is
-    ids.forEach((_, i) => first.has(textOf(columns.action(i))) || first.set(textOf(columns.action(i)), i));
-    const needed = [...ids, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
-    const never = ids.length, asked = new Map(); // an item of no row; and of those that only wait: what for
+    const { rows, numStages, numMicrobatches, actions, turns } = schedule;
+    const name = ({ kinds, ...need }) => textOf({ ...need, kind: kinds.join("/") });
+    const first = new Map([...actions].reverse().map((each) => [textOf(each), each])); // of every action, where it is
+    const needed = [...actions, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
+    const never = actions.length, asked = new Map(); // an item of no row; and of those that only wait: what for
     const waiting = turns.rows.map((row, rank) => row.flatMap((i) => {
-      const isSent = columns.kinds[i].length > 1; // communication, which waits for nothing here
-      const before = (isSent ? [] : needs(columns.action(i), numStages)).map((need) => {
+      const isSent = actions[i].kind.length > 1; // communication, which waits for nothing here
+      const before = (isSent ? [] : needs(actions[i], numStages)).map((need) => {
         const maker = need.kinds.map((kind) => first.get(name({ ...need, kinds: [kind] }))).find((found) => found !== undefined);
         asked.set(needed.length, name(need));
-        lags.push(maker !== undefined && ranks[maker] !== rank ? given.latency : 0);
+        lags.push(maker && maker.rank !== rank ? given.latency : 0);
         durations.push(0);
-        return needed.push(maker === undefined ? never : ids[maker]) - 1;
+        return needed.push(maker ? maker.id : never) - 1;
       });
       return [...before, i];
     }));
     const [starts, ends] = run(waiting, needed, durations, lags);
-    const done = waiting.map((row) => row.filter((i) => ids[i] === i && starts[i] !== null));
+    const done = waiting.map((row) => row.filter((i) => actions[i]?.id === i && starts[i] !== null));
     const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, done[rank].length)), schedule.name);
     Object.assign(ran, { numStages, numMicrobatches });
     const times = [starts, ends].map((each) => done.flat().map((i) => each[i]));

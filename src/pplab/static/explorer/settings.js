@@ -129,7 +129,7 @@ var pplabSettings = (() => {
    */
   function ownTimelines(state, given) {
     const own = given.length ? given : [{ schedule: pplabRows.read(state.rows) }];
-    const numActions = own.reduce((total, { schedule }) => total + schedule.columns.stages.length, 0);
+    const numActions = own.reduce((total, { schedule }) => total + schedule.actions.length, 0);
     checkSize(`these rows have ${numActions} actions`, numActions);
     const problems = [];
     const timelines = own.map(({ schedule, timeline, unit = "" }) => {
