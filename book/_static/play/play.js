@@ -191,10 +191,8 @@ pplab.play = (() => {
   /** Text that `lab.read_csv` reads; "" while nothing is placed. */
   const toCSV = (state) => (state.moves.length ? pplab.toCSV(state.timeline.schedule) : "");
 
-  /**
-   * How good it is. `makespan` and `peakInFlight` are of what is placed; both bubbles are null until it is complete.
-   * `isSolved`: what was asked is reached; `isFound`: and not for the larger part by hints; `text` says it.
-   */
+  /** How good it is. `makespan` and `peakInFlight` are of what is placed; both bubbles are null until it is complete.
+   *  `isSolved`: what was asked is reached; `isFound`: and not for the larger part by hints; `text` says it. */
   function score(state) {
     const { level } = state, { par } = level;
     const isComplete = state.moves.length === level.numActions;

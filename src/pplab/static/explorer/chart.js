@@ -99,11 +99,9 @@ var pplabChart = (() => {
 
   let drawings = 0; // patterns need ids that no other drawing of the page has
 
-  /**
-   * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
-   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
-   * `caps`: per rank, how many forwards it has memory for, a line in its strip. At a `zoom` of 1 the whole fits the width.
-   */
+  /** Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
+   *  `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
+   *  `caps`: per rank, how many forwards it has memory for, a line in its strip. At a `zoom` of 1 the whole fits the width. */
   function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null }) {
     const last = Math.max(...timelines.map((t) => t.end || t.makespan)), end = Math.max(until, last);
     const [unit = "", ...more] = new Set(timelines.map((t) => t.unit || ""));

@@ -89,10 +89,8 @@ var pplab = ((schedules) => {
     return stage < numStages - 1 ? [{ stage: stage + 1, kinds: [B, I], microbatch }, own] : [own];
   }
 
-  /**
-   * The actions of all rows, one after the other, each with its rank; an overlap's halves apart. An action's id is its
-   * place in the list, and the second half's id stands for the overlap, too: `id` is that of its item.
-   */
+  /** The actions of all rows, one after the other, each with its rank; an overlap's halves apart. An action's id is its
+   *  place in the list, and the second half's id stands for the overlap, too: `id` is that of its item. */
   function actionsOf(rows) {
     const found = [];
     rows.forEach((row, rank) => row.forEach(({ parts }) => {
@@ -102,13 +100,11 @@ var pplab = ((schedules) => {
     return found;
   }
 
-  /**
-   * Of every action, the id of the one whose message it waits for; null where it waits for its turn only.
+  /** Of every action, the id of the one whose message it waits for; null where it waits for its turn only.
    *
-   * A microbatch m makes 2S hops, down through S stages and back up, and each hop needs the one before it. F, and B or I,
-   * of a stage are hops; a W needs nothing but its turn, and its hops lie behind, each after an empty one. So among all M
-   * microbatches an action has the place hop * M + m, and needs what has the place M before.
-   */
+   *  A microbatch m makes 2S hops, down through S stages and back up, and each hop needs the one before it. F, and B or I,
+   *  of a stage are hops; a W needs nothing but its turn, and its hops lie behind, each after an empty one. So among all M
+   *  microbatches an action has the place hop * M + m, and needs what has the place M before. */
   function makersOf({ numStages: S, numMicrobatches: M, actions }) {
     const hopOf = ({ kind, stage }) => {
       if (kind === F) return stage + 1;
@@ -222,12 +218,10 @@ var pplab = ((schedules) => {
     throw new ScheduleError(`${values}: give one per ${each}, or a single number`);
   }
 
-  /**
-   * How long things take: a number for all stages, or a list with one for each, which is a list itself where microbatches
-   * differ. `backward` is a full backward's, the sum of its halves when left out; `overhead` what every action takes
-   * besides, two at once as the larger of both; `overlap` that of an overlap: "sum" or "max" of the two, or a duration
-   * of a forward and a full backward, where others take the sum.
-   */
+  /** How long things take: a number for all stages, or a list with one for each, which is a list itself where microbatches
+   *  differ. `backward` is a full backward's, the sum of its halves when left out; `overhead` what every action takes
+   *  besides, two at once as the larger of both; `overlap` that of an overlap: "sum" or "max" of the two, or a duration
+   *  of a forward and a full backward, where others take the sum. */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overhead = 0, overlap = "sum" } = given;
     const lists = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward, overhead };
@@ -275,13 +269,11 @@ var pplab = ((schedules) => {
 
   // ---- the loop -----------------------------------------------------------------------------------------------------
 
-  /**
-   * When every item starts, and when it ends: both null if it never runs, as in a waiting circle. Line by line, this is
-   * `run` of src/pplab/simulator.py, which says more.
+  /** When every item starts, and when it ends: both null if it never runs, as in a waiting circle. Line by line, this is
+   *  `run` of src/pplab/simulator.py, which says more.
    *
-   * Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
-   * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`.
-   */
+   *  Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
+   *  has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`. */
   function run(rows, needs, durations, lags) {
     const [starts, ends] = [needs.map(() => null), needs.map(() => null)];
     const waiting = new Map(); // of an item that hasn't run: the workers that stand still until it has
@@ -321,10 +313,8 @@ var pplab = ((schedules) => {
   const lagsOf = ({ actions, makers }, { latency }) =>
     makers.map((maker, i) => (maker !== null && actions[maker].rank !== actions[i].rank ? latency : 0));
 
-  /**
-   * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; rows.js says of any rows what is wrong with them.
-   */
+  /** The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
+   *  placed only what could run; rows.js says of any rows what is wrong with them. */
   function simulate(schedule, given = costs()) {
     const { turns } = schedule;
     given.check(schedule.numStages, schedule.numMicrobatches);
@@ -397,11 +387,9 @@ var pplab = ((schedules) => {
     return path.reverse();
   }
 
-  /**
-   * What a span needs before it can start: other stages' results (`how`: "message" when it comes from another rank,
-   * "local" when from its own), what its own stage kept ("kept"), and the action before it on its rank ("order").
-   * `text` is the action that is needed: of an overlap, one half.
-   */
+  /** What a span needs before it can start: other stages' results (`how`: "message" when it comes from another rank,
+   *  "local" when from its own), what its own stage kept ("kept"), and the action before it on its rank ("order").
+   *  `text` is the action that is needed: of an overlap, one half. */
   function waitsFor(timeline, span) {
     const { schedule, costs, spans, byRank } = timeline;
     const found = new Map();
@@ -429,10 +417,8 @@ var pplab = ((schedules) => {
     return users;
   }
 
-  /**
-   * Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
-   * `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends.
-   */
+  /** Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
+   *  `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends. */
   function idle(timeline) {
     const { costs, byRank, makespan } = timeline, found = [];
     byRank.forEach((row, rank) => {
@@ -571,9 +557,7 @@ var pplab = ((schedules) => {
   /** How many microbatches so many slices make. */
   function sequencesOf(name, M, slices) {
     if (M % positiveInt("slices", slices) === 0) return M / slices;
-    throw new ScheduleError(
-      `${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`,
-    );
+    throw new ScheduleError(`${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`);
   }
 
   // on a V: stages r and 2P-1-r on rank r
@@ -670,13 +654,11 @@ var pplab = ((schedules) => {
     });
   }
 
-  /**
-   * The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
+  /** The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
    *
-   * Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
-   * F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
-   * is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
-   */
+   *  Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
+   *  F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
+   *  is left, over all ranks, can always run. In the steady state a rank keeps to its plan. */
   function reordered(plans, numStages, first, last) {
     const most = Math.max(...plans.map(peakOf));
     const left = plans.map((plan) => partsOf(plan, first, last));
@@ -742,14 +724,10 @@ var pplab = ((schedules) => {
 
   builders["DualPipe"] = (P, M) => {
     if (P % 2) {
-      throw new ScheduleError(
-        `DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`,
-      );
+      throw new ScheduleError(`DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`);
     }
     if (M % 2 || M < 2 * P) {
-      throw new ScheduleError(
-        `DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`,
-      );
+      throw new ScheduleError(`DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`);
     }
     return range(P).map((rank) => {
       const mirror = P - 1 - rank;
@@ -766,10 +744,8 @@ var pplab = ((schedules) => {
     return range(P).map((rank) => dualRow(local(rank), local(2 * P - 1 - rank), rank, P, M, rank === P - 1));
   };
 
-  /**
-   * The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
-   * ranks lie between there and where the streams meet; `turns`: this rank is the last of them.
-   */
+  /** The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
+   *  ranks lie between there and where the streams meet; `turns`: this rank is the last of them. */
   function dualRow(near, far, depth, reach, M, turns) {
     const rest = reach - depth - 1, row = [], waiting = []; // waiting: weight gradients put off
     const forward = (stream) => stream.next(F);
@@ -810,10 +786,8 @@ var pplab = ((schedules) => {
   const find = (name) =>
     known.find((each) => [each.name, ...each.aliases].some((each) => each.toLowerCase() === name.toLowerCase()));
 
-  /**
-   * Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
-   * while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected.
-   */
+  /** Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
+   *  while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected. */
   function build(name, { numRanks: P, numMicrobatches: M, ...options }) {
     const found = find(name);
     if (!found) throw new ScheduleError(`unknown schedule ${repr(name)}: known: ${known.map((each) => each.name).join(", ")}`);
