@@ -96,7 +96,7 @@ class FrontierView:
         ]
         self._text = f"{figures.alternative_text(figure)}\n{self!r}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+    def _repr_mimebundle_(self, **_: object) -> figures.Bundle:
         return figures.bundle(self._page(), [self._picture], self._text)
 
     def _page(self) -> str:
@@ -177,7 +177,7 @@ def small_chart(timeline: Timeline, until: float, name: str) -> str:
     drawn = f'<path stroke="currentColor" opacity=".5" d="{idle}"/>' + "".join(
         f'<path stroke="{fill}" stroke-width="{high:g}" d="{"".join(bars)}"/>' for (fill, high), bars in paths.items()
     )
-    alt = html.escape(f"Gantt chart of {name}, which takes {timeline.makespan:.5g}", quote=True)
+    alt = html.escape(f"Gantt chart of {name}, which takes {timeline.makespan:.5g}")
     return (
         f'<svg role="img" aria-label="{alt}" viewBox="0 0 {_WIDTH} {_ROW * len(ranks)}" fill="currentColor" '
         f'style="display:block;width:100%;height:auto;margin:.3em 0">{names}{drawn}</svg>'
