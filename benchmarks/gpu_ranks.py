@@ -30,13 +30,13 @@ def predicted(setting: Setting, part: Part) -> None:
     """Schedules' makespans, simulated with the durations of one run of one of them, and measured."""
     dtype = torch.bfloat16 if setting.device == "cuda" else None
     workload = models.gpt(source="sample", **setting.size.gpt)
-    for num_ranks in _ranks(setting, part):
-        for sharing in ("cores",) if setting.device == "cpu" else setting.sharings(num_ranks, part):
-            with setting.pool(num_ranks, sharing) as pool:
-                for first, others in _alike(setting.schedules(num_ranks)):
-                    run = partial(_predicted, pool, sharing, setting, dtype, first, others)
-                    what = f"from {first.name}, {num_ranks} ranks, {sharing}"
-                    part.attempt(what, partial(with_room, run, workload, first.num_microbatches))
+    for num_ranks in reversed([*_ranks(setting, part)]):  # schedules differ most on most ranks
+        sharing = next(iter(("cores",) if setting.device == "cpu" else setting.sharings(num_ranks, part)))
+        with setting.pool(num_ranks, sharing) as pool:
+            for first, others in _alike(setting.schedules(num_ranks)):
+                run = partial(_predicted, pool, sharing, setting, dtype, first, others)
+                what = f"from {first.name}, {num_ranks} ranks, {sharing}"
+                part.attempt(what, partial(with_room, run, workload, first.num_microbatches))
 
 
 def _ranks(setting: Setting, part: Part) -> Iterator[int]:

@@ -32,7 +32,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": None}
 RATIOS = {"B/F": ("B", "F"), "(I+W)/B": ("IW", "B"), "I/F": ("I", "F"), "W/F": ("W", "F")}
 
 
-@piece(120)
+@piece(60)
 def stages(setting: Setting, part: Part) -> None:
     """How long F, B, I and W of a GPT's layers take, by tokens and width; and whether launches set the pace."""
     size, dtypes = setting.size, ("bf16", "fp32") if setting.device == "cuda" else ("fp32",)

@@ -19,7 +19,7 @@ _MOST_S = 3600.0
 RUNNING: set[int] = set()  # groups of processes, for whoever ends this one
 
 
-@piece(60, "pytest")
+@piece(40, "pytest")
 def tests(setting: Setting, part: Part) -> None:
     """The tests that need a GPU, each one's outcome, with the skipped ones among what wasn't run."""
     for name, row in part.begun.items():

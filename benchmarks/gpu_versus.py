@@ -45,7 +45,7 @@ def _versus(pool: Pool, schedule: pp.Schedule, size: Size, workload: Workload) -
     return found.to_dict()
 
 
-@piece(60, "transformers")
+@piece(60, "transformers", "datasets")
 def profile(setting: Setting, part: Part) -> None:
     """Three ranks, eight microbatches, DistilBERT at its real size: naive, GPipe and 1F1B, by pplab and by PyTorch."""
     size = setting.size

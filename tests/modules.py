@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pplab import lab
 from pplab.lab.models import Modules
-from pplab.runtime import Batch, Executor, Extra, Job, Listener, Rank, RankContext, Workload
+from pplab.runtime import Batch, EndOfBatches, Executor, Extra, Job, Listener, Rank, RankContext, Workload
 from pplab.runtime import context as rank_context
 
 
@@ -239,6 +239,13 @@ class TorchAlone(Workload):
 def of_rank_1(step: int) -> int:
     """1 on rank 1 from step 2 on."""
     return int(step > 1 and torch.distributed.get_rank() == 1)
+
+
+def ends_on_rank_1(step: int) -> Batch:
+    """The same batch for every step, and on rank 1 for four steps."""
+    if step > 3 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+        raise EndOfBatches("there are 4 batches")
+    return batch()
 
 
 _DRAWN = itertools.count(os.getpid())

@@ -4,8 +4,9 @@
 
 records all of CASES, or those named, and writes NAME/rank0.json.gz and so on. As torch wrote them, but for what no
 reader of `lab.read_traces` looks at: of operators inside others (aten::addmm inside aten::linear) only autograd's are
-kept, flows between forwards and backwards go, and of arguments nothing stays. A rank runs this file again, alone in its
-process.
+kept, flows between forwards and backwards go, and of arguments only what joins a kernel to its launch. A rank runs this
+file again, alone in its process. Cases on a GPU are recorded where they are named; NCCL takes their ranks, which share
+it, for different hosts (benchmarks/one_gpu.py), and an MPS daemon that runs lets them compute at once.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import one_gpu  # noqa: E402
+
 HERE = Path(__file__).parent / "lab" / "measuring" / "traces"
-WIDTH, TOKENS = 256, 192  # of a layer, and of a microbatch
+SIZES = {"cpu": (256, 192), "cuda": (4096, 512)}  # the width of a layer, the tokens of a microbatch
+GPU = {"device": "cuda:0", "ranks": 2, "watch": True, "steps": 3}
 
 CASES: dict[str, dict] = {
     "gpipe": {"name": "GPipe", "ranks": 2, "layers": [2, 2]},
@@ -41,6 +46,9 @@ CASES: dict[str, dict] = {
         **{"steps": 2, "evaluate": "between"},
     },
     "unnamed": {"name": "1F1B", "ranks": 2, "layers": [1, 1]},
+    "gpu-1f1b": {**GPU, "name": "1F1B", "layers": [2, 2]},
+    "gpu-gpipe": {**GPU, "name": "GPipe", "layers": [2, 2]},
+    "gpu-slow-stage": {**GPU, "name": "1F1B", "layers": [1, 2]},
 }
 
 
@@ -80,8 +88,16 @@ def run_rank(told: dict) -> None:
     from torch.profiler import profile
 
     rank, ranks, layers, M = told["rank"], told["ranks"], told["layers"], told["microbatches"]
+    device = torch.device(told.get("device", "cpu"))
+    width, tokens = SIZES[device.type]
+    if device.type == "cuda":
+        os.environ.update(one_gpu.environment(rank, torch.cuda.nccl.version()))
     dist.init_process_group(
-        "gloo", f"file://{told['store']}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        "gloo" if device.type == "cpu" else "nccl",
+        f"file://{told['store']}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
     )
     if told.get("watch"):
         from pplab import lab
@@ -96,10 +112,10 @@ def run_rank(told: dict) -> None:
         held = [rank, stages - 1 - rank]
 
     def part(stage: int) -> nn.Module:
-        layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        return nn.Sequential(*(copy.deepcopy(each) for each in layer * layers[stage]))
+        layer = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        return nn.Sequential(*(copy.deepcopy(each) for each in layer * layers[stage])).to(device)
 
-    made = [pipelining.PipelineStage(part(stage), stage, stages, torch.device("cpu")) for stage in held]
+    made = [pipelining.PipelineStage(part(stage), stage, stages, device) for stage in held]
     one = told["name"] in ("GPipe", "1F1B")
     runner = getattr(pipelining, f"Schedule{told['name']}")(
         made[0] if one else made, M, loss_fn=lambda y, target: (y - target).square().mean()
@@ -107,7 +123,7 @@ def run_rank(told: dict) -> None:
     if rank == 0:
         rows = [[str(a) for a in row if a is not None] for _, row in sorted(runner.pipeline_order.items())]
         Path(told["folder"], "rows.txt").write_text(json.dumps(rows))
-    x = torch.randn(TOKENS * M, WIDTH)
+    x = torch.randn(tokens * M, width, device=device)
     inputs, target = [x] * (0 in held), {"target": x} if stages - 1 in held else {}
 
     def run() -> None:
@@ -180,7 +196,8 @@ def strip(path: Path) -> None:
             if not outermost and not event["name"].startswith("autograd::engine"):
                 continue
         kept.append(
-            {key: event[key] for key in ("ph", "cat", "name", "tid", "ts", "dur") if key in event} | {"args": {}}
+            {key: event[key] for key in ("ph", "cat", "name", "tid", "ts", "dur") if key in event}
+            | {"args": {key: event["args"][key] for key in ("correlation",) if key in event.get("args", {})}}
         )
     trace["traceEvents"] = kept
     path.write_bytes(gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), mtime=0))
@@ -190,7 +207,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         run_rank(json.loads(sys.argv[2]))
     else:
-        for name in sys.argv[1:] or CASES:
+        for name in sys.argv[1:] or [name for name, case in CASES.items() if "device" not in case]:
             record(CASES[name], HERE / name)
             for path in (HERE / name).rglob("*.json.gz"):
                 strip(path)

@@ -183,7 +183,7 @@ def tried(mutation: Mutation | None) -> str:
             path = Path(folder, "pplab", mutation.path)
             text = path.read_bytes()
             path.write_bytes(text[: mutation.start] + mutation.new.encode() + text[mutation.end :])
-        paths = os.pathsep.join(map(str, (FAKE, folder, ROOT / "tests")))
+        paths = os.pathsep.join(map(str, (FAKE, folder, ROOT / "tests", ROOT / "benchmarks")))
         environment = {**os.environ, "FAKE_GPUS": "4", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, str(FAKE / "drill.py")]
         try:

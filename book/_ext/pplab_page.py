@@ -188,6 +188,13 @@ def as_cards(table: re.Match) -> str:
     return f'<div class="pplab-table pplab-cards"{table["head"]}{body}'
 
 
+def load_playhead(app, pagename, templatename, context, doctree) -> None:
+    """Give a page with charts of time what plays them."""
+    if 'class="pplab-figure"' in context.get("body", ""):
+        for script in ("explorer/clock.js", "playhead.js"):
+            app.add_js_file(script, loading_method="defer")
+
+
 def setup(app) -> dict:
     """Register the extension."""
     app.connect("config-inited", link_repository)
@@ -196,6 +203,7 @@ def setup(app) -> dict:
     app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
+    app.connect("html-page-context", load_playhead, priority=800)  # after the explorer, whose scripts come first
     app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it
     app.add_js_file("pplab_page.js")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

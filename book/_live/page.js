@@ -290,7 +290,10 @@
       if (kind === "error") return this.fail(...what);
       const [bundle] = what, text = bundle["text/plain"] || "";
       const drawn = bundle["application/vnd.pplab.page+html"] || bundle["text/html"] || bundle["image/svg+xml"];
-      if (drawn) this.output.append(Object.assign(make("div", "output text_html"), { innerHTML: drawn }));
+      if (drawn) {
+        this.output.append(Object.assign(make("div", "output text_html"), { innerHTML: drawn }));
+        this.output.dispatchEvent(new Event("pplab-output", { bubbles: true })); // charts of time get a playhead
+      }
       else if (/^[✓✗…] /.test(text)) this.judge(text);
       else {
         this.print(`${(bundle["text/markdown"] || text).replace(/^```\w*\n|\n```$/g, "")}\n`);

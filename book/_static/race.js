@@ -35,30 +35,14 @@
   function race(root) {
     const told = JSON.parse(root.dataset.race), { end } = told;
     const views = [...root.querySelectorAll(".pplab-lane")].map((section, i) => lane(section, told.lanes[i], told));
-    const asked = () => Number(/^#t=([\d.]+)$/.exec(location.hash)?.[1] ?? NaN);
-
-    let waiting; // browsers refuse an address that changes with each movement of a hand
-    const remember = (time) => {
-      clearTimeout(waiting);
-      if (time >= end && isNaN(asked())) return; // it played by itself
-      waiting = setTimeout(() => history.replaceState(null, "", time < end ? `#t=${time.toFixed(2)}` : location.pathname), 300);
-    };
-    const clock = pplabClock.make(root.querySelector(".pplab-clock"), (time) => views.forEach((show) => show(time)), remember);
-    const moments = Array.from({ length: Math.ceil(end / STEP) }, (_, i) => i * STEP);
-    const given = { end, moments: () => moments, told: (time) => `${time.toFixed(2)} s` };
+    const { asked } = pplabClock;
+    const bar = root.querySelector(".pplab-clock");
+    const clock = pplabClock.make(bar, (time) => views.forEach((show) => show(time)), (time) => pplabClock.remember(time, end));
+    const turns = () => Array.from({ length: Math.ceil(end / STEP) }, (_, i) => i * STEP);
+    const given = { end, turns, told: (time) => `${time.toFixed(2)} s` };
     clock.fit(given, isNaN(asked()) ? end : asked());
 
-    root.addEventListener("pointerdown", (event) => {
-      const track = event.target.closest(".pplab-track");
-      if (!track || event.button) return;
-      const box = track.getBoundingClientRect(), go = ({ clientX }) => clock.seek(((clientX - box.left) / box.width) * end);
-      track.setPointerCapture(event.pointerId);
-      track.onpointermove = go;
-      track.onlostpointercapture = () => (track.onpointermove = null);
-      go(event);
-      event.preventDefault(); // or the focus that keys need would go
-      root.querySelector("input").focus({ preventScroll: true });
-    });
+    for (const track of root.querySelectorAll(".pplab-track")) pplabClock.drag(track, (share) => clock.seek(share * end), bar);
     addEventListener("hashchange", () => isNaN(asked()) || clock.seek(asked()));
     addEventListener("beforeprint", () => clock.fit(given, end));
     if (still.matches || location.hash) return; // who asked for a moment, or for no motion, sees it play when they say so

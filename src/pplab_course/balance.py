@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 from pplab.actions import F
@@ -122,8 +122,8 @@ def _check_counts(counts: object, num_stages: int, num_layers: int, least: int) 
 
 
 def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
-    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
-    return [sum(values[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    left = iter(values)
+    return [sum(islice(left, count)) for count in counts]
 
 
 @checker("a function of a module")
@@ -240,9 +240,8 @@ def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
     """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8 microbatches."""
     schedule = build(name, num_ranks=2, num_microbatches=8)
     held = list(schedule.peak_held(pictures().memory(counts)))
-    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
-    for rank, end, count in zip(schedule.placement, ends, counts, strict=True):
-        held[rank] += 4 * sum(pictures().parameters[end - count : end])
+    for rank, weights in zip(schedule.placement, _sums(pictures().parameters, counts), strict=True):
+        held[rank] += 4 * weights
     return simulate(schedule, pictures().costs(counts)).makespan, tuple(held)
 
 

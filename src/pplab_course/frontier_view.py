@@ -1,14 +1,15 @@
 """A frontier to point at: the book's page shows the chart of whichever schedule the reader points at, or chooses.
 
 The choice is a row of radio buttons, so that keyboards, fingers and readers of screens have it too, and a page without
-scripts. Other viewers show the chart of time against memory, and its points as lines of text.
+scripts, which says what is chosen and can't draw it. Other viewers show the chart of time against memory, and its
+points as lines of text.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from pplab.timeline import Timeline
 
 from . import figures
 
-_WIDTH, _ROW, _BAR, _LEFT = 640, 22, 18, 50  # of a small chart: in pixels, the left margin for the ranks' names
+Item = tuple[float | str, ...]  # of a small chart: how long it takes, and its parts' colours, one above the other
 EXPLORER = "../book/explorer.html"  # from a chapter's page
 # A point that is pointed at is chosen; a click of a mouse, which has pointed before, opens it.
 _POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point]?.click()"
@@ -31,8 +32,33 @@ _OPEN = (
 )
 _MARK = (
     "const i=[...this.querySelectorAll('input')].findIndex(x=>x.checked);"
-    "this.querySelectorAll('.pplab-point').forEach(g=>g.classList.toggle('pplab-on',g.dataset.point==i))"
+    "this.querySelectorAll('.pplab-point').forEach(g=>g.classList.toggle('pplab-on',g.dataset.point==i));"
+    "this.querySelector('.pplab-small').onload()"
 )
+# Draw the chosen schedule's Gantt chart, of a text for each rank (a hundred charts weigh six times as much): an item is
+# a letter, after the time for which the rank idles before it, if it does. Idle is a line.
+_DRAW = r"""
+const [label, said] = this.parentElement.querySelectorAll('input:checked+label,input:checked+label+.pplab-chosen');
+const items = JSON.parse(this.dataset.items), left = 50, right = 640, scale = (right - left) / this.dataset.until;
+let bars = '', makespan = 0;
+const drawRow = (row, rank) => {
+  let now = 0;
+  for (const [, idle, letter] of row.matchAll(/([\d.]*)(\D)/g)) {
+    const [takes, ...fills] = items[letter.charCodeAt() - 65], high = 18 / fills.length;
+    now += Number(idle);
+    fills.forEach((fill, half) => bars += `<rect x="${left + now * scale}" y="${22 * rank + half * high}"
+      width="${takes * scale - 0.6}" height="${high}" fill="${fill}"/>`);
+    now += takes;
+  }
+  makespan = Math.max(makespan, now);
+};
+const ranks = said.lastChild.dataset.chart.split(' ');
+ranks.forEach(drawRow);
+this.innerHTML = ranks.map((_, rank) => `<text y="${22 * rank + 13}" font-size="12">rank ${rank}</text>
+  <path stroke="currentColor" opacity=".5" d="M${left} ${22 * rank + 9}H${left + makespan * scale}"/>`).join('') + bars;
+this.setAttribute('viewBox', `0 0 ${right} ${22 * ranks.length}`);
+this.setAttribute('aria-label', `Gantt chart of ${label.textContent}, which takes ${Number(makespan.toPrecision(5))}`);
+"""
 _STYLE = (
     ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0;"
     "min-width:0}"
@@ -43,6 +69,7 @@ _STYLE = (
     ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
     ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;min-width:0;margin-top:.4em}"
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
+    ".pplab-small{display:block;width:100%;height:auto;margin:.3em 0}"
     ".pplab-points label{position:absolute;opacity:0;pointer-events:none}"
     ".pplab-frontier:has(:focus-visible)>.pplab-figure{outline:3px solid currentColor}"
     ".pplab-point{cursor:pointer}.pplab-on use{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
@@ -103,18 +130,21 @@ class FrontierView:
         places = {f'id="point-{each.number}"': place for place, each in enumerate(self.shown)}
         chart = re.sub(r'id="point-\d+"', lambda m: f'class="pplab-point" data-point="{places.get(m[0])}"', self._chart)
         until = max(each.timeline.makespan for each in self.shown)
-        choices = {
+        letters: dict[Item, str] = {}
+        said = {
             each.name: f"{html.escape(each.said(self.frontier))} {self._link(each)}"
-            f"{small_chart(each.timeline, until, each.name)}"
+            f'<i data-chart="{_rows(each.timeline, letters)}"></i>'
             for each in self.shown
         }
+        points = _choice(
+            f"frontier-{self.frontier.name}", said, "Point at a mark or a name, or use the arrow keys:", "points"
+        )
         return (
             f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" onpointerover="{_POINT}" '
-            f'onclick="{_OPEN}" oninput="{_MARK}" onchange="{_MARK}">{chart}'
-            + _choice(
-                f"frontier-{self.frontier.name}", choices, "Point at a mark or a name, or use the arrow keys:", "points"
-            )
-            + "</div>"
+            f'onclick="{_OPEN}" onchange="{_MARK}">{chart}{points}'
+            f'<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" fill="currentColor" '
+            f'viewBox="0 0 640 1" data-until="{until:.5g}" data-items="{html.escape(json.dumps([*letters]))}" '
+            f'onload="{html.escape(_DRAW)}"></svg></div>'
         )
 
     def _link(self, each: Shown) -> str:
@@ -158,27 +188,18 @@ def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settin
     return f'<fieldset class="pplab-choice pplab-{of}"><legend>{legend}</legend>{shown}</fieldset>'
 
 
-def small_chart(timeline: Timeline, until: float, name: str) -> str:
-    """A Gantt chart as SVG of few bytes: colours for kinds, lighter ones for a rank's later stages; idle is a line."""
-    scale, schedule = (_WIDTH - _LEFT) / until, timeline.schedule
-    paths: dict[tuple[str, float], list[str]] = defaultdict(list)
+def _rows(timeline: Timeline, letters: dict[Item, str]) -> str:
+    """A timeline's rows as `_DRAW` reads them; items that have no letter yet are given the next."""
+    schedule = timeline.schedule
+    rows, now = [""] * schedule.num_ranks, [0.0] * schedule.num_ranks
     for span in timeline.spans:
-        stages = schedule.stages_of(span.rank)
-        each = parts(span.action)
-        high = _BAR / len(each)
-        for number, action in enumerate(each):
-            fill = shade(palette.FILL[action.kind], stages.index(action.stage), len(stages))
-            middle = span.rank * _ROW + (number + 0.5) * high
-            wide = (span.end - span.start) * scale - 0.6
-            paths[fill, high].append(f"M{_LEFT + span.start * scale:.4g} {middle:g}h{wide:.3g}")
-    ranks = range(schedule.num_ranks)
-    names = "".join(f'<text x="0" y="{rank * _ROW + 13}" font-size="12">rank {rank}</text>' for rank in ranks)
-    idle = "".join(f"M{_LEFT} {rank * _ROW + _BAR / 2:g}h{timeline.makespan * scale:.4g}" for rank in ranks)
-    drawn = f'<path stroke="currentColor" opacity=".5" d="{idle}"/>' + "".join(
-        f'<path stroke="{fill}" stroke-width="{high:g}" d="{"".join(bars)}"/>' for (fill, high), bars in paths.items()
-    )
-    alt = html.escape(f"Gantt chart of {name}, which takes {timeline.makespan:.5g}")
-    return (
-        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {_WIDTH} {_ROW * len(ranks)}" fill="currentColor" '
-        f'style="display:block;width:100%;height:auto;margin:.3em 0">{names}{drawn}</svg>'
-    )
+        rank, stages = span.rank, schedule.stages_of(span.rank)
+        idle = float(f"{span.start - now[rank]:.4g}")
+        if idle > 1e-4 * timeline.makespan:
+            rows[rank] += f"{idle:g}"
+            now[rank] += idle
+        fills = (shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action))
+        takes = float(f"{span.end - span.start:.5g}")
+        rows[rank] += letters.setdefault((takes, *fills), chr(ord("A") + len(letters)))
+        now[rank] += takes
+    return " ".join(rows)

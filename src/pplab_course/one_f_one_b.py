@@ -32,21 +32,23 @@ ENOUGH = 1.04  # of the best known bill
 
 @in_whole_backwards(stage_per_rank=True)
 @one_or_several
-@checker("three rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
+@checker("five rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
 def by_hand(answer: object) -> Verdict:
-    """Write the rows of 1F1B with 3 ranks and 4 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
+    """Write the rows of 1F1B with 5 ranks and 3 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
     with told("", TypeError):
         rows = rows_of(answer)
-    if len(rows) != 3:
-        raise Wrong(f"expected three rows, one for each rank, got {len(rows)}")
     try:
-        _is_1f1b(rows, 3, 4)
+        _is_1f1b(rows, 5, 3)
     except Wrong as error:
-        right_rows = build("1F1B", num_ranks=3, num_microbatches=4).rows
-        same = [rank for rank, row in enumerate(rows) if _is_row(rank, row, right_rows[rank])]
+        right_rows = build("1F1B", num_ranks=5, num_microbatches=3).rows
+        same = [
+            rank
+            for rank, (row, right_row) in enumerate(zip(rows, right_rows, strict=False))
+            if _is_row(rank, row, right_row)
+        ]
         fine = f"; the row of rank {' and of rank '.join(map(str, same))} is right" if same else ""
         raise Wrong(f"{error}{fine}") from None
-    return right("at the floor, 18, and the ranks hold 3, 2 and 1")
+    return right("at the floor, 21, and the ranks hold 3, 3, 3, 2 and 1")
 
 
 @in_whole_backwards(stage_per_rank=True)

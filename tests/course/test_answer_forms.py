@@ -69,7 +69,7 @@ CHARTS = [  # an answer with a line per rank
     (bubble_math.chart_at_the_floor, rows("1F1B", 3, 3)),
     (bubble_math.repair, rows("1F1B", 3, 4)),
     (gpipe.sixteen_sequences, [[8, 8, 6, 4], [9, 9, 8, 6]]),
-    (one_f_one_b.by_hand, rows("1F1B", 3, 4)),
+    (one_f_one_b.by_hand, rows("1F1B", 5, 3)),
     (one_f_one_b.unstick, ["0F0 0F1 0F2 0B0 0B1 0B2".split(), *STUCK[1:]]),
     (interleaved.beat_24, beats_24()),
     (fsdp.replicated, TWICE),

@@ -16,8 +16,8 @@ from pplab_course import one_f_one_b as exercise
 from pplab_course import spine
 
 NAN = float("nan")
-BY_HAND = "F0 F1 F2 B0 F3 B1 B2 B3\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3"
-FIRST, SECOND, LAST = BY_HAND.splitlines()
+FIRST, SECOND, LAST = "F0 F1 F2 B0 B1 B2", "F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"
+BY_HAND = "\n".join([FIRST] * 3 + [SECOND, LAST])
 
 
 def order(rank, P, M):
@@ -66,30 +66,30 @@ ONE_ROW_OF_0 = exercise.STUCK_ROWS.replace("0F0,0F1,0B0,0F2,0B1,0B2", "0F0,0F1,0
 WHOLE = "expected a whole number for each of four ranks"
 
 WRONG = [
-    (exercise.by_hand, 3, "expected three rows of actions"),
-    (exercise.by_hand, "F0 B0", "expected three rows, one for each rank, got 1"),
+    (exercise.by_hand, 3, "expected five rows of actions"),
+    (exercise.by_hand, "F0 B0", "expected 5 ranks with 3 microbatches, got 1 with 1"),
     (exercise.by_hand, [1, 2, 3], "expected a row of actions"),
-    (exercise.by_hand, BY_HAND.replace(" B3", ""), "0B3 is missing"),
+    (exercise.by_hand, BY_HAND.replace(" B2", ""), "0B2 is missing"),
     (exercise.unstick, exercise.STUCK_ROWS.replace(",0B2", ""), "add 0B2 to rank 0's row"),
     (exercise.unstick, exercise.STUCK_ROWS.replace("0F0", "F0").lower(), "deadlock: rank 0 waits at 0B0 for 1B0"),
     (exercise.unstick, exercise.STUCK_ROWS.replace("1F0", "0F0"), "(a stage has one rank)"),
-    (exercise.by_hand, "\n".join([FIRST, LAST, SECOND]), "deadlock"),
+    (exercise.by_hand, "\n".join([FIRST] * 3 + [LAST, SECOND]), "deadlock"),
     (
         exercise.by_hand,
-        "\n".join([SECOND, LAST, LAST]),
+        "\n".join([SECOND] * 3 + [LAST, LAST]),
         "rank 0 holds 2 forwards at its fullest; under 1F1B it holds 3",
     ),
-    (exercise.by_hand, "\n".join(["F0 F1 F2 F3 B0 B1 B2 B3", SECOND, LAST]), "rank 0 holds 4 forwards"),
-    (exercise.by_hand, "\n".join([SECOND, FIRST, LAST]), "deadlock"),
+    (exercise.by_hand, "\n".join([FIRST] * 5), "rank 3 holds 3 forwards"),
+    (exercise.by_hand, "\n".join([SECOND, FIRST, FIRST, SECOND, LAST]), "deadlock"),
     (
         exercise.by_hand,
-        "\n".join([FIRST, "F0 F1 B0 B1 F2 F3 B2 B3", LAST]),
-        "takes 21, and 1F1B 18; the row of rank 0 and of rank 2 is right",
+        "\n".join([FIRST] * 3 + ["F0 F1 B0 B1 F2 B2", LAST]),
+        "takes 24, and 1F1B 21; the row of rank 0 and of rank 1 and of rank 2 and of rank 4 is right",
     ),
     (
         exercise.by_hand,
-        BY_HAND.replace(" F3", "").replace(" B3", ""),
-        "expected 3 ranks with 4 microbatches, got 3 with 3",
+        BY_HAND.replace(" F2", "").replace(" B2", ""),
+        "expected 5 ranks with 3 microbatches, got 5 with 2",
     ),
     (exercise.by_hand, BY_HAND.replace("F0", "X0"), "'X0' is not an action"),
     (exercise.order, 33, "expected a function of (rank, P, M)"),
@@ -159,7 +159,7 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, l
         BY_HAND.replace(" ", ","),
         [row.split() for row in BY_HAND.splitlines()],
         [[f"{rank}{action}" for action in row.split()] for rank, row in enumerate(BY_HAND.splitlines())],
-        pp.build("1F1B", num_ranks=3, num_microbatches=4).rows,
+        pp.build("1F1B", num_ranks=5, num_microbatches=3).rows,
     ],
 )
 def test_rows_are_taken_in_every_form(answer):

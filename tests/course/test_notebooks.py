@@ -43,6 +43,7 @@ def test_it_was_executed_from_the_top(path):
     counts = [cell["execution_count"] for cell in cells(path, "code") if text(cell).strip()]
     assert counts == list(range(1, len(counts) + 1)), "not executed from the top: run `make notebooks`"
     assert not any(output["output_type"] == "error" for output in outputs(path)), "a cell ends in an error"
+    assert "is there already" not in path.read_text(), "a reader's file was left there: delete it, and execute again"
 
 
 def test_it_carries_nothing_that_changes_by_itself(path):
@@ -62,6 +63,11 @@ def test_what_the_page_hides_is_folded_in_jupyterlab(path):
         folded = {FOLDS[tag]: True for tag in tags if tag in FOLDS}
         how = f"run: python tools/execute_notebooks.py --clean notebooks/{path.name}"
         assert cell["metadata"].get("jupyter", {}) == folded, f"cell {cell['id']}: {how}"
+
+
+def test_no_line_of_text_is_a_comment(path):
+    for cell in cells(path, "markdown"):  # MyST leaves out a line that begins with %
+        assert not re.search(r"^%", CODE.sub("", text(cell)), flags=re.M), text(cell)
 
 
 def test_no_price_becomes_a_formula(path):

@@ -102,8 +102,7 @@ def test_pages_are_light(loads, book):
         heavy = sorted(((*weight(path), path.name) for path in files), reverse=True)
         assert sum(size for size, *_ in heavy) <= MOST_BYTES, (name, heavy[:9])
         assert sum(zipped for _, zipped, _ in heavy) <= MOST_ZIPPED, (name, heavy[:9])
-        most = MOST_HTML + 200_000 * name.endswith("10_how_good.html")  # its frontiers have a hundred charts to look at
-        assert weight(book / name)[0] <= most, (name, weight(book / name))
+        assert weight(book / name)[0] <= MOST_HTML, (name, weight(book / name))
 
 
 def test_no_id_stands_twice(loads):

@@ -83,6 +83,8 @@ def test_cells_say_what_is_recorded_and_solutions_are_accepted(tab, book, chapte
         assert not made.error and made.charts == kept.charts, (name, made)
         if "nbval-ignore-output" not in cell["metadata"].get("tags", ()):
             assert made.text.strip() == kept.text.strip(), (name, made, kept)
+    if chapter == live.CHAPTERS[0]:
+        assert tab.locator(".live-mine .pplab-offer").count()  # its charts of time can be played
 
 
 def test_most_cells_run_and_most_exercises_are_judged():

@@ -111,8 +111,11 @@ def test_the_input_gradient_leaves_linears_weights_alone():
     assert all(p.grad is not None for p in norm.parameters())
     assert stage.deferred.unsplit == {"LayerNorm"}
     assert [tuple(x.shape) for product in stage.due[0] for x in product[1:3]] == [(4, 9), (4, 6), (4, 6), (4, 9)]
+    kept = [weakref.ref(x) for product in stage.due[0] for x in product[1:3]]
     stage.backward_weight(0)
     assert all(p.grad is not None for p in stage.module.parameters()) and not stage.due
+    # Nor does a weight's gradient remember what it was made of.
+    assert not any(p.grad.requires_grad for p in stage.module.parameters()) and not any(x() for x in kept)
 
 
 @pytest.mark.parametrize("make", [models.gpt, models.distilbert])

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -398,6 +399,23 @@ def ranks_and_guards() -> list[psutil.Process]:
     """What runs for pools of this process; the fork server and its tracker, its own children, stay."""
     mine = os.getpid()
     return [p for p in running(psutil.Process()) if p.ppid() != mine or "multiprocessing" not in str(p.cmdline())]
+
+
+def test_a_pool_listens_on_its_own_host_alone_and_does_not_mind_nonsense(fork_server):
+    with Pool(2, device="cpu", timeout_s=60) as pool:
+        first = pool.train(SCHEDULE, modules.workload(*good()), steps=1)
+        pids = os.getpid(), *pool.pids
+        open_ = [each for pid in pids for each in psutil.Process(pid).net_connections(kind="inet")]
+        listening = [each.laddr for each in open_ if each.status == psutil.CONN_LISTEN]
+        assert len(listening) >= 3 and {address.ip for address in listening} == {"127.0.0.1"}
+        with contextlib.ExitStack() as strangers:
+            for address in listening:
+                for nonsense in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, os.urandom(4096), b""):
+                    stranger = strangers.enter_context(socket.create_connection(address, timeout=5))
+                    stranger.sendall(nonsense)
+            assert pool.pids == pids[1:]
+            again = pool.train(SCHEDULE, modules.workload(*good()), steps=1)
+        assert pool.pids == pids[1:] and len(again.losses) == len(first.losses) == 1
 
 
 def test_what_a_crash_left_is_swept(fork_server):

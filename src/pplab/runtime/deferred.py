@@ -85,11 +85,12 @@ class SplitLinear(torch.autograd.Function):
         return of_x, None, None, None, None
 
 
+@torch.no_grad()  # or the gradients would keep what they were made of
 def accumulate(products: list[Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
-        layer, inputs, gradients, _ = products.pop(0)
-        inputs, gradients = (x.reshape(-1, x.shape[-1]) for x in (inputs, gradients))
+        layer, *both, _ = products.pop(0)
+        inputs, gradients = (x.reshape(-1, x.shape[-1]) for x in both)
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
             if weight.grad is not None and weight.grad.dtype == inputs.dtype:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ..text import parse
 from .comm import LostPeer
+from .workload import EndOfBatches
 
 if TYPE_CHECKING:
     from .context import Status
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 BLAME_S = 2.0  # how long a rank that lost its peer waits for the news of what happened to that peer
 STOPPED_S = 2.0  # a rank that the system says is stopped is given up after this
 ALL_WAIT_S = 10.0  # ranks that all wait for each other are given up after this
+NO_BATCH = -1  # in place of a batch's digest, which is never negative
 GONE = object()  # in place of the answer of a rank that has ended
 UNGUARDED = 86  # what a rank exits with when the import of the pool's script starts another pool
 # What to do, by what an error says.
@@ -118,10 +120,7 @@ def different_batches(digests: Sequence[int], step: int, alike: bool) -> ValueEr
     """Ranks have batches with these digests; `alike`: a rank that makes its own again has the
     same.
     """
-    sides = []
-    for each in dict.fromkeys(digests):
-        ranks = [str(rank) for rank, digest in enumerate(digests) if digest == each]
-        sides.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}")
+    sides = [_ranks_with(each, digests) for each in dict.fromkeys(digests)]
     why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
     return ValueError(
         f"{' and '.join(sides)} have different batches for step {step}: {why}; `batch(step)` must "
@@ -129,6 +128,19 @@ def different_batches(digests: Sequence[int], step: int, alike: bool) -> ValueEr
         "several hosts, whose CPUs may round floats differently: compute inputs once, and load "
         "them)"
     )
+
+
+def too_few_batches(digests: Sequence[int], step: int) -> EndOfBatches:
+    """Some ranks have no batch for a step."""
+    return EndOfBatches(
+        f"{_ranks_with(NO_BATCH, digests)} had no batch for step {step}, and the others had one: "
+        "all ranks must be given the same batches"
+    )
+
+
+def _ranks_with(digest: int, digests: Sequence[int]) -> str:
+    ranks = [str(rank) for rank, each in enumerate(digests) if each == digest]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
 def oom_kills() -> int:

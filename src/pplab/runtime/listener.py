@@ -58,6 +58,9 @@ class Extra:
     """
 
     name: ClassVar[str]  # under which what it found stands in `Run.extras`
+    needs_pplab: ClassVar[str] = (
+        ""  # what to say where another engine runs, if it can't go with one
+    )
 
     def check(self, job: Job) -> Job:
         """Before anything starts, in the caller's process: the job as it shall be. Raises
@@ -72,7 +75,11 @@ class Extra:
         return nullcontext()
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Raise ValueError where these devices, with tensors crossing this way, can't do it."""
+        """Raise ValueError where these devices, with tensors crossing this way, can't do it, or
+        this engine.
+        """
+        if self.needs_pplab and job.engine_name != "pplab":
+            raise ValueError(self.needs_pplab)
 
     def listen(self, rank: Rank) -> Listener | None:
         """On every rank, once its stages are there."""

@@ -43,8 +43,9 @@ class Pool:
     ranks are up: `Mps` in benchmarks/gpu_mps.py, for ranks that share a GPU, says what it is asked
     to do.
 
-    Ranks meet at a port of 127.0.0.1, unencrypted and without a password: on a machine on which
-    strangers run programs, theirs can join. Start ranks where nobody else is logged in.
+    Ranks meet at ports of 127.0.0.1 alone, unencrypted and without a password. Who sends nonsense
+    there does no harm, but on a machine on which strangers run programs, theirs can join: start
+    ranks where nobody else is logged in.
 
     The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a
     `with` block, or the end of the program. Whatever goes wrong in one of them ends them all and
@@ -238,8 +239,8 @@ def make_run(
         )
     if len(losses) < job.options.steps:
         notes.append(
-            f"ended after {len(losses)} of {job.options.steps} steps: there was no further batch "
-            "of the same size, or an extra ended it"
+            f"ended after {len(losses)} of {job.options.steps} steps: "
+            f"{reports[0].ended or 'an extra ended it'}"
         )
     extras = {}
     for i, extra in enumerate(job.extras):

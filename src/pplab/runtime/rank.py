@@ -18,7 +18,7 @@ from ..lowering import LoweredRow, lower
 from .comm import Comm, Home, SharedComm
 from .context import RankContext
 from .executor import Executor
-from .failures import different_batches
+from .failures import NO_BATCH, different_batches, too_few_batches
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
 from .stage import Stage
@@ -38,6 +38,7 @@ class RankReport:
     unsplit: frozenset[str]  # layers whose weights' gradients a split backward can't put off
     extras: tuple[object, ...]  # what the extras' listeners report
     transport: str  # by which tensors crossed
+    ended: str = ""  # why no further batch came
 
 
 class Rank:
@@ -122,13 +123,15 @@ class Rank:
         traces = self.clock.traces
         traces.clear()
         losses: list[float] = []
+        ended = ""
         with self.around("steps"):
             while len(losses) < options.steps and not self.last:
                 try:
                     with self.around("turn", losses):
                         losses.append(self.step(run_row, len(losses), update=True))
                         self.context.status.steps = len(losses)
-                except EndOfBatches:  # what was done stays
+                except EndOfBatches as error:  # of all ranks: what was done stays
+                    ended = str(error)
                     break
         self.context.watch("reporting")
         splitting = [stage.deferred for stage in self.stages.values() if stage.split]
@@ -137,7 +140,9 @@ class Rank:
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
-        return RankReport(traces, losses, first_loss, gradients, unsplit, extras, self.transport)
+        return RankReport(
+            traces, losses, first_loss, gradients, unsplit, extras, self.transport, ended
+        )
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
         """Take one step; returns this rank's part of the batch's loss."""
@@ -145,11 +150,15 @@ class Rank:
         for module in self.modules.values():
             module.zero_grad(set_to_none=True)
         context.watch(f"loading batch {number}")
-        batch = self.job.workload.batch(number)
-        microbatches, digest = self.load(batch), batch.digest()
+        ended = None
+        try:
+            batch = self.job.workload.batch(number)
+            microbatches, digest = self.load(batch), batch.digest()
+        except EndOfBatches as error:  # the others would wait for a rank that left without a word
+            digest, ended = NO_BATCH, error
         context.watch("at the barrier", True)
         self.clock.tie()
-        self._meet(digest, number)
+        self._meet(digest, number, ended)
         with self.around("step"):
             with self.around("row", microbatches):
                 losses = run_row(microbatches)
@@ -173,17 +182,21 @@ class Rank:
         self.shares[:] = loss_shares(self.job.workload, microbatches)
         return [each.to(self.context.device) for each in microbatches]
 
-    def _meet(self, digest: int, number: int) -> None:
-        """Wait for the other ranks, as at a barrier; ValueError when one of them has another
-        batch.
+    def _meet(self, digest: int, number: int, ended: EndOfBatches | None) -> None:
+        """Wait for the other ranks, as at a barrier. All raise EndOfBatches when one has no batch,
+        ValueError when one has another.
         """
         most = torch.tensor([digest, -digest])
         dist.all_reduce(most, dist.ReduceOp.MAX)
         if most.sum():
             digests: list = [None] * self.context.num_ranks
             dist.all_gather_object(digests, digest)
+            if NO_BATCH in digests:
+                raise too_few_batches(digests, number)
             alike = digest == self.job.workload.batch(number).digest()
             raise different_batches(digests, number, alike)
+        if ended:
+            raise ended
 
 
 class Whereabouts(Listener):

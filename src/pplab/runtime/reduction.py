@@ -54,7 +54,8 @@ class Reducer(Listener):
         kept = {}  # by name: the stages that keep it, and its parameters here
         for name, places in tied.items():
             here = [own.pop((*at,)) for at in places if (*at,) in own]
-            kept[name] = [stage for stage, _ in places], [here]
+            trained = [p for p in here if p.requires_grad]
+            kept[name] = [stage for stage, _ in places], [trained]
         for stage in range(schedule.num_stages):
             here = [[p] for (at, _), p in own.items() if at == stage and p.requires_grad]
             kept[f"stage {stage}"] = [stage], here
@@ -65,7 +66,7 @@ class Reducer(Listener):
             several = len(ranks) > 1
             # All ranks ask for a group, in one order.
             group = rank.context.group("copies", ranks) if several else None
-            if rank.context.rank in ranks and found and (several or len(found[0]) > 1):
+            if rank.context.rank in ranks and any(found) and (several or len(found[0]) > 1):
                 self.buckets.append(_Bucket(found, group))
                 if several and self.wire.type == "cuda":
                     # NCCL connects at first use, which would be in the first step.

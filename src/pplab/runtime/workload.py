@@ -69,7 +69,9 @@ class Batch:
 
 
 class EndOfBatches(ValueError):
-    """What `Workload.batch` raises for a step that has no batch: the run ends before it."""
+    """What `Workload.batch` raises for a step that has no batch: the run ends before it, on all
+    ranks.
+    """
 
 
 class Workload(ABC):

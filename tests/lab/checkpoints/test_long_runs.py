@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from torch import nn
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab import Checkpoint, CheckpointError, Evaluate, LearningRate, Resume, Save, models
+from pplab.lab import Checkpoint, CheckpointError, Evaluate, LearningRate, NotSaved, Resume, Save, models
 from pplab.lab.checkpoints.saving import steps_in
 from pplab.runtime import Pool, make_job
 
@@ -279,3 +280,16 @@ def test_without_a_checkpoint_an_interrupt_ends_the_run(two):
         two.train(built("1F1B"), small(), steps=10**6)
     assert two.pids == ()
     thread.join()
+
+
+def test_a_night_that_goes_wrong_keeps_its_last_good_checkpoints(two, tmp_path):
+    """Steps far too long: the second loss is no number, and neither are the weights after it."""
+    extras = Save(tmp_path / "steps", every=1), lab.Log(tmp_path / "log")
+    with pytest.raises(NotSaved, match=r"step-00000003.* \(after this step there are NaNs among weights") as caught:
+        two.train(built("1F1B"), gpt(), *extras, steps=3, optimizer=partial(torch.optim.SGD, lr=1e30))
+    assert [*steps_in(tmp_path / "steps")] == [1]
+    losses = [
+        json.loads(line, parse_constant=pytest.fail)["loss"] for line in (tmp_path / "log").read_text().splitlines()
+    ]
+    assert losses[0] > 0 and losses[1:] == [None, None]
+    assert Checkpoint.open(caught.value.save(tmp_path / "wanted")).step == 3

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conftest import on_fake_gpus
+from pplab import lab
 from pplab.lab import Case, results
 from pplab.runtime import gpu
 from stage_rows import copies_are_sane, stages_are_sane
@@ -290,3 +291,74 @@ def test_the_page_counts_wires_and_dollars_right():
     assert list(crossed.values()) == [3, 1]
     assert "order 0, 1, 2, 3 all three" in PAGE and "order 0, 2, 1, 3 one does" in PAGE
     assert Case().dollars_per_hour == 2 and f"eight GPUs cost \\${8 * 9 / 60 * 2:.2f}" in PAGE
+
+
+def words(path: str) -> str:
+    """A page's or a notebook's text, on one line."""
+    text = (ROOT / path).read_text()
+    if path.endswith("ipynb"):
+        text = " ".join(
+            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return " ".join(text.split())
+
+
+def between(found: list[float], form: str = ".2f") -> str:
+    return f"{min(found):{form}} to {max(found):{form}}"
+
+
+def test_what_pages_say_of_the_h100_is_recorded():
+    (h100,) = [each for each in results.load(ROOT / "results") if each.data["kind"] == "cuda"]
+    bf16 = {(row["width"], row["tokens"]): row for row in h100.rows("stages") if row["dtype"] == "bf16"}
+    speed = {tokens: f"{row['tflops']['F']:.0f}" for (width, tokens), row in bf16.items() if width == 4096}
+    paced = [row for row in bf16.values() if row["pace"] == "GPU"]
+    of_f = {kind: between([row["ratios"][f"{kind}/F"][1] for row in paced]) for kind in "BIW"}
+    halves = between([row["ratios"]["(I+W)/B"][1] for row in paced])
+    wide = bf16[4096, 8192]["ms"]
+    copies = [row["slower"] for row in h100.rows("copies") if row["memory"] == "pinned"]
+    errors = [
+        one["error"] for row in h100.rows("predicted") for one in row["schedules"] if one["schedule"] != row["measured"]
+    ]
+    took = [one["measured_ms"] for row in h100.rows("predicted")[:3] for one in row["schedules"]]
+    shared = {
+        how: [row["ratio"] for row in h100.rows("slow_down") if row["sharing"] == how] for how in ("mps", "turns")
+    }
+    traces = Path("tests", "lab", "measuring", "traces")
+    steps, told = {}, {}
+    for name, other in (("1F1B", "GPipe"), ("GPipe", "1F1B")):
+        traced = lab.read_traces(ROOT / traces / f"gpu-{name.lower()}")
+        steps[name] = f"{sorted(step.makespan for step in traced.timelines)[1]:.1f} ms"
+        row = next(row for row in lab.explain(traced).what_ifs if row.what == other)
+        told[other] = f"{row.timeline.makespan:.1f} ms ± {row.error:.1%}".replace("%", " %")
+    assert {round(bf16[768, tokens]["ms"]["F"], 1) for tokens in (1024, 8192)} == {1.2}
+    assert len(h100.rows("gradients")) == 4 * 19 and not any(row["wrong"] for row in h100.rows("gradients"))
+    assert all(row["ended"] for row in h100.rows("nccl")) and round(100 * (max(took) / min(took) - 1)) == 11
+    assert [row["agrees"] for row in h100.rows("assumptions")] == [False] + 6 * [True]
+    said = {
+        "book/gpu.md": [
+            f"{speed[1024]} TFLOP/s with 1,024 tokens, {speed[8192]} with 8,192 and {speed[32768]} with 32,768",
+            f"$B$ took {of_f['B']} times as long as $F$, $I$ {of_f['I']} times and $W$ {of_f['W']} times",
+            f"$I + W$ took {halves} times as long as $B$",
+            f"{copies[0]:.2f} to {copies[1]:.2f} times as long; both ways, {copies[2]:.2f} times",
+            f"each takes {between(shared['mps'])} times as long as alone",
+            "In turns it is {:.2f} and {:.2f} times".format(*shared["turns"]),
+            f"errors from {100 * min(errors):.1f} to {100 * max(errors):+.1f} %",
+        ],
+        "notebooks/03_gpipe.ipynb": [
+            f"{speed[1024]} TFLOP/s in microbatches of 1,024 tokens, and {speed[8192]} in those of"
+        ],
+        "notebooks/08_zero_bubble.ipynb": [
+            f"{halves} times as long as $B$, with $I : W = {wide['I'] / wide['W']:.1f} : 1$"
+        ],
+        "notebooks/11_balance.ipynb": [
+            f"{copies[0]:.2f} to {copies[1]:.2f} times as long",
+            f"{copies[2]:.2f} times beside",
+        ],
+        "notebooks/14_profile.ipynb": [
+            f"between {-100 * min(errors):.1f} % below the measured step and {100 * max(errors):.1f} % above",
+            f"promises {told['1F1B']} for 1F1B, which took {steps['1F1B']}",
+            f"promises {told['GPipe']} for GPipe, which took {steps['GPipe']}",
+        ],
+    }
+    assert [(path, each) for path, lines in said.items() for each in lines if each not in words(path)] == []
+    assert len(errors) == 7

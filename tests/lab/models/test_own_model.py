@@ -147,6 +147,18 @@ def test_a_module_that_stands_in_two_stages_is_one(pool):
     assert run.gradients.equal and run.losses == pytest.approx(losses, rel=1e-5)
 
 
+def test_a_frozen_module_in_two_stages_stays_as_it_is(pool, tmp_path):
+    """Nobody adds up gradients that it doesn't have."""
+    frozen = nn.Linear(6, 6).requires_grad_(False)
+    layers = [frozen, nn.Linear(6, 6), nn.Linear(6, 6), frozen, nn.Linear(6, 6)]
+    workload = Modules(nn.Sequential(*layers), modules.batch(), mse_loss)
+    saved = Save(tmp_path / "end.safetensors")
+    run = pool.train(FOUR, workload, saved, steps=2, optimizer=SGD, check_gradients=True)
+    assert run.gradients.equal and len(run.gradients.parameters) == 6
+    learned = Checkpoint.open(saved.path).load(workload.build_whole()).get_submodule("0").weight
+    assert torch.equal(learned, frozen.weight)
+
+
 def test_modules_get_what_they_take_of_the_context(pool):
     batch = modules.batch()
     batch = Batch(batch.inputs, batch.target, {"mask": torch.arange(8.0)[:, None]})

@@ -425,7 +425,11 @@ IDS = torch.zeros(4, 24, dtype=torch.long)
         ),
         ("llama", {"data": {"input_ids": IDS - 1, "labels": IDS}}, "input_ids must be .* from -1 to -1"),
         ("llama", {"data": {"input_ids": IDS[0]}}, r"input_ids has the shape \(4,\); input_ids \(B, T\)"),
-        ("llama", {"data": {"input_ids": IDS, "labels": IDS[:3]}}, "as many rows of each, got input_ids 4, labels 3"),
+        (
+            "llama",
+            {"data": {"input_ids": IDS, "labels": IDS[:3]}},
+            "as many rows of each, and some, got .*.input_ids.: 4, .labels.: 3",
+        ),
         ("llama", {"data": [IDS]}, "is a dict of tensors by name, got a Tensor"),
         (
             "llama",

@@ -42,8 +42,8 @@ class Save(Extra):
 
     With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written after step 100 and so
     on, and the last `keep` stay. Steps are counted from the first run's, across checkpoints. A checkpoint that fails on
-    the way, for want of room perhaps, doesn't end the run, which warns of it at its end. On several hosts all must see
-    the place.
+    the way, for want of room perhaps or because of a NaN in it, doesn't end the run, which warns of it at its end. On
+    several hosts all must see the place.
 
     Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end on all ranks, writes
     the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once. A pool's
@@ -131,7 +131,10 @@ class Save(Extra):
 
     def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
         """Write a checkpoint and remove those that are older than the last `keep`, but for the one that the run began
-        from, which a comparison with one process reads again; returns its path."""
+        from, which a comparison with one process reads again; returns its path. ValueError where training went wrong:
+        no such checkpoint takes the place of a good one."""
+        if any(tensor.isnan().any() for each in saved for tensor in each.parts.values()):
+            raise ValueError("after this step there are NaNs among weights or the optimizer's state")
         path, found = write(self.place(step), saved, step, model), steps_in(self.path) if self.every else {}
         for old in sorted(number for number in found if number <= step)[: -self.keep]:
             if old != began:

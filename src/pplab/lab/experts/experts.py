@@ -25,6 +25,7 @@ class Experts(Extra):
     """
 
     name = "experts"
+    needs_pplab = "spread experts need replicas, and those need pplab's engine"
 
     def check(self, job: Job) -> Job:
         """ValueError for a model without experts, or with a number of them that doesn't divide; and for what counts or
@@ -41,11 +42,6 @@ class Experts(Extra):
                 "there: leave one of them out"
             )
         return job
-
-    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for torch's runtime."""
-        if job.engine_name != "pplab":
-            raise ValueError("spread experts need replicas, and those need pplab's engine")
 
     def listen(self, rank: Rank) -> Listener:
         """Leave this rank its experts, and open the way to the others."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -40,6 +40,7 @@ class Budget(Meter):
     """
 
     limit: float
+    needs_pplab = "Budget needs pplab's engine: torch's runtime doesn't say which action comes next"
 
     def __post_init__(self) -> None:
         if isinstance(self.limit, bool) or not isinstance(self.limit, Real) or not 0 < self.limit < inf:
@@ -51,11 +52,6 @@ class Budget(Meter):
             raise ValueError("a run has one Budget, which is every rank's: leave the others out")
         others: tuple[Extra, ...] = tuple(extra for extra in job.extras if type(extra) is not Meter)
         return replace(job, extras=others, engine=partial(train_within, self.limit, job.engine))
-
-    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for torch's runtime, which doesn't say which action it runs."""
-        if job.engine_name != "pplab":
-            raise ValueError("Budget needs pplab's engine: torch's runtime doesn't say which action comes next")
 
     def listen(self, rank: Rank) -> Listener:
         """Count on this rank, and look whether there is room where no allocator does."""

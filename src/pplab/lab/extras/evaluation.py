@@ -36,7 +36,8 @@ _NEEDED = "Evaluate needs held-out batches: a list, a DataLoader, or one such as
 @dataclass(frozen=True)
 class Evaluate(Extra):
     """The mean loss over held-out batches of one size after every so many steps, counted from the first run's, and
-    after the last one: the Run's `extras["evaluations"]`, pairs of a number of steps and a loss.
+    after the last one, unless an extra ended the run there, as `Save` does when it is interrupted: the Run's
+    `extras["evaluations"]`, pairs of a number of steps and a loss.
 
     The batches run through the forwards of the run's own schedule, without dropout and gradients, between two steps.
     Training learns the same with them and without. `batches` are such as the workload takes for training: a list or a
@@ -47,6 +48,7 @@ class Evaluate(Extra):
     every: int
     batches: Sequence[Batch] | Iterable[object]
     name = "evaluations"
+    needs_pplab = "Evaluate needs pplab's engine: for torch's runtime, save, and evaluate the checkpoint"
 
     def check(self, job: Job) -> Job:
         """The job with these batches as `Batch`es. ValueError for none, and for some that don't divide into the
@@ -66,11 +68,6 @@ class Evaluate(Extra):
         own = tuple(replace(self, batches=batches) if extra is self else extra for extra in job.extras)
         return replace(job, extras=own)
 
-    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for torch's runtime."""
-        if job.engine_name != "pplab":
-            raise ValueError("Evaluate needs pplab's engine: for torch's runtime, save, and evaluate the checkpoint")
-
     def listen(self, rank: Rank) -> Listener:
         """Evaluate on this rank, together with the others."""
         return _Evaluating(rank, self)
@@ -88,7 +85,7 @@ class _Evaluating(Listener):
     events = frozenset(("turn",))
 
     def __init__(self, rank: Rank, asked: Evaluate):
-        self.rank, self.asked, self.found = rank, asked, []
+        self.rank, self.asked, self.found, self.step = rank, asked, [], rank.job.first_step
         self.samples = len(asked.batches[0].target)
         context, schedule = rank.context, rank.job.schedule
         rows = [[a for item in row for a in parts(item) if a.kind is F] for row in schedule.rows]
@@ -99,13 +96,15 @@ class _Evaluating(Listener):
         self.comm, self.stages = connect(context, lowered, home), stages  # shapes of its own, on the same channels
         self.executor = Executor(context.rank, row, stages, schedule.num_stages, home, self.comm, around)
 
-    @torch.no_grad()
     def end(self, event: str, losses: Sequence[float]) -> None:
         """Between two steps."""
-        rank, device, options = self.rank, self.rank.context.device, self.rank.job.options
-        step = rank.job.first_step + len(losses)
-        if step % self.asked.every and len(losses) < options.steps:
-            return
+        self.step = self.rank.job.first_step + len(losses)
+        if self.step % self.asked.every == 0:
+            self._evaluate()
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        rank, device = self.rank, self.rank.context.device
         training = {each: each.training for module in rank.modules.values() for each in module.modules()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             try:
@@ -115,7 +114,9 @@ class _Evaluating(Listener):
             finally:
                 for each, was in training.items():
                     each.training = was
-        self.found.append((step, sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found)))
+        self.found.append(
+            (self.step, sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found))
+        )
 
     def _loss(self, number: int) -> tuple[float, float]:
         """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as in training."""
@@ -139,7 +140,9 @@ class _Evaluating(Listener):
         return part, weight
 
     def report(self) -> list[tuple[int, float]]:
-        """This rank's parts, by the number of steps."""
+        """This rank's parts, by the number of steps, the last one's with them."""
+        if not self.rank.last and self.step not in dict(self.found):
+            self._evaluate()
         return self.found
 
 

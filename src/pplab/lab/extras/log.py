@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from ..checkpoints import check_place
 @dataclass(frozen=True)
 class Log(Extra):
     """Add a line of JSON to a file after every measured step, which is there for others to read at once: `step`,
-    counted from the first run's; its `loss`; `learning_rate`, of the optimizer's first group; `tokens_per_second`, with
-    loading (samples, where inputs aren't whole numbers); `memory_bytes` of every rank: on a GPU the allocator's peak,
-    on the CPU what the process has in memory.
+    counted from the first run's; its `loss`, null if it is no number; `learning_rate`, of the optimizer's first group;
+    `tokens_per_second`, with loading (samples, where inputs aren't whole numbers); `memory_bytes` of every rank: on a
+    GPU the allocator's peak, on the CPU what the process has in memory.
 
     Lines are added to those that are there: where a run was killed and went on from a checkpoint, a step that was done
     twice has two, of which the last counts. On several hosts, rank 0's has the file.
@@ -73,7 +74,8 @@ class _Logging(Listener):
         with naming("adding up the log"):
             dist.all_reduce(told)
         losses, rates, memory = told.tolist()
-        said = {"step": rank.job.first_step + len(what), "loss": sum(losses), "learning_rate": max(rates)}
+        loss = sum(losses) if isfinite(sum(losses)) else None  # JSON has no NaN
+        said = {"step": rank.job.first_step + len(what), "loss": loss, "learning_rate": max(rates)}
         said |= {f"{self.what}_per_second": speed, "memory_bytes": [*map(int, memory)]}
         if context.rank == 0:
             with self.path.open("a") as file:

@@ -20,6 +20,7 @@ class Recompute(Extra):
 
     stages: Iterable[int] | None = None  # all
     name = "recompute"
+    needs_pplab = "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
     flag = {"name": "--recompute", "action": "store_true", "help": "all stages run their forward again in the backward"}
 
     def __post_init__(self) -> None:
@@ -34,13 +35,6 @@ class Recompute(Extra):
             some = f"some of the stages 0 to {num_stages - 1}, such as [0]"
             raise ValueError(f"Recompute takes {some}, or nothing for all of them, got {self.stages!r}")
         return job
-
-    def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for torch's runtime."""
-        if job.engine_name != "pplab":
-            raise ValueError(
-                "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
-            )
 
     def listen(self, rank: Rank) -> Listener:
         """Put others in the place of this rank's stages."""

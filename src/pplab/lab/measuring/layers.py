@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ...actions import Action, B, F
@@ -62,8 +63,7 @@ class MeasuredLayers:
                 f"expected at least one layer per stage and {len(self.names)} in all"
                 f"{', embedding and head included' * self.ends}, got {tuple(counts)}"
             )
-        ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
-        return [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
 
     def __str__(self) -> str:
         lines = [f"{'layer':12}{'F (ms)':>9}{'B (ms)':>9}{'activations (kB)':>18}{'weights (kB)':>14}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ IGNORED = -100  # as a label: transformers' mark for what doesn't count
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-def as_batch(fields: Mapping[str, Tensor], family: Family, config: PreTrainedConfig) -> Batch:
-    """transformers' fields as a Batch: `input_ids` (B, T) as inputs, `labels` as target, the rest for every stage.
+def as_batch(fields: Mapping[str, Tensor], step: int, *, family: Family, config: PreTrainedConfig) -> Batch:
+    """transformers' fields as a Batch: `input_ids` (B, T) as inputs, `labels` as target, the rest for every stage. It
+    is the same for every `step`.
 
     Without labels a decoder learns its own inputs, but for padding. Raises ValueError for a field that the model has
     no use for, lacks, or can't look up.
@@ -31,6 +32,11 @@ def as_batch(fields: Mapping[str, Tensor], family: Family, config: PreTrainedCon
     if not isinstance(fields, Mapping):
         raise ValueError(f"a batch for {family.model} is a dict of tensors by name, got a {type(fields).__name__}")
     fields = dict(fields)
+    if lists := [name for name, rows in fields.items() if not isinstance(rows, Tensor)]:
+        raise ValueError(
+            f"a batch for {family.model} is made of tensors, and of {', '.join(lists)} there are lists: let the "
+            'tokenizer fill rows up to one length; a streamed Dataset goes into a DataLoader, .with_format("torch")'
+        )
     unknown = fields.keys() - {"input_ids", "labels", *family.context}
     wanted = {"input_ids"} | ({"labels"} if family.task != "causal" else set())
     if unknown or not wanted <= fields.keys():
@@ -49,22 +55,17 @@ def as_batch(fields: Mapping[str, Tensor], family: Family, config: PreTrainedCon
     return Batch((ids,), labels, fields)
 
 
-def check_data(data: object) -> None:
-    """ValueError for what is no data: neither rows by name nor something that gives those of a step."""
-    if hasattr(data, "with_format"):
-        raise ValueError(
-            "a Dataset gives rows as lists: let the tokenizer fill them up to one length, and give "
-            'dataset.select_columns(["input_ids", "attention_mask"]).with_format("torch")[:] (labels, too, where there '
-            "are some), or a DataLoader of it"
-        )
-    if isinstance(data, Mapping) and len({len(rows) for rows in data.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(rows)}" for name, rows in data.items())
-        raise ValueError(f"data must have as many rows of each, got {sizes}")
-    if data == {} or not (callable(data) or hasattr(data, "__iter__")):
-        raise ValueError(
-            "data must be tensors by name, a function that returns those of a step, or a DataLoader of such dicts, got "
-            f"a {type(data).__name__}"
-        )
+def check_rows(data: Mapping[str, Tensor]) -> None:
+    """ValueError unless there are as many rows of each, and some."""
+    sizes = {name: len(rows) for name, rows in data.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"data must have as many rows of each, and some, got {shown(sizes)}")
+
+
+def columns_of(dataset: Any, family: Family) -> dict[str, Any]:
+    """A Dataset's columns that the model takes, by name. A row is read when its step comes."""
+    tensors = dataset.with_format("torch")
+    return {name: tensors[name] for name in dataset.column_names if name in ("input_ids", "labels", *family.context)}
 
 
 def _shifted(labels: Tensor, config: PreTrainedConfig) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import positive_int, shown
+from ...errors import positive_int
 from ...optional import bring
 from ..forms import printable
 from ._cutting import check_depth
@@ -26,8 +26,12 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "hidd
 def checked_config(config: object) -> PreTrainedConfig:
     """A config that was given; ValueError where it isn't one, or is one of a model that can't be."""
     if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
-        expected = f"expected a config of transformers, a folder or a name on the hub, got {shown(config)}"
-        raise ValueError(f"{expected}: give its .config, or save it with save_pretrained(folder) and give the folder")
+        expected = f"expected a config of transformers, a folder or a name on the hub, got a {type(config).__name__}"
+        raise ValueError(
+            f"{expected}: of a model give its .config, which is without weights, or the folder that its "
+            "save_pretrained(folder) made; or cut the model that is there, adapters and all, with peft's that of "
+            "get_base_model(): models.Modules(models.cut(model, 2), batches, loss)"
+        )
     _check_sizes(config.to_dict(), type(config).__name__)
     return config
 
@@ -36,7 +40,9 @@ def config_in(folder: str) -> PreTrainedConfig:
     """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or can't be cut."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: give a folder that model.save_pretrained(folder) made")
+        raise FileNotFoundError(
+            f"{folder} has no config.json: give a folder with a whole model, as model.save_pretrained(folder) makes it"
+        )
     try:
         said = json.loads(path.read_text())
         model_type = said.get("model_type")

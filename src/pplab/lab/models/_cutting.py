@@ -111,6 +111,8 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
 
     `layers` says how many of its layers each stage gets; evenly, if left out.
 
+    `models.Modules(cut(model, 2), batches, loss)` trains a model that you have in hand.
+
     The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
     model's output. Cuts pplab's GPT, nn.Sequential and models of transformers (`from_transformers` lists them); raises
     ValueError for another model and for more stages than layers.
@@ -133,7 +135,8 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
         return list(parts(model, num_stages, layers))
     raise ValueError(
         f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, nn.Sequential and transformers' "
-        f"{', '.join(known)}. For another model make the stages yourself and pass models.Modules([stage0, stage1, ...])"
+        f"{', '.join(known)}, adapters and all (with peft's the model of get_base_model()). For another model make the "
+        "stages yourself and pass models.Modules([stage0, stage1, ...])"
     )
 
 

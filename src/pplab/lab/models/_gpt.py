@@ -139,6 +139,7 @@ class GPT(nn.Module):
 class LanguageModel(LayeredModel):
     """Next-byte prediction with a GPT on rows of bytes."""
 
+    kind = GPT
     config: GPTConfig
     batch_size: int
     tokens: Tensor = field(repr=False)  # (rows, T + 1)
@@ -170,7 +171,7 @@ class LanguageModel(LayeredModel):
         """The whole model; the same weights at every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed)
-            return GPT(self.config)
+            return self.kind(self.config)
 
     def batch(self, step: int) -> Batch:
         """The rows of a step: inputs (B, T), and as target the same rows one byte later."""

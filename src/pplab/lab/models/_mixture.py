@@ -102,18 +102,13 @@ class Mixture(LanguageModel):
     """Next-byte prediction with a mixture of experts on rows of bytes."""
 
     config: MixtureConfig
+    kind = MixtureGPT
 
     @property
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
         return f"{super().name}, {c.experts_per_token} of {c.num_experts} experts of width {c.expert_width} per token"
-
-    def build_whole(self) -> GPT:
-        """The whole model, all experts in one place; the same weights at every call."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            return MixtureGPT(self.config)
 
 
 def mixture(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import positive_int
 from ...runtime import Batch
 from . import data as reviews
-from ._batches import IGNORED, as_batch, check_data, find_tokenizer, review_rows
+from ._batches import IGNORED, as_batch, check_rows, columns_of, find_tokenizer, review_rows
 from ._by_step import Batches
 from ._configs import checked_config, config_in
 from ._cutting import LayeredModel
@@ -124,7 +124,7 @@ class TransformersModel(LayeredModel):
 
     def as_batch(self, found: Rows | Batch, step: int = 0) -> Batch:
         """A batch of transformers' fields."""
-        return found if isinstance(found, Batch) else as_batch(found, self.family, self.config)
+        return found if isinstance(found, Batch) else as_batch(found, step, family=self.family, config=self.config)
 
     @property
     def num_batches(self) -> int | None:
@@ -192,10 +192,11 @@ def from_transformers(
 
     `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in safetensors: a folder, or a
     name on the hub and its `revision`. `data`: rows by transformers' names (input_ids, attention_mask, labels ...), of
-    which every step takes the next `batch_size`; or an importable function that returns those of a step; or a
-    DataLoader of such dicts, as `Modules` takes one; or None for reviews of `length` tokens, from `source` as
-    `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name or folder, "bytes", or "auto": a checkpoint's own, and
-    replaces the config's rates, unless it is None. `cut`: how many layers each stage gets; evenly when left out.
+    which every step takes the next `batch_size`, or a Dataset of `datasets` with such columns, filled up to one length;
+    or an importable function that returns those of a step; or a DataLoader of such dicts, as `Modules` takes one; or
+    None for reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name
+    or folder, "bytes", or "auto": a checkpoint's own, and bytes for a config. `dropout` replaces the config's rates,
+    unless it is None. `cut`: how many layers each stage gets; evenly when left out.
 
     Raises ValueError for a model that it can't cut, for data or weights of another model, and OSError where a folder,
     the hub or a tokenizer isn't there.
@@ -223,9 +224,12 @@ def from_transformers(
         notes.append(f"reviews: {found.source}")
         if family.task == "classification":
             config.num_labels = 5  # stars
-    check_data(data)
-    if not isinstance(data, Mapping):
-        data = Batches(data, partial(_made, family=family, config=config))
+    if hasattr(data, "with_format") and hasattr(data, "__len__"):
+        data = columns_of(data, family)
+    if isinstance(data, Mapping):
+        check_rows(data)
+    else:
+        data = Batches(data, partial(as_batch, family=family, config=config))
         notes += data.notes
     outline, new, untied = skeleton(config, attention, dropout), [], ()
     if checkpoint:
@@ -238,7 +242,3 @@ def from_transformers(
     )
     (first,) = made.batch(0).inputs  # what is wrong with the data shows here, and not on the ranks
     return replace(made, batch_size=len(first), length=first.shape[1])
-
-
-def _made(found: Rows, step: int, *, family: Family, config: PreTrainedConfig) -> Batch:
-    return as_batch(found, family, config)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from queue import Empty, Queue
 from threading import Thread
 
 from ...errors import positive_int
@@ -78,20 +78,16 @@ def hub_is_reachable() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    answers: Queue[bool] = Queue()
+    answers: list[object] = []
 
     def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=_PROBE_S)
-            answers.put(True)
-        except Exception:  # whatever it is, the hub hasn't answered
-            answers.put(False)
+        with suppress(Exception):  # whatever it is, the hub hasn't answered
+            answers.append(get_session().head(constants.ENDPOINT, timeout=_PROBE_S))
 
-    Thread(target=ask, daemon=True).start()
-    try:
-        return answers.get(timeout=_PROBE_S)
-    except Empty:
-        return False
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PROBE_S)
+    return bool(answers)
 
 
 def _from_hub(split: str, limit: int) -> Reviews:

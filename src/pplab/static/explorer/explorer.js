@@ -260,13 +260,6 @@
     for (const end of ["pointerup", "pointercancel", "pointerleave"]) scroll.addEventListener(end, ({ pointerId }) => down.delete(pointerId));
   }
 
-  /** When something starts or ends, found when it is asked for. */
-  function momentsOf(timelines) {
-    let found = null;
-    const all = () => new Set([0, ...timelines.flatMap(({ spans }) => spans.flatMap(({ start, end }) => [start, end]))]);
-    return () => (found = found || [...all()].sort((a, b) => a - b));
-  }
-
   /** The records in a text: JSON of the package's, or rows. */
   function recordsIn(text, name = "") {
     if (!/^\s*[{[]/.test(text)) return [{ schedule: pplabRows.read(text, name.replace(/\.\w+$/, "") || undefined) }];
@@ -384,7 +377,8 @@
       take(drawing, isSame);
       scroll.scrollLeft = left;
       drawTickets();
-      clock.fit({ end: drawing.end, moments: momentsOf(timelines), told: (time) => timed(time, timelines[0], 3) }, moment ?? undefined);
+      const turns = () => timelines.flatMap(({ spans }) => spans.flatMap(({ start, end }) => [start, end]));
+      clock.fit({ end: drawing.end, turns, told: (time) => timed(time, timelines[0], 3) }, moment ?? undefined);
       moment = null;
       if (!isSame) legend.innerHTML = pplabChart.legend(timelines);
     }
