@@ -19,7 +19,10 @@ from .explorer import STATIC as STATIC
 from .explorer import TOLD as TOLD
 from .explorer import Exploration as Exploration
 from .explorer import explore as explore
+from .explorer import frame_of as frame_of
 from .explorer import in_script as in_script
+from .explorer import page_of as page_of
+from .explorer import read_static as read_static
 from .figures import alternative_text as alternative_text
 from .figures import figure_html as figure_html
 from .json_form import reading as reading
