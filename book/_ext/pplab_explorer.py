@@ -40,8 +40,8 @@ PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": tuple(f"explorer/{name}" for name in SCRIPTS),
-    "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/play_view.js"),
-    "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/stamp_view.js"),
+    "play": pplab_frames.GAME,
+    "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/game.js", "play/stamp_view.js"),
 }
 STYLE = "explorer/explorer.css"
 

@@ -17,14 +17,15 @@ import pplab_levels
 from IPython.display import display
 
 import pplab as pp
-from pplab.lab.forms import SCRIPTS, frame_of, page_of, read_static
+from pplab.lab.forms import SCRIPTS, STATIC, frame_of, page_of, read_static
 from pplab_course import pictures
 from pplab_course.notebook import explored
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLAY = Path(__file__).parents[1] / "_static" / "play"
+GAME = ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/game.js", "play/play_view.js")
+BOOK = Path(__file__).parents[1] / "_static"  # where those of play/ are
 
 
 def explore(schedule: str, compare: str, controls: str, **settings: object) -> None:
@@ -64,9 +65,13 @@ def play(name: str) -> None:
     if not asked:
         known = ", ".join(level.id for level in pplab_levels.LEVELS)
         raise ValueError(f"no level is named {name!r}: choose from {known}")
-    first, *others = ((PLAY / file).read_text("utf-8") for file in ("play.js", "play_view.js"))
-    scripts = [pplab_levels.script(), read_static("core.js"), first, read_static("chart.js"), *others]
-    show_frame(page_of(f'<div class="pplab-play" data-level="{name}"></div>', *scripts), "game", asked[0])
+    places = (BOOK if file.startswith("play/") else STATIC.parent for file in GAME)
+    scripts = [(place / file).read_text("utf-8") for place, file in zip(places, GAME, strict=True)]
+    show_frame(
+        page_of(f'<div class="pplab-play" data-level="{name}"></div>', pplab_levels.script(), *scripts),
+        "game",
+        asked[0],
+    )
 
 
 def show_frame(page: str, what: str, instead: str) -> None:

@@ -61,31 +61,6 @@ def place_weights(answer: object) -> Verdict:
     return right("27, and rank 3 holds 4")
 
 
-@checker("a function of (x, weight, gradient)")
-def split_linear(answer: object) -> Verdict:
-    """Write `split(x, weight, gradient)`: returns x's gradient, and a function that makes the weight's when called."""
-    import torch
-
-    x, weight, gradient = drawn(2, (5, 3), (4, 3), (5, 4))
-    of_x, of_weight = gradient @ weight, gradient.t() @ x
-    with readers_code():
-        with _products() as now:
-            made, later = answer(x, weight, gradient)
-        if not callable(later):
-            return wrong("the second thing you return must be a function that makes the weight's gradient when called")
-        with _products() as then:
-            deferred = later()
-    for name, found, expected in (("x", made, of_x), ("the weight", deferred, of_weight)):
-        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
-            got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            return wrong(f"the gradient of {name} must have shape {tuple(expected.shape)}, got {got}")
-        if not torch.allclose(found, expected, atol=1e-5):
-            return wrong(f"the gradient of {name} isn't autograd's")
-    if sum(now) > 1 or not sum(then):
-        return wrong("nothing is put off: both products are made before `later` is called")
-    return right("one product now, one when called, and both are autograd's")
-
-
 def zb_h1_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)` for ZB-H1: 1F1B's bubble less, P forwards held at most."""
 

@@ -24,11 +24,6 @@ def weights_at_once(num_ranks, num_microbatches):
     ]
 
 
-def both_now(x, weight, gradient):
-    of_weight = gradient.t() @ x
-    return gradient @ weight, lambda: of_weight
-
-
 ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
 AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
 
@@ -96,13 +91,6 @@ WRONG = [
     (exercise.small_weights, 0.14, "0.14 is near: give 3 digits"),
     (exercise.small_weights, 0.179, "that is 1F1B's"),
     (exercise.small_weights, 0.162, "that is the ratio"),
-    (exercise.split_linear, 3, "expected a function"),
-    slow(exercise.split_linear, both_now, "nothing is put off"),
-    slow(exercise.split_linear, lambda x, w, g: (g @ w, g.t() @ x), "must be a function"),
-    slow(exercise.split_linear, lambda x, w, g: (g @ w, lambda: x.t() @ g), "weight must have shape (4, 3)"),
-    slow(exercise.split_linear, lambda x, w, g: (2 * g @ w, lambda: g.t() @ x), "of x isn't autograd's"),
-    slow(exercise.split_linear, lambda x, w, g: (None, lambda: g.t() @ x), "must have shape (5, 3), got NoneType"),
-    slow(exercise.split_linear, lambda x, w, g: g @ x, "your function raised RuntimeError"),
 ]
 
 
@@ -168,8 +156,3 @@ def test_weights_that_run_last_take_as_long_as_the_exercise_says():
     last = pp.simulate(pp.Schedule(rows))
     assert (last.makespan, last.peak_in_flight) == (30, (8,) * 4)
     assert exercise.weights_last((last.makespan, max(last.peak_in_flight)))
-
-
-@pytest.mark.slow
-def test_a_split_may_multiply_in_another_order():
-    assert exercise.split_linear(lambda x, w, g: (g @ w, lambda: (x.t() @ g).t()))

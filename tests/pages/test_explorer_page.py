@@ -508,9 +508,9 @@ def test_pages_without_a_view_load_no_script_of_it(site):
         == loaded["book/explorer.html"]
         == [*("core", "rows", "chart", "clock", "tickets", "settings", "explorer")]
     )
-    assert loaded["levels.html"] == ["core", "play", "chart", "play_view"]
-    assert loaded["stamp.html"] == ["core", "stamp", "chart", "stamp_view"]
-    assert loaded["book/play.html"] == [*loaded["levels.html"], *loaded["stamp.html"][1::2]]
+    assert loaded["levels.html"] == ["core", "play", "chart", "game", "play_view"]
+    assert loaded["stamp.html"] == ["core", "stamp", "chart", "game", "stamp_view"]
+    assert loaded["book/play.html"] == [*loaded["levels.html"], *loaded["stamp.html"][1::3]]
 
 
 def test_wrong_options_fail_the_build_and_are_named(tmp_path):

@@ -142,7 +142,8 @@ def test_playing_at_random(evaluate: Evaluate, level: dict) -> None:
     assert score["isSolved"] == (t.makespan <= level["par"]["makespan"] and is_straight)
     assert t.makespan >= level["par"]["makespan"], "an end that says as fast as the reference would be wrong"
     times = {
-        text: (start, end) for text, start, end in evaluate("state.spans.map((s) => [s.item.text, s.start, s.end])")
+        text: (start, end)
+        for text, start, end in evaluate("state.timeline.spans.map((s) => [s.item.text, s.start, s.end])")
     }
     assert times == {str(s.action): (s.start, s.end) for s in t.spans}
     again = evaluate(f"pplab.play.replay(level, {json.dumps([*done, (0, '0F0')])}).moves")

@@ -25,7 +25,6 @@ LATENCY = 1
 CHARTS = {  # and how often a boundary between ranks is crossed in a step, by hand
     "1F1B": 2 * 8 * 3,
     "Interleaved1F1B": 2 * 8 * 7,
-    "ZB-H1": 2 * 8 * 3,
     "ZBVZeroBubble": 2 * 8 * 6,  # the turn of the V stays on its rank
     "DualPipe": 2 * 8 * 3,
 }
@@ -74,7 +73,9 @@ def visit(tmp_path_factory) -> Iterator:
     plt.close("all")
     book = pplab_light.DRAWING.sub(lambda found: pplab_light.drawing(found[0], "d1"), first)
     file = tmp_path_factory.mktemp("playhead") / "page.html"
-    file.write_text(page(f'<div id="fig-1-1">{book}</div>' + "".join(f"<div>{each}</div>" for each in rest)), "utf-8")
+    folded, *rest = rest
+    charts = f'<div id="fig-1-1">{book}</div><details><div id="fig-1-2">{folded}</div></details>'
+    file.write_text(page(charts + "".join(f"<div>{each}</div>" for each in rest)), "utf-8")
     with chromium.launched_or_skipped() as started, chromium.watched_tabs(started) as opened:
 
         def visit(at: str = "", **options: object):
@@ -160,7 +161,14 @@ def test_keys_and_the_hand_move_it_and_the_address_holds_it(visit):
 @pytest.mark.slow
 def test_a_finger_taps_and_charts_that_come_later_have_one(visit):
     tab = visit(has_touch=True)
-    tab.locator("svg").nth(1).tap(position={"x": 300, "y": 40})
+    tab.locator("svg").nth(2).tap(position={"x": 300, "y": 40})
     assert tab.locator(".pplab-told:visible").count() == 1
     tab.evaluate(LATER)
     assert tab.locator(".pplab-offer").count() == len(CHARTS) + 3
+
+
+@pytest.mark.slow
+def test_an_address_unfolds_what_it_names(visit):
+    tab = visit("#fig-1-2:t=5")
+    assert tab.locator("details[open] .pplab-future").is_visible()
+    assert tab.locator(".pplab-told:visible span").all_inner_texts() == expected(timeline("Interleaved1F1B"), 5)

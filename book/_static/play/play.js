@@ -6,10 +6,15 @@
 pplab.play = (() => {
   "use strict";
 
+  const { needs, textOf, short, listed } = pplab;
+
   // ---- levels ------------------------------------------------------------------------------------------------------
 
   const NAMES = { naive: "the naive pipeline", Interleaved1F1B: "interleaved 1F1B", "eager-1F1B": "eager 1F1B", ZBVZeroBubble: "ZB-V" };
   const named = (name) => NAMES[name] || name;
+
+  const inTray = (a, b) =>
+    a.rank - b.rank || a.stage - b.stage || a.microbatch - b.microbatch || "FBIW".indexOf(a.kind) - "FBIW".indexOf(b.kind);
 
   const levels = pplabLevels.map(({ reference: name, num_ranks: numRanks, num_microbatches: numMicrobatches, ...said }) => {
     const finer = said.stages_per_rank, { latency } = said.costs;
@@ -30,6 +35,7 @@ pplab.play = (() => {
       costs: timeline.costs,
       inPython: `pp.simulate(mine${latency ? `, pp.Costs(latency=${latency})` : finer > 1 ? `, pp.Costs().finer(${finer})` : ""})`,
       kinds: [...new Set(timeline.spans.map(({ item }) => item.parts[0].kind))].sort(), // F, B or F, I, W
+      actions: [...schedule.actions].sort(inTray),
       numActions: timeline.spans.length,
       cap: said.cap.length ? said.cap : null, // forwards that each rank may hold; null: all
       par: { makespan, peakInFlight, bubbleFraction, spanBubbleFraction },
@@ -50,19 +56,28 @@ pplab.play = (() => {
 
   // ---- the state: what has been placed, and when it runs -----------------------------------------------------------
 
-  /** Nothing placed yet. `spans` are as a timeline's: {id, rank, position, item, start, end}, in the order of moves;
-   *  `hints` are the actions that a hint has named, as texts. */
-  const start = (level, hints = []) => ({ level, moves: [], spans: [], hints });
+  /** Nothing placed yet. `hints` are the actions that a hint has named, as texts. */
+  const start = (level, hints = []) => after({ level, hints }, []);
 
-  const rowOf = ({ spans }, rank) => spans.filter((span) => span.rank === rank);
-  const spanOf = ({ spans }, text) => spans.find(({ item }) => item.text === text);
-  const textOf = ({ stage, kind, microbatch }) => `${stage}${kind}${microbatch}`;
-  const madeFor = (state, { stage, kinds, microbatch }) =>
-    kinds.map((kind) => spanOf(state, textOf({ stage, kind, microbatch }))).find((span) => span !== undefined);
+  /** The state after `moves`, [rank, text] each, and when what they placed runs: it can run, so it can be simulated. */
+  function after({ level, hints }, moves) {
+    const rows = level.par.peakInFlight.map((_, rank) => moves.filter(([on]) => on === rank).map(([, text]) => text));
+    return { level, moves, hints, timeline: pplab.simulate(pplab.schedule(rows, "your schedule"), level.costs) };
+  }
+
+  /** When an action runs; undefined while it isn't placed. */
+  const spanOf = ({ timeline: { spans, places } }, text) => spans[places.get(text)];
+
+  /** The actions that aren't placed yet, by rank, stage, microbatch and kind. */
+  const unplaced = (state) => state.level.actions.filter((each) => !spanOf(state, textOf(each)));
+
+  /** What an action waits for: actions of the level. */
+  const inputs = ({ kinds, numStages }, action) =>
+    needs(action, numStages).map(({ kinds: any, ...need }) => ({ ...need, kind: any.find((each) => kinds.includes(each)) }));
 
   /** The forwards whose activations a rank holds now, oldest first: until their B, or their W. */
   function held(state, rank) {
-    const row = rowOf(state, rank).map(({ item }) => item.parts[0]);
+    const row = state.timeline.byRank[rank].map(({ item }) => item.parts[0]);
     const over = new Set(row.filter(({ kind }) => kind === "B" || kind === "W").map((a) => `${a.stage},${a.microbatch}`));
     return row.filter(({ kind, stage, microbatch }) => kind === "F" && !over.has(`${stage},${microbatch}`));
   }
@@ -98,12 +113,11 @@ pplab.play = (() => {
   /** What an action still waits for, in a sentence; null when it is all placed. */
   function unmet(state, action) {
     const { level } = state, text = textOf(action);
-    for (const need of pplab.needs(action, level.numStages).reverse()) {
-      if (madeFor(state, need)) continue;
-      const kind = need.kinds.find((each) => level.kinds.includes(each));
-      const source = textOf({ ...need, kind });
+    for (const need of inputs(level, action).reverse()) {
+      const source = textOf(need);
+      if (spanOf(state, source)) continue;
       if (need.stage === action.stage) return `${text} needs ${source}: place that first.`;
-      const makes = kind === "F" ? "the output of" : "the gradient from";
+      const makes = need.kind === "F" ? "the output of" : "the gradient from";
       return `${text} waits for ${makes} ${source} on rank ${level.placement[need.stage]}: place that first.`;
     }
     return null;
@@ -124,36 +138,20 @@ pplab.play = (() => {
 
   /** What isn't placed of an action and of all that it waits for, as texts, in an order in which they can run. */
   function missing(state, action) {
-    const { level } = state;
-    const before = pplab.needs(action, level.numStages).flatMap((need) =>
-      madeFor(state, need) ? [] : missing(state, { ...need, kind: need.kinds.find((each) => level.kinds.includes(each)) }));
+    const before = inputs(state.level, action).flatMap((need) => (spanOf(state, textOf(need)) ? [] : missing(state, need)));
     return [...new Set([...before, textOf(action)])];
   }
-
-  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
 
   // ---- moves -------------------------------------------------------------------------------------------------------
 
   /** Place an action on a rank: {state, refused}; a refused move leaves the state and says why. */
   function place(state, rank, text) {
     const refused = refusal(state, rank, text);
-    if (refused) return { state, refused };
-    const item = pplab.parse(text), { level } = state;
-    const row = rowOf(state, rank);
-    let begin = row.length ? row[row.length - 1].end : 0;
-    for (const need of pplab.needs(item.parts[0], level.numStages)) {
-      const made = madeFor(state, need);
-      begin = Math.max(begin, made.end + (made.rank === rank ? 0 : level.costs.latency));
-    }
-    const [{ kind }] = item.parts;
-    const end = begin + level.costs.of(kind);
-    const span = { id: state.spans.length, rank, position: row.length, item, start: begin, end };
-    const next = { ...state, moves: [...state.moves, [rank, item.text]], spans: [...state.spans, span] };
-    return { state: next, refused: null };
+    return { state: refused ? state : after(state, [...state.moves, [rank, pplab.parse(text).text]]), refused };
   }
 
   /** Without the latest move. */
-  const undo = (state) => ({ ...state, moves: state.moves.slice(0, -1), spans: state.spans.slice(0, -1) });
+  const undo = (state) => after(state, state.moves.slice(0, -1));
 
   /** The state after `moves`, [rank, text] each; a refused one ends it. For what a page has stored. */
   function replay(level, moves, hints) {
@@ -166,21 +164,11 @@ pplab.play = (() => {
     return state;
   }
 
-  /** Everything that isn't placed yet, by rank, stage, microbatch and kind: {rank, text, refused}. */
-  function remaining(state) {
-    const { level } = state, found = [];
-    for (let rank = 0; rank < level.numRanks; rank++) {
-      level.placement.forEach((home, stage) => {
-        for (let microbatch = 0; home === rank && microbatch < level.numMicrobatches; microbatch++) {
-          for (const kind of ["F", "B", "I", "W"].filter((each) => level.kinds.includes(each))) {
-            const text = textOf({ stage, kind, microbatch });
-            if (!spanOf(state, text)) found.push({ rank, text, refused: refusal(state, rank, text) });
-          }
-        }
-      });
-    }
-    return found;
-  }
+  /** Everything that isn't placed yet, and why it can't come next, if it can't: {rank, text, refused}. */
+  const remaining = (state) => unplaced(state).map((action) => {
+    const { rank } = action, text = textOf(action);
+    return { rank, text, refused: refusal(state, rank, text) };
+  });
 
   /** Whether nothing can be placed though something is left: only undo helps. */
   function isStuck(state) {
@@ -200,34 +188,23 @@ pplab.play = (() => {
 
   // ---- the score ---------------------------------------------------------------------------------------------------
 
-  /** What has been placed, as a schedule. */
-  function schedule(state) {
-    const rows = Array.from({ length: state.level.numRanks }, (_, rank) => rowOf(state, rank).map(({ item }) => item));
-    return pplab.schedule(rows, "your schedule");
-  }
-
   /** Text that `lab.read_csv` reads; "" while nothing is placed. */
-  const toCSV = (state) => (state.moves.length ? pplab.toCSV(schedule(state)) : "");
+  const toCSV = (state) => (state.moves.length ? pplab.toCSV(state.timeline.schedule) : "");
 
-  /**
-   * How good it is. `makespan` and `peakInFlight` are of what is placed; both bubbles are null until it is complete.
-   * `isSolved`: what was asked is reached; `isFound`: and not for the larger part by hints; `text` says it.
-   */
+  /** How good it is. `makespan` and `peakInFlight` are of what is placed; both bubbles are null until it is complete.
+   *  `isSolved`: what was asked is reached; `isFound`: and not for the larger part by hints; `text` says it. */
   function score(state) {
     const { level } = state, { par } = level;
     const isComplete = state.moves.length === level.numActions;
-    const timeline = isComplete ? pplab.simulate(schedule(state), level.costs) : null;
-    const makespan = state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
-    const peakInFlight = pplab.peakInFlight(schedule(state)).map((peak) => Math.max(peak, 0)); // a rank without actions has none
-    const isStraight = !level.isAboutSpan || timeline?.spanBubbleFraction <= par.spanBubbleFraction + 1e-9;
+    const { timeline } = state, { makespan, bubbleFraction, spanBubbleFraction } = timeline;
+    const peakInFlight = timeline.peakInFlight.map((peak) => Math.max(peak, 0)); // a rank without actions has none
+    const isStraight = !level.isAboutSpan || spanBubbleFraction <= par.spanBubbleFraction + 1e-9;
     const isSolved = isComplete && makespan <= par.makespan + 1e-9 && isStraight;
     const isFound = isSolved && 2 * state.hints.length <= level.numActions;
-    const bubbles = { bubbleFraction: timeline && timeline.bubbleFraction, spanBubbleFraction: timeline && timeline.spanBubbleFraction };
+    const bubbles = isComplete ? { bubbleFraction, spanBubbleFraction } : { bubbleFraction: null, spanBubbleFraction: null };
     const figures = { isComplete, makespan, peakInFlight, ...bubbles, par, isSolved, isFound };
     return { ...figures, text: isSolved ? found(state, figures) : verdict(state, figures) };
   }
-
-  const short = (x) => String(Number(x.toPrecision(6)));
 
   /** What is still to do, or what the order misses. */
   function verdict({ level, moves }, { isComplete, makespan, par }) {
@@ -244,7 +221,7 @@ pplab.play = (() => {
     for (const [rank, text] of moves) {
       state = place(state, rank, text).state;
       if (least(state) <= par.makespan + 1e-9) continue;
-      const { start: begin, end } = state.spans[state.spans.length - 1];
+      const { start: begin, end } = spanOf(state, text);
       return `Once ${text} ran on rank ${rank} from ${short(begin)} to ${short(end)}, ${short(par.makespan)} was out of reach: take back moves to there, or a few more.`;
     }
     return "";
@@ -253,37 +230,35 @@ pplab.play = (() => {
   /** No order of what isn't placed yet ends before this. On each rank, what is left can't begin before its inputs are
    *  there, takes its time, and after it comes the way from its last action to the end; memory is left out. */
   function least(state) {
-    const { level: { costs, numRanks, numStages, kinds, placement } } = state;
-    const left = remaining(state).map(({ rank, text }) => ({ rank, ...pplab.parse(text).parts[0] }));
+    const { level, timeline: { byRank, makespan } } = state, { costs, placement } = level, left = unplaced(state);
     const [ready, rest] = [new Map(), new Map(left.map((action) => [textOf(action), 0]))];
-    const inputs = (action) => pplab.needs(action, numStages).map((need) => ({ ...need, kind: need.kinds.find((each) => kinds.includes(each)) }));
     const wire = (need, action) => (placement[need.stage] === placement[action.stage] ? 0 : costs.latency);
     const readyAt = (action) => {
       const text = textOf(action), done = spanOf(state, text);
       if (done) return done.start;
       if (!ready.has(text)) {
-        const row = rowOf(state, placement[action.stage]);
-        const times = inputs(action).map((need) => readyAt(need) + costs.of(need.kind) + wire(need, action));
+        const row = byRank[placement[action.stage]];
+        const times = inputs(level, action).map((need) => readyAt(need) + costs.of(need.kind) + wire(need, action));
         ready.set(text, Math.max(row.length ? row[row.length - 1].end : 0, ...times));
       }
       return ready.get(text);
     };
     left.sort((a, b) => readyAt(b) - readyAt(a)); // what comes last is first: its way to the end is known
     for (const action of left) {
-      for (const need of inputs(action)) {
+      for (const need of inputs(level, action)) {
         const after = wire(need, action) + costs.of(action.kind) + rest.get(textOf(action));
         if (rest.has(textOf(need))) rest.set(textOf(need), Math.max(rest.get(textOf(need)), after));
       }
     }
-    let bound = state.spans.reduce((latest, { end }) => Math.max(latest, end), 0);
-    for (let rank = 0; rank < numRanks; rank++) {
+    let bound = makespan;
+    byRank.forEach((_, rank) => {
       let [work, way] = [0, Infinity];
       for (const action of left.filter((each) => each.rank === rank)) {
         work += costs.of(action.kind);
         way = Math.min(way, rest.get(textOf(action)));
         bound = Math.max(bound, readyAt(action) + work + way);
       }
-    }
+    });
     return bound;
   }
 
@@ -317,21 +292,5 @@ pplab.play = (() => {
     return name ? named(name) : null;
   }
 
-  return {
-    levels,
-    FORMER,
-    level,
-    start,
-    place,
-    undo,
-    replay,
-    remaining,
-    held,
-    isStuck,
-    hint,
-    least,
-    schedule,
-    toCSV,
-    score,
-  };
+  return { levels, FORMER, level, start, place, undo, replay, spanOf, remaining, held, isStuck, hint, least, toCSV, score };
 })();

@@ -7,38 +7,14 @@
 
   const { FILL, NAME, ink, short, percent, escaped } = pplabChart;
   const { play } = pplab;
-  const STORE = "pplab-play"; // by level its moves, its hints and whether it was ever found, kept in this browser
-
-  function stored() {
-    try {
-      return JSON.parse(localStorage.getItem(STORE)) || {};
-    } catch {
-      return {}; // no storage, or not ours: the game starts anew
-    }
-  }
-
-  function store(id, progress) {
-    try {
-      localStorage.setItem(STORE, JSON.stringify({ ...stored(), [id]: progress })); // others of the page store, too
-    } catch {
-      // no storage: the game goes on, and is forgotten with the page
-    }
-  }
+  const memory = pplabGame.memory("pplab-play"); // its moves, its hints and whether it was ever found
 
   /** What is placed as something to draw; once complete, it is a simulation like any other. */
-  function drawable(state, score) {
-    const { level, spans } = state, schedule = play.schedule(state);
-    if (score.isComplete) return pplab.simulate(schedule, level.costs);
-    const byRank = schedule.rows.map((_, rank) => spans.filter((span) => span.rank === rank));
-    const idle = byRank.flatMap((row, rank) => row.flatMap(({ start }, i) => {
-      const end = i ? row[i - 1].end : 0;
-      return start > end ? [{ rank, start: end, end: start, part: i ? "wait" : "fill" }] : [];
-    }));
-    const { numRanks, numStages, numMicrobatches } = level;
-    const times = { starts: byRank.flat().map(({ start }) => start), ends: byRank.flat().map(({ end }) => end) };
-    const title = `${spans.length} of ${level.numActions} actions placed`;
-    const { makespan, peakInFlight } = score;
-    return { schedule: { numRanks, numStages, numMicrobatches, columns: schedule.columns }, byRank, spans, idle, times, title, makespan, peakInFlight };
+  function drawable({ level, timeline }, { isComplete, peakInFlight }) {
+    if (isComplete) return timeline;
+    const schedule = { ...timeline.schedule, numStages: level.numStages };
+    const idle = pplab.idle(timeline).filter(({ part }) => part !== "drain");
+    return { ...timeline, schedule, idle, peakInFlight, title: `${timeline.spans.length} of ${level.numActions} actions placed` };
   }
 
   /** What a player who has placed nothing yet needs to know. */
@@ -46,23 +22,14 @@
     `Press an action to place it. 0F2 is the forward of microbatch 2 on ${numStages > numRanks ? "stage" : "rank"} 0, and ${kinds.includes("B") ? "0B2 its backward" : "0I2 and 0W2 are the halves of its backward"}. ` +
     "An action that is only outlined can't run yet: press it, and the game says why.";
 
-  let made = 0; // games of the page: labels need ids that no other has
-
   function game(root) {
     const only = root.dataset.level && play.level(root.dataset.level);
-    const id = `pplab-play-${++made}`;
-    const live = document.createElement("div");
-    live.className = "pplab-live";
-    live.innerHTML =
-      `<div class="pplab-controls">${only ? `<strong>${escaped(only.title)}</strong>` : `<span class="pplab-control"><label for="${id}">level</label><select id="${id}"></select></span>`}` +
-      `<span class="pplab-buttons">${["undo", "hint", "start again", "next level"].map((name) => `<button type="button" data-do="${name}">${name}</button>`).join("")}` +
-      `${root.dataset.game ? `<a class="pplab-open" href="${escaped(root.dataset.game)}">All levels</a>` : ""}</span></div>` +
-      `<p class="pplab-task"></p><div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of what is placed"></div>` +
+    const live = pplabGame.begin(root, only, ["undo", "hint", "start again", "next level"], () =>
+      `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of what is placed"></div>` +
       `<ul class="pplab-legend"></ul><p class="pplab-says" role="status"></p><div class="pplab-tray"></div>` +
       `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
       `<p class="pplab-buttons"><label class="pplab-check"><input type="checkbox" class="pplab-reference"><span></span></label>` +
-      `<span class="pplab-python"><a class="pplab-csv" download="mine.csv">mine.csv</a>: <code></code></span></p>`;
-    root.append(live);
+      `<span class="pplab-python"><a class="pplab-csv" download="mine.csv">mine.csv</a>: <code></code></span></p>`);
     const [choice, task, scroll, legend, says, tray, figures, csv, python, reference] = [
       "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-python", ".pplab-reference",
     ].map((selector) => live.querySelector(selector));
@@ -82,7 +49,7 @@
     }
 
     function open(level, message = "") {
-      const { moves = [], hints = [] } = stored()[level.id] || {};
+      const { moves = [], hints = [] } = memory.all()[level.id] || {};
       state = play.replay(level, moves, hints);
       reference.checked = false;
       show(message);
@@ -90,13 +57,9 @@
 
     function show(message) {
       const { level } = state, score = play.score(state), { isComplete, isSolved, isFound } = score;
-      const wasFound = Boolean(stored()[level.id]?.isSolved); // the name that browsers have kept since the first edition
-      store(level.id, { moves: state.moves, hints: state.hints, isSolved: isFound || wasFound });
-      if (choice) {
-        const all = stored();
-        choice.innerHTML = play.levels.map(({ id, title }, i) =>
-          `<option value="${id}"${id === level.id ? " selected" : ""}>${i + 1}. ${escaped(title)}${all[id]?.isSolved ? " ✓" : ""}</option>`).join("");
-      }
+      const wasFound = Boolean(memory.all()[level.id]?.isSolved); // the name that browsers have kept since the first edition
+      memory.keep(level.id, { moves: state.moves, hints: state.hints, isSolved: isFound || wasFound });
+      if (choice) choice.innerHTML = pplabGame.options(play.levels, level, memory.all());
       task.textContent = level.task;
       if (!isSolved) reference.checked = false; // it is the answer
       draw();
@@ -169,7 +132,7 @@
         return;
       }
       state = next;
-      const { start, end } = state.spans[state.spans.length - 1];
+      const { start, end } = play.spanOf(state, text);
       const isLast = state.moves.length === state.level.numActions; // then the end speaks
       show(isLast ? "" : `${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.`);
       const buttons = tray.children[rank].querySelectorAll("button"); // the one that had the focus is gone
@@ -182,13 +145,10 @@
       if (text) place(Number(rank), text);
     });
     tray.addEventListener("keydown", (event) => {
-      const { target, key } = event, [lines, line] = [[...tray.children], target.parentElement];
-      const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
-      if (!step || !target.dataset.text) return;
+      const next = event.target.dataset.text && pplabGame.beside(tray, event.target, event.key);
+      if (!next) return;
       event.preventDefault();
-      const at = [...line.querySelectorAll("button")].indexOf(target) + step[1];
-      const buttons = lines[lines.indexOf(line) + step[0]]?.querySelectorAll("button") || [];
-      buttons[Math.min(Math.max(at, 0), buttons.length - 1)]?.focus();
+      next.focus();
     });
     live.addEventListener("click", ({ target }) => {
       const what = target.dataset.do;
@@ -235,7 +195,5 @@
     if (link) link.href += `#level=${root.dataset.level}`;
   })));
 
-  const start = () => document.querySelectorAll(".pplab-play").forEach(game);
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  pplabGame.start(".pplab-play", game);
 })();

@@ -4,33 +4,17 @@
 (() => {
   "use strict";
 
-  const { FILL, NAME, ink, escaped } = pplabChart;
+  const { FILL, NAME, ink } = pplabChart;
   const { stamp } = pplab;
-  const STORE = "pplab-stamp"; // by level its starts, its interval and whether it was ever solved, kept in this browser
+  const memory = pplabGame.memory("pplab-stamp"); // by level its starts, its interval and whether it was ever solved
   const MOST = 99; // the latest start, and the longest interval
   const VIEWS = { reordered: "its ends reordered", squeezed: "squeezed", stamped: "as the block says" };
-
-  function stored() {
-    try {
-      return JSON.parse(localStorage.getItem(STORE)) || {};
-    } catch {
-      return {}; // no storage, or not ours: the game starts anew
-    }
-  }
-
-  function store(id, progress) {
-    try {
-      localStorage.setItem(STORE, JSON.stringify({ ...stored(), [id]: progress }));
-    } catch {
-      // no storage: the game goes on, and is forgotten with the page
-    }
-  }
 
   const isUnit = (x) => Number.isInteger(x) && x >= 0 && x <= MOST;
 
   /** The state that the browser has kept of a level, or its start. */
   function kept(level) {
-    const fresh = stamp.start(level), { starts, interval } = stored()[level.id] || {};
+    const fresh = stamp.start(level), { starts, interval } = memory.all()[level.id] || {};
     const isOurs = starts && Object.keys(fresh.starts).every((key) => isUnit(starts[key])) && isUnit(interval) && interval > 0;
     if (!isOurs) return fresh;
     return { ...fresh, interval, starts: Object.fromEntries(Object.keys(fresh.starts).map((key) => [key, starts[key]])) };
@@ -45,28 +29,19 @@
     return Object.assign(timeline, { idle: [], title: "your block: one microbatch" });
   }
 
-  let made = 0; // games of the page: labels need ids that no other has
-
   function game(root) {
-    const only = root.dataset.level && stamp.level(root.dataset.level), id = `pplab-stamp-${++made}`;
-    const live = document.createElement("div");
-    const button = (name) => `<button type="button" data-do="${name}">${name}</button>`;
-    live.className = "pplab-live";
-    live.innerHTML =
-      `<div class="pplab-controls">${only ? `<strong>${escaped(only.title)}</strong>` : `<span class="pplab-control"><label for="${id}-level">level</label><select id="${id}-level" class="pplab-level"></select></span>`}` +
-      `<span class="pplab-buttons">${button("start again")}${button("next level")}` +
-      `${root.dataset.game ? `<a class="pplab-open" href="${escaped(root.dataset.game)}">All levels</a>` : ""}</span></div>` +
-      `<p class="pplab-task"></p><div class="pplab-tray"></div>` +
-      `<div class="pplab-buttons pplab-moves">${button("earlier")}${button("later")}` +
+    const only = root.dataset.level && stamp.level(root.dataset.level), { button } = pplabGame;
+    const views = Object.entries(VIEWS).map(([name, text]) => `<option value="${name}">${text}</option>`).join("");
+    const live = pplabGame.begin(root, only, ["start again", "next level"], (id) =>
+      `<div class="pplab-tray"></div><div class="pplab-buttons pplab-moves">${button("earlier")}${button("later")}` +
       `<label class="pplab-check"><input type="checkbox" class="pplab-along" checked><span>what follows moves along</span></label>` +
       `<label class="pplab-check"><span>interval</span><input type="number" class="pplab-interval" min="1" max="${MOST}" step="1"></label></div>` +
       `<p class="pplab-says" role="status"></p><div class="pplab-wide"><table class="pplab-rows pplab-beat"></table></div>` +
       `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of one microbatch"></div>` +
-      `<div class="pplab-made"><p class="pplab-control"><label for="${id}-view">stamped <span></span> times</label><select id="${id}-view" class="pplab-view">` +
-      `${Object.entries(VIEWS).map(([name, text]) => `<option value="${name}">${text}</option>`).join("")}</select></p>` +
+      `<div class="pplab-made"><p class="pplab-control"><label for="${id}-view">stamped <span></span> times</label>` +
+      `<select id="${id}-view" class="pplab-view">${views}</select></p>` +
       `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of the schedule"></div><ul class="pplab-legend"></ul>` +
-      `<div class="pplab-wide"><table class="pplab-figures"></table></div><details class="pplab-more"><summary>in Python</summary><code></code></details></div>`;
-    root.append(live);
+      `<div class="pplab-wide"><table class="pplab-figures"></table></div><details class="pplab-more"><summary>in Python</summary><code></code></details></div>`);
     const find = (selector) => live.querySelector(selector);
     const [choice, task, tray, along, interval, says, beat, whole, view, legend, figures, python] = [
       ".pplab-level", ".pplab-task", ".pplab-tray", ".pplab-along", ".pplab-interval", ".pplab-says", ".pplab-beat", ".pplab-made",
@@ -87,13 +62,9 @@
     function show(message = "") {
       const { level, starts } = state;
       judged = stamp.judge(state);
-      const { problem, isSolved, text } = judged, wasSolved = Boolean(stored()[level.id]?.isSolved);
-      store(level.id, { starts, interval: state.interval, isSolved: isSolved || wasSolved });
-      if (choice) {
-        const all = stored();
-        choice.innerHTML = stamp.levels.map(({ id, title }, i) =>
-          `<option value="${id}"${id === level.id ? " selected" : ""}>${i + 1}. ${escaped(title)}${all[id]?.isSolved ? " ✓" : ""}</option>`).join("");
-      }
+      const { problem, isSolved, text } = judged, wasSolved = Boolean(memory.all()[level.id]?.isSolved);
+      memory.keep(level.id, { starts, interval: state.interval, isSolved: isSolved || wasSolved });
+      if (choice) choice.innerHTML = pplabGame.options(stamp.levels, level, memory.all());
       task.textContent = level.task;
       if (document.activeElement !== interval) interval.value = state.interval;
       const beats = stamp.beat(state);
@@ -187,19 +158,12 @@
     });
     tray.addEventListener("keydown", (event) => {
       const key = event.target.dataset.key, moves = { "+": 1, "=": 1, "-": -1 }[event.key];
-      const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-      if (!key || !(step || moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+      const next = key && pplabGame.beside(tray, event.target, event.key);
+      if (!key || !(next || moves) || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
-      if (moves) {
-        selected = key;
-        move(moves);
-        return;
-      }
-      const lines = [...tray.children], line = event.target.parentElement;
-      const at = [...line.querySelectorAll("button")].indexOf(event.target) + step[1];
-      const buttons = lines[lines.indexOf(line) + step[0]]?.querySelectorAll("button") || [];
-      const next = buttons[Math.min(Math.max(at, 0), buttons.length - 1)];
-      if (next) choose(next.dataset.key);
+      if (next) return choose(next.dataset.key);
+      selected = key;
+      move(moves);
     });
     live.addEventListener("click", ({ target }) => {
       const what = target.dataset.do;
@@ -226,7 +190,5 @@
     open(only || stamp.levels[0]);
   }
 
-  const start = () => document.querySelectorAll(".pplab-stamp").forEach(game);
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  pplabGame.start(".pplab-stamp", game);
 })();

@@ -36,9 +36,9 @@ class Options:
     """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a
     file of its own.
 
-    `optimizer` is called on every rank that has weights to train, with the pairs of all its stages:
-    a name in the whole model, and the weight. It returns torch's, which the rank steps after every
-    measured row.
+    Without an `optimizer` no weight changes. It is called on every rank that has weights to train,
+    with the pairs of all its stages: a name in the whole model, and the weight. It returns torch's,
+    which the rank steps after every measured row.
     """
 
     steps: int = 3  # measured ones

@@ -119,7 +119,8 @@ def report_gradients(
         missing, extra = sorted(one.keys() - names), sorted(names - one.keys())
         raise ValueError(
             "the stages don't have the parameters of the whole model: without a gradient "
-            f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}"
+            f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}. A layer has in its stage the "
+            "name that it has in the whole, and tied() returns weights that several stages share"
         )
     found = {}
     for name in sorted(names):

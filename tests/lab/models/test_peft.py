@@ -50,7 +50,7 @@ def test_what_peft_makes_is_trained_as_peft_does_it_and_comes_home(
     (text,) = re.findall(r"```python\n(stages = .*?)```", PAGE.read_text(), re.S)
     schedule = pp.build(name, num_ranks=2, num_microbatches=4)
     given = {"model": model, "schedule": schedule, "pool": pools(2), "batches": batches, "loss": modules._of_tokens}
-    given |= {"optimizer": SGD, "lab": lab, "models": models, "torch": torch}
+    given |= {"sgd": SGD, "lab": lab, "models": models, "torch": torch}
     exec(text, given)
 
     optimizer, losses = SGD([p for p in alone.parameters() if p.requires_grad]), []
@@ -60,7 +60,7 @@ def test_what_peft_makes_is_trained_as_peft_does_it_and_comes_home(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert given["run"].gradients.equal and given["run"].losses == pytest.approx(losses, rel=1e-5)
+    assert given["run"].losses == pytest.approx(losses, rel=1e-5)
     again = peft.PeftModel.from_pretrained(kind.from_pretrained("folder"), "adapters")
     for name, weight in peft.get_peft_model_state_dict(alone).items():
         torch.testing.assert_close(peft.get_peft_model_state_dict(again)[name], weight, rtol=1e-4, atol=1e-6)

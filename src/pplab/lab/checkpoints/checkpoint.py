@@ -104,7 +104,8 @@ class Checkpoint:
                     yield key, tensor
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{self.path} can't be read any more ({error}): keep it until the run is up"
+                f"{self.path} doesn't give it ({error}): keep the file until the run is up, and load it into a module "
+                "whose weights have the names of the model that was trained, such as nn.Sequential(*stages)"
             ) from error
 
     def check_fits(self, workload: Workload) -> None:

@@ -251,7 +251,7 @@ class _Whole:
         return (
             f"the microbatches' mean losses average to {joined:.6g}, and the batch's is {loss:.6g}; gradients change "
             f"by {far / scale:.0e} of the largest: the losses are means over different numbers (ignored labels, padded "
-            "rows): let weight(batch) count them"
+            "rows): let weight(batch) count them; or the loss compares samples, which no microbatch can"
         )
 
     def _learned(self, parts: list[tuple[float, Batch]]) -> tuple[float, dict[str, Tensor]]:

@@ -37,11 +37,9 @@ var pplabChart = (() => {
 
   // ---- words -------------------------------------------------------------------------------------------------------
 
-  /** A number as a reader wants it: at most `digits` digits. */
-  const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
+  const { short, listed } = pplab;
   const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
   const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
   const long = ({ kind, microbatch, stage }) => `${NAME[kind]} of microbatch ${microbatch} on stage ${stage}`;
 
   const timed = (x, { unit }, digits = 6) => short(x, digits) + (unit ? ` ${unit}` : "");
@@ -101,11 +99,9 @@ var pplabChart = (() => {
 
   let drawings = 0; // patterns need ids that no other drawing of the page has
 
-  /**
-   * Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
-   * `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
-   * `caps`: per rank, how many forwards it has memory for, a line in its strip. At a `zoom` of 1 the whole fits the width.
-   */
+  /** Draw `timelines` one above the other into `host`, a scrolling box, and return the drawing: what lies where, and
+   *  `select` to mark an action or an idle interval. `until`: where the time axis ends, at least. `par`: a time to mark;
+   *  `caps`: per rank, how many forwards it has memory for, a line in its strip. At a `zoom` of 1 the whole fits the width. */
   function draw(host, timelines, { width, until = 0, zoom = 1, path = false, memory = true, par = null, caps = null }) {
     const last = Math.max(...timelines.map((t) => t.end || t.makespan)), end = Math.max(until, last);
     const [unit = "", ...more] = new Set(timelines.map((t) => t.unit || ""));

@@ -72,6 +72,10 @@ var pplab = ((schedules) => {
     return itemOf([first, second]);
   }
 
+  /** A number as a reader wants it: at most `digits` digits. */
+  const short = (x, digits = 6) => String(Number(x.toPrecision(digits)));
+  const listed = (texts) => (texts.length < 2 ? texts.join("") : `${texts.slice(0, -1).join(", ")} and ${texts[texts.length - 1]}`);
+
   const range = (end) => Array.from({ length: end }, (_, i) => i);
   const sum = (values) => values.reduce((total, x) => total + x, 0);
 
@@ -85,57 +89,45 @@ var pplab = ((schedules) => {
     return stage < numStages - 1 ? [{ stage: stage + 1, kinds: [B, I], microbatch }, own] : [own];
   }
 
-  /**
-   * The actions of all rows, one after the other, an overlap's halves apart: each has an id. The second half's id stands
-   * for the overlap, too: `ids` has of every action the id of its item, its own but for a first half.
-   */
-  function columnsOf(rows) {
-    const columns = { bounds: [0], ranks: [], stages: [], kinds: [], microbatches: [], ids: [] };
-    let lastStage = -1, lastMicrobatch = -1;
-    rows.forEach((row, rank) => {
-      for (const { parts } of row) {
-        const id = columns.ids.length + parts.length - 1;
-        for (const { stage, kind, microbatch } of parts) {
-          columns.ranks.push(rank);
-          columns.stages.push(stage);
-          columns.kinds.push(kind);
-          columns.microbatches.push(microbatch);
-          columns.ids.push(id);
-          if (stage > lastStage) lastStage = stage;
-          if (microbatch > lastMicrobatch) lastMicrobatch = microbatch;
-        }
-      }
-      columns.bounds.push(columns.ids.length);
-    });
-    columns.numStages = lastStage + 1;
-    columns.numMicrobatches = lastMicrobatch + 1;
-    columns.action = (i) => action(columns.stages[i], columns.kinds[i], columns.microbatches[i]);
-    return columns;
+  /** The actions of all rows, one after the other, each with its rank; an overlap's halves apart. An action's id is its
+   *  place in the list, and the second half's id stands for the overlap, too: `id` is that of its item. */
+  function actionsOf(rows) {
+    const found = [];
+    rows.forEach((row, rank) => row.forEach(({ parts }) => {
+      const id = found.length + parts.length - 1;
+      for (const { stage, kind, microbatch } of parts) found.push({ stage, kind, microbatch, rank, id });
+    }));
+    return found;
   }
 
-  /**
-   * Of every action, the id of the one whose message it waits for; null where it waits for its turn only.
+  /** Of every action, the id of the one whose message it waits for; null where it waits for its turn only.
    *
-   * A microbatch m makes 2S hops, down through S stages and back up, and each hop needs the one before it. F, and B or I,
-   * of a stage are hops; a W needs nothing but its turn, and its hops lie behind, each after an empty one. So among all M
-   * microbatches an action has the place hop * M + m, and needs what has the place M before.
-   */
-  function makersOf({ numStages: S, numMicrobatches: M, stages, kinds, microbatches }) {
-    const hopOf = (kind, stage) => {
+   *  A microbatch m makes 2S hops, down through S stages and back up, and each hop needs the one before it. F, and B or I,
+   *  of a stage are hops; a W needs nothing but its turn, and its hops lie behind, each after an empty one. So among all M
+   *  microbatches an action has the place hop * M + m, and needs what has the place M before. */
+  function makersOf({ numStages: S, numMicrobatches: M, actions }) {
+    const hopOf = ({ kind, stage }) => {
       if (kind === F) return stage + 1;
       if (kind === W) return 2 * S + 2 + 2 * stage;
       return kind === B || kind === I ? 2 * S - stage : 4 * S + 2; // that is none, after an empty one: communication
     };
-    const places = stages.map((stage, i) => hopOf(kinds[i], stage) * M + microbatches[i]);
+    const places = actions.map((each) => hopOf(each) * M + each.microbatch);
     const actionAt = new Array((4 * S + 3) * M).fill(null);
     places.forEach((place, i) => (actionAt[place] = i));
     return places.map((place) => actionAt[place - M]);
   }
 
   /** What `run` takes: every rank's actions in turn, and what each needs: an overlap's message comes from its second half. */
-  function turnsOf({ bounds, ids }, makers) {
-    const rows = bounds.slice(1).map((end, rank) => range(end - bounds[rank]).map((i) => bounds[rank] + i));
-    return { rows, needs: makers.map((maker) => (maker === null ? null : ids[maker])) };
+  function turnsOf({ numRanks, actions, makers }) {
+    const rows = range(numRanks).map(() => []);
+    actions.forEach(({ rank }, i) => rows[rank].push(i));
+    return { rows, needs: makers.map((maker) => (maker === null ? null : actions[maker].id)) };
+  }
+
+  /** Give `object` something that isn't part of what it says, made when it is first asked for. */
+  function later(object, name, make) {
+    let made;
+    Object.defineProperty(object, name, { get: () => (made = made || make()) });
   }
 
   // ---- schedules ----------------------------------------------------------------------------------------------------
@@ -146,34 +138,27 @@ var pplab = ((schedules) => {
   /** A schedule from rows of items, or of their texts. */
   function schedule(rows, name = "custom") {
     const items = rows.map((row) => row.map((item) => (typeof item === "string" ? parse(item) : item)));
-    const columns = columnsOf(items);
-    const { numStages, numMicrobatches } = columns, numActions = columns.stages.length;
-    if (numStages * numMicrobatches > Math.max(FEW, numActions)) { // before anything of that size is made
+    const actions = actionsOf(items);
+    let numStages = 0, numMicrobatches = 0;
+    for (const { stage, microbatch } of actions) {
+      numStages = Math.max(numStages, stage + 1);
+      numMicrobatches = Math.max(numMicrobatches, microbatch + 1);
+    }
+    if (numStages * numMicrobatches > Math.max(FEW, actions.length)) { // before anything of that size is made
       throw new ScheduleError(
-        `${plural(numStages, "stage")} and ${plural(numMicrobatches, "microbatch")} need more than ${plural(numActions, "action")}`,
+        `${plural(numStages, "stage")} and ${plural(numMicrobatches, "microbatch")} need more than ${plural(actions.length, "action")}`,
         "number stages and microbatches from 0, without a gap",
       );
     }
-    const holders = Array.from({ length: columns.numStages }, () => []);
-    for (let rank = 0; rank < items.length; rank++) {
-      for (const stage of stagesOf(columns, rank)) holders[stage].push(rank);
-    }
-    const made = {
-      name,
-      numRanks: items.length,
-      numStages: columns.numStages,
-      numMicrobatches: columns.numMicrobatches,
-      placement: holders.map((ranks) => (ranks.length === 1 ? ranks[0] : ranks)),
-      rows: items,
-    };
-    let makers = null, turns = null;
-    Object.defineProperty(made, "columns", { value: columns }); // not enumerable: none is part of what it says
-    Object.defineProperty(made, "makers", { get: () => (makers = makers || makersOf(columns)) });
-    Object.defineProperty(made, "turns", { get: () => (turns = turns || turnsOf(columns, made.makers)) });
+    const holders = range(numStages).map(() => new Set());
+    for (const { stage, rank } of actions) holders[stage].add(rank);
+    const placement = holders.map((ranks) => (ranks.size === 1 ? [...ranks][0] : [...ranks]));
+    const made = { name, numRanks: items.length, numStages, numMicrobatches, placement, rows: items };
+    later(made, "actions", () => actions);
+    later(made, "makers", () => makersOf(made));
+    later(made, "turns", () => turnsOf(made));
     return made;
   }
-
-  const stagesOf = (columns, rank) => new Set(columns.stages.slice(columns.bounds[rank], columns.bounds[rank + 1]));
 
   /** Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is bidirectional. */
   const copies = ({ placement }) => Math.max(...placement.map((place) => [place].flat().length));
@@ -201,8 +186,8 @@ var pplab = ((schedules) => {
   }
 
   /** Messages between ranks in one step: activations and gradients that cross from one rank to another. */
-  const numMessages = ({ columns: { ranks }, makers }) =>
-    makers.filter((maker, i) => maker !== null && ranks[maker] !== ranks[i]).length;
+  const numMessages = ({ actions, makers }) =>
+    makers.filter((maker, i) => maker !== null && actions[maker].rank !== actions[i].rank).length;
 
   /** Torch's form, as text: no header, row i is rank i. */
   const toCSV = ({ rows }) => rows.map((row) => row.map((item) => item.text).join(",") + "\n").join("");
@@ -233,12 +218,10 @@ var pplab = ((schedules) => {
     throw new ScheduleError(`${values}: give one per ${each}, or a single number`);
   }
 
-  /**
-   * How long things take: a number for all stages, or a list with one for each, which is a list itself where microbatches
-   * differ. `backward` is a full backward's, the sum of its halves when left out; `overhead` what every action takes
-   * besides, two at once as the larger of both; `overlap` that of an overlap: "sum" or "max" of the two, or a duration
-   * of a forward and a full backward, where others take the sum.
-   */
+  /** How long things take: a number for all stages, or a list with one for each, which is a list itself where microbatches
+   *  differ. `backward` is a full backward's, the sum of its halves when left out; `overhead` what every action takes
+   *  besides, two at once as the larger of both; `overlap` that of an overlap: "sum" or "max" of the two, or a duration
+   *  of a forward and a full backward, where others take the sum. */
   function costs(given = {}) {
     const { forward = 1, backwardInput = 1, backwardWeight = 1, latency = 0, backward = null, overhead = 0, overlap = "sum" } = given;
     const lists = { forward, backward_input: backwardInput, backward_weight: backwardWeight, backward, overhead };
@@ -264,14 +247,7 @@ var pplab = ((schedules) => {
       return takes + Math.max(besides(first), besides(second));
     };
     return {
-      forward,
-      backwardInput,
-      backwardWeight,
-      latency,
-      backward,
-      overhead,
-      overlap,
-      ofItem,
+      forward, backwardInput, backwardWeight, latency, backward, overhead, overlap, ofItem,
       of: (kind, stage) => ofItem({ parts: [action(stage, kind)] }),
       /** The costs of the same model cut into `stagesPerRank` times as many stages, each with the same overhead. */
       finer(stagesPerRank) {
@@ -293,13 +269,11 @@ var pplab = ((schedules) => {
 
   // ---- the loop -----------------------------------------------------------------------------------------------------
 
-  /**
-   * When every item starts, and when it ends: both null if it never runs, as in a waiting circle. Line by line, this is
-   * `run` of src/pplab/simulator.py, which says more.
+  /** When every item starts, and when it ends: both null if it never runs, as in a waiting circle. Line by line, this is
+   *  `run` of src/pplab/simulator.py, which says more.
    *
-   * Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
-   * has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`.
-   */
+   *  Items are numbers, and those of a row take turns. Item i starts once the one before it has ended and what it needs
+   *  has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs one. It takes `durations[i]`. */
   function run(rows, needs, durations, lags) {
     const [starts, ends] = [needs.map(() => null), needs.map(() => null)];
     const waiting = new Map(); // of an item that hasn't run: the workers that stand still until it has
@@ -336,66 +310,45 @@ var pplab = ((schedules) => {
   const durationsOf = ({ rows }, { ofItem }) => rows.flat().flatMap((item) => (item.parts.length > 1 ? [0, ofItem(item)] : ofItem(item)));
 
   /** How long what each action waits for takes to arrive. */
-  function lagsOf({ columns: { ranks }, makers }, costs) {
-    return makers.map((maker, i) => (maker !== null && ranks[maker] !== ranks[i] ? costs.latency : 0));
-  }
+  const lagsOf = ({ actions, makers }, { latency }) =>
+    makers.map((maker, i) => (maker !== null && actions[maker].rank !== actions[i].rank ? latency : 0));
 
-  /**
-   * The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
-   * placed only what could run; rows.js says of any rows what is wrong with them.
-   */
+  /** The timeline of a schedule: when everything happens, and its figures. Its rows are a builder's, or of a player who
+   *  placed only what could run; rows.js says of any rows what is wrong with them. */
   function simulate(schedule, given = costs()) {
     const { turns } = schedule;
     given.check(schedule.numStages, schedule.numMicrobatches);
     const [starts, ends] = run(turns.rows, turns.needs, durationsOf(schedule, given), lagsOf(schedule, given));
     if (ends.includes(null)) throw new ScheduleError("the ranks wait for each other, and nothing more can run");
-    return timelineOf(schedule, given, { starts, ends });
+    const ofItems = (times) => times.filter((_, i) => schedule.actions[i].id === i);
+    return timelineOf(schedule, given, ofItems(starts), ofItems(ends));
   }
 
   // ---- timelines ----------------------------------------------------------------------------------------------------
 
   /** The timeline whose items start and end as given, rank by rank: a measured one. Nobody knows when messages arrived. */
-  function recorded(schedule, itemStarts, itemEnds) {
-    const starts = [], ends = [];
-    schedule.rows.flat().forEach(({ parts }, i) => {
-      for (let left = parts.length; left > 0; left--) {
-        starts.push(itemStarts[i]);
-        ends.push(left > 1 ? itemStarts[i] : itemEnds[i]);
-      }
-    });
-    return timelineOf(schedule, null, { starts, ends });
-  }
+  const recorded = (schedule, starts, ends) => timelineOf(schedule, null, starts, ends);
 
-  function timelineOf(schedule, costs, times) {
-    const { columns, numRanks } = schedule, { starts, ends } = times;
-    const spans = [], spanOf = new Int32Array(starts.length); // of every id, its span: both halves of an overlap have one
-    const byRank = schedule.rows.map((row, rank) => {
-      let i = columns.bounds[rank];
-      return row.map((item, position) => {
-        for (const last = i + item.parts.length - 1; i <= last; i++) spanOf[i] = spans.length;
-        const span = { id: spans.length, rank, position, item, start: starts[i - 1], end: ends[i - 1] };
-        spans.push(span);
-        return span;
-      });
-    });
+  function timelineOf(schedule, costs, starts, ends) {
+    const { numRanks } = schedule, spans = [];
+    const byRank = schedule.rows.map((row, rank) => row.map((item, position) => {
+      const id = spans.length;
+      return spans[spans.push({ id, rank, position, item, start: starts[id], end: ends[id] }) - 1];
+    }));
     const makespan = ends.reduce((a, b) => Math.max(a, b), 0);
     const busy = byRank.map((row) => sum(row.map(({ start, end }) => end - start)));
     const idle = sum(busy.map((time) => makespan - time));
     const lengths = byRank.map((row) => (row.length ? row[row.length - 1].end - row[0].start : 0));
     const longest = lengths.indexOf(Math.max(...lengths));
-    const timeline = {
-      schedule,
-      costs,
-      makespan,
+    const figures = {
       bubbleFraction: idle / (numRanks * makespan),
       bubbleRatio: idle / sum(busy),
       spanBubbleFraction: 1 - busy[longest] / lengths[longest],
       peakInFlight: peakInFlight(schedule),
-      busy,
-      spans,
-      byRank,
     };
-    Object.defineProperty(timeline, "times", { value: { ...times, spanOf } });
+    const timeline = { schedule, costs, makespan, ...figures, busy, spans, byRank };
+    later(timeline, "places", () => new Map(spans.flatMap(({ id, item }) => item.parts.map((part) => [textOf(part), id]))));
+    later(timeline, "users", () => usersOf(timeline));
     return timeline;
   }
 
@@ -416,40 +369,38 @@ var pplab = ((schedules) => {
     return steps;
   }
 
+  /** Of what a span waits for, what ends last; the first of several. Undefined: of nothing. */
+  const lastOf = (waits) => waits.reduce((last, each) => (last && last.span.end >= each.span.end ? last : each), undefined);
+
   /** One longest chain of spans, each of which starts late because of the one before it. First to last. */
-  function criticalPath({ schedule, spans, times: { ends, spanOf } }) {
-    const { columns: { bounds, ids }, turns: { needs } } = schedule;
-    const firsts = new Set(bounds);
-    let i = ids.reduce((last, id, each) => (id === each && (last < 0 || ends[each] > ends[last]) ? each : last), -1);
-    const path = [];
-    while (i >= 0) {
-      const first = ids[i - 1] === i ? i - 1 : i;
-      const span = spans[spanOf[i]];
+  function criticalPath(timeline) {
+    const { schedule, spans, byRank } = timeline, path = [];
+    const turns = `${schedule.numStages - 1}F`; // what the last stage keeps is what its backward's gradient is made of
+    const isResult = ({ how, text }) => how === "message" || how === "local" || text?.startsWith(turns);
+    let { span } = lastOf(spans.map((span) => ({ span })));
+    while (span) {
       path.push(span);
-      let awaited = null; // an overlap's needs are those of both its halves
-      for (const need of needs.slice(first, i + 1)) if (need !== null && (awaited === null || ends[need] > ends[awaited])) awaited = need;
-      i = firsts.has(first) ? -1 : first - 1;
-      if (awaited !== null && (i < 0 || span.start > ends[i])) i = awaited;
+      const awaited = lastOf(waitsFor(timeline, span).filter(isResult));
+      const before = byRank[span.rank][span.position - 1];
+      span = awaited && !(before && span.start <= before.end) ? awaited.span : before;
     }
     return path.reverse();
   }
 
-  /**
-   * What a span needs before it can start: other stages' results (`how`: "message" when it comes from another rank,
-   * "local" when from its own), what its own stage kept ("kept"), and the action before it on its rank ("order").
-   */
+  /** What a span needs before it can start: other stages' results (`how`: "message" when it comes from another rank,
+   *  "local" when from its own), what its own stage kept ("kept"), and the action before it on its rank ("order").
+   *  `text` is the action that is needed: of an overlap, one half. */
   function waitsFor(timeline, span) {
     const { schedule, costs, spans, byRank } = timeline;
     const found = new Map();
-    const at = places(timeline);
     for (const part of span.item.parts) {
       for (const need of needs(part, schedule.numStages)) {
-        const id = need.kinds.map((kind) => at.get(`${need.stage}${kind}${need.microbatch}`)).find((x) => x !== undefined);
-        const made = spans[id];
-        if (made.id === span.id || found.has(made.id)) continue;
+        const text = need.kinds.map((kind) => `${need.stage}${kind}${need.microbatch}`).find((each) => timeline.places.has(each));
+        const made = spans[timeline.places.get(text)];
+        if (!made || made === span || found.has(made.id)) continue;
         const crosses = made.rank !== span.rank;
         const how = need.stage === part.stage ? "kept" : crosses ? "message" : "local";
-        found.set(made.id, { span: made, arrives: made.end + (crosses && costs ? costs.latency : 0), how });
+        found.set(made.id, { span: made, arrives: made.end + (crosses && costs ? costs.latency : 0), how, text });
       }
     }
     const previous = byRank[span.rank][span.position - 1];
@@ -458,65 +409,38 @@ var pplab = ((schedules) => {
   }
 
   /** The spans that wait for this one, in the order of ranks and rows. */
-  function neededBy(timeline, span) {
-    return users(timeline)[span.id].map((id) => timeline.spans[id]);
+  const neededBy = ({ users, spans }, span) => users[span.id].map((id) => spans[id]);
+
+  function usersOf(timeline) {
+    const users = timeline.spans.map(() => []);
+    for (const span of timeline.spans) for (const { span: made } of waitsFor(timeline, span)) users[made.id].push(span.id);
+    return users;
   }
 
-  /** Where every action is: its text -> its span's id (computed once per timeline). */
-  function places(timeline) {
-    if (!timeline.times.places) {
-      const at = new Map();
-      for (const { id, item } of timeline.spans) for (const part of item.parts) at.set(textOf(part), id);
-      timeline.times.places = at;
-    }
-    return timeline.times.places;
-  }
-
-  function users(timeline) {
-    if (!timeline.times.users) {
-      const users = timeline.spans.map(() => []);
-      for (const span of timeline.spans) for (const { span: made } of waitsFor(timeline, span)) users[made.id].push(span.id);
-      timeline.times.users = users;
-    }
-    return timeline.times.users;
-  }
-
-  /** A number as a reader wants it: at most six digits. */
-  const short = (x) => String(Number(x.toPrecision(6)));
-
-  /**
-   * Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
-   * `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends.
-   */
+  /** Every idle interval: `part` is "fill" before the rank's first action, "drain" after its last, "wait" between;
+   *  `for` is the span of another rank that it waits for, `waitsFor` the action's text, `until` when that ends. */
   function idle(timeline) {
-    const { schedule, costs, byRank, makespan, spans, times: { ends, spanOf } } = timeline;
-    const { columns, makers, turns: { needs } } = schedule, { ranks } = columns;
-    const found = [];
-    const add = (rank, start, end, part, waiting) => found.push({ rank, start, end, part, for: null, ...waiting });
+    const { costs, byRank, makespan } = timeline, found = [];
     byRank.forEach((row, rank) => {
-      let now = 0, part = "fill", i = columns.bounds[rank];
-      for (const { item, start, end } of row) {
-        const next = i + item.parts.length;
-        if (start > now) {
-          let last = -1; // the half whose need ends last
-          for (; i < next; i++) {
-            const fromOther = needs[i] !== null && ranks[needs[i]] !== rank;
-            if (fromOther && (last < 0 || ends[needs[i]] > ends[needs[last]])) last = i;
-          }
-          if (last < 0) add(rank, now, start, part, { text: "it could go on" });
-          else {
-            const action = textOf(columns.action(makers[last])), made = spans[spanOf[needs[last]]];
-            const runs = `it waits for ${action}, which runs on rank ${made.rank} until ${short(made.end)}`;
-            const late = costs ? `whose result arrives at ${short(start)}` : `the rank goes on at ${short(start)}`; // measured
-            const text = made.end < start ? `${runs} and ${late}` : runs;
-            add(rank, now, start, part, { for: made, waitsFor: action, until: made.end, text });
-          }
-        }
-        [now, part, i] = [end, "wait", next];
+      let now = 0, part = "fill";
+      for (const span of row) {
+        const { start, end } = span;
+        if (start > now) found.push({ rank, start: now, end: start, part, ...reasonOf(timeline, span, costs) });
+        [now, part] = [end, "wait"];
       }
-      if (now < makespan) add(rank, now, makespan, "drain", { text: "it has nothing left to do" });
+      if (now < makespan) found.push({ rank, start: now, end: makespan, part: "drain", for: null, text: "it has nothing left to do" });
     });
     return found;
+  }
+
+  /** Why a rank idles before a span. */
+  function reasonOf(timeline, span, costs) {
+    const last = lastOf(waitsFor(timeline, span).filter(({ how }) => how === "message"));
+    if (!last) return { for: null, text: "it could go on" };
+    const { span: made, text: action } = last, until = made.end;
+    const runs = `it waits for ${action}, which runs on rank ${made.rank} until ${short(until)}`;
+    const late = costs ? `whose result arrives at ${short(span.start)}` : `the rank goes on at ${short(span.start)}`; // measured
+    return { for: made, waitsFor: action, until, text: until < span.start ? `${runs} and ${late}` : runs };
   }
 
   // ---- what the rows of many schedules are woven from ---------------------------------------------------------------
@@ -529,17 +453,14 @@ var pplab = ((schedules) => {
 
   /** Every B as its I, its W put off until `delay` further I's have run; the W's left over last, oldest first. */
   function splitBackwards(row, delay) {
-    const made = [], waiting = [];
-    for (const each of row) {
-      if (each.kind !== B) {
-        made.push(each);
-        continue;
-      }
-      made.push(action(each.stage, I, each.microbatch));
+    const waiting = [];
+    const made = row.flatMap((each) => {
+      if (each.kind !== B) return each;
       waiting.push(action(each.stage, W, each.microbatch));
-      if (waiting.length > delay) made.push(waiting.shift());
-    }
-    return made.concat(waiting);
+      const gradient = action(each.stage, I, each.microbatch);
+      return waiting.length > delay ? [gradient, waiting.shift()] : gradient;
+    });
+    return [...made, ...waiting];
   }
 
   // ---- builders: rows for P ranks and M microbatches ----------------------------------------------------------------
@@ -636,9 +557,7 @@ var pplab = ((schedules) => {
   /** How many microbatches so many slices make. */
   function sequencesOf(name, M, slices) {
     if (M % positiveInt("slices", slices) === 0) return M / slices;
-    throw new ScheduleError(
-      `${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`,
-    );
+    throw new ScheduleError(`${name} takes a multiple of slices = ${slices} microbatches, since each counts as a slice, got ${M}`);
   }
 
   // on a V: stages r and 2P-1-r on rank r
@@ -735,13 +654,11 @@ var pplab = ((schedules) => {
     });
   }
 
-  /**
-   * The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
+  /** The plans, squeezed and, outside of the units of the steady state, reordered in no more memory.
    *
-   * Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
-   * F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
-   * is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
-   */
+   *  Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
+   *  F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
+   *  is left, over all ranks, can always run. In the steady state a rank keeps to its plan. */
   function reordered(plans, numStages, first, last) {
     const most = Math.max(...plans.map(peakOf));
     const left = plans.map((plan) => partsOf(plan, first, last));
@@ -807,14 +724,10 @@ var pplab = ((schedules) => {
 
   builders["DualPipe"] = (P, M) => {
     if (P % 2) {
-      throw new ScheduleError(
-        `DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`,
-      );
+      throw new ScheduleError(`DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`);
     }
     if (M % 2 || M < 2 * P) {
-      throw new ScheduleError(
-        `DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`,
-      );
+      throw new ScheduleError(`DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`);
     }
     return range(P).map((rank) => {
       const mirror = P - 1 - rank;
@@ -831,10 +744,8 @@ var pplab = ((schedules) => {
     return range(P).map((rank) => dualRow(local(rank), local(2 * P - 1 - rank), rank, P, M, rank === P - 1));
   };
 
-  /**
-   * The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
-   * ranks lie between there and where the streams meet; `turns`: this rank is the last of them.
-   */
+  /** The eight steps of the published schedule, of a rank `depth` ranks from where its `near` stream enters. `reach`
+   *  ranks lie between there and where the streams meet; `turns`: this rank is the last of them. */
   function dualRow(near, far, depth, reach, M, turns) {
     const rest = reach - depth - 1, row = [], waiting = []; // waiting: weight gradients put off
     const forward = (stream) => stream.next(F);
@@ -875,10 +786,8 @@ var pplab = ((schedules) => {
   const find = (name) =>
     known.find((each) => [each.name, ...each.aliases].some((each) => each.toLowerCase() === name.toLowerCase()));
 
-  /**
-   * Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
-   * while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected.
-   */
+  /** Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
+   *  while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected. */
   function build(name, { numRanks: P, numMicrobatches: M, ...options }) {
     const found = find(name);
     if (!found) throw new ScheduleError(`unknown schedule ${repr(name)}: known: ${known.map((each) => each.name).join(", ")}`);
@@ -910,30 +819,8 @@ var pplab = ((schedules) => {
   }
 
   return {
-    ScheduleError,
-    repr,
-    schedules: known,
-    builders,
-    block: { plansOf, fastest },
-    find,
-    costs,
-    build,
-    schedule,
-    parse,
-    textOf,
-    toCSV,
-    run,
-    durationsOf,
-    simulate,
-    recorded,
-    inFlight,
-    peakInFlight,
-    criticalPath,
-    waitsFor,
-    neededBy,
-    idle,
-    needs,
-    numMessages,
-    copies,
+    ScheduleError, repr, short, listed, schedules: known, builders, block: { plansOf, fastest }, find, costs, build, schedule,
+    parse, textOf, toCSV, run, durationsOf, simulate, recorded, inFlight, peakInFlight, criticalPath, waitsFor, neededBy, idle,
+    needs, numMessages, copies,
   };
 })(pplabSchedules);

@@ -10,10 +10,8 @@ var pplabRows = (() => {
 
   const LOWERED = /^(\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD))$/;
 
-  /**
-   * The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. Blanks separate
-   * actions, too, and a line may begin with its rank, as `print(schedule)` writes it; a line about the whole is left out.
-   */
+  /** The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. Blanks separate
+   *  actions, too, and a line may begin with its rank, as `print(schedule)` writes it; a line about the whole is left out. */
   function read(text, name = "your rows") {
     const rows = linesOf(text).map((cells, rank) =>
       cells.flatMap((raw, column) => {
@@ -22,10 +20,8 @@ var pplabRows = (() => {
         try {
           return [pplab.parse(cell)];
         } catch (error) {
-          throw new ScheduleError(
-            `CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
-            "write one action per cell, or leave the cell blank",
-          );
+          throw new ScheduleError(`CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
+            "write one action per cell, or leave the cell blank");
         }
       }));
     if (!rows.some((row) => row.length)) {
@@ -80,17 +76,11 @@ var pplabRows = (() => {
     if (stuck.size) throw deadlock(schedule, stuck);
   }
 
-  /** Every action as [rank, action, its item], an overlap's halves apart. */
-  const placed = ({ rows }) => rows.flatMap((row, rank) => row.flatMap((item) => item.parts.map((part) => [rank, part, item])));
-
-  function checkKinds(schedule) {
-    for (const [rank, { kind }, { text }] of placed(schedule)) {
-      if (kind.length === 1) continue;
-      throw new ScheduleError(
-        `rank ${rank}: ${text} is communication, and a schedule holds computation only`,
-        "leave it out: pplab.lower derives sends and receives",
-      );
-    }
+  function checkKinds({ actions }) {
+    const sent = actions.find(({ kind }) => kind.length > 1);
+    if (!sent) return;
+    throw new ScheduleError(`rank ${sent.rank}: ${textOf(sent)} is communication, and a schedule holds computation only`,
+      "leave it out: pplab.lower derives sends and receives");
   }
 
   /** The ranks of every pipeline that shares no microbatch with another one: more than one under data parallelism. */
@@ -117,41 +107,37 @@ var pplabRows = (() => {
   }
 
   /** Every stage on one rank of every replica, or on two mirrored ones (bidirectional). */
-  function checkPlacement({ placement, numStages, rows }) {
+  function checkPlacement({ placement, numStages, rows, actions }) {
     const gap = placement.findIndex((place) => Array.isArray(place) && !place.length);
     if (gap >= 0) {
-      throw new ScheduleError(
-        `no rank runs stage ${gap}, though the schedule has stages up to ${numStages - 1}`,
-        `add stage ${gap}'s actions, or number the stages without a gap`,
-      );
+      throw new ScheduleError(`no rank runs stage ${gap}, though the schedule has stages up to ${numStages - 1}`,
+        `add stage ${gap}'s actions, or number the stages without a gap`);
     }
     const empty = rows.findIndex((row) => !row.length);
     if (empty >= 0) throw new ScheduleError(`rank ${empty} has nothing to run`, "remove its row, or place a stage on it");
     if (placement.every(Number.isInteger)) return;
     if (replicasOf({ rows, placement }).every((ranks) => isPlaced(placement, ranks))) return;
     const stage = placement.findIndex(Array.isArray);
-    const ofStage = (rank) => rows[rank].flatMap((item) => item.parts).filter((a) => a.stage === stage);
+    const ofStage = (rank) => actions.filter((each) => each.rank === rank && each.stage === stage);
     const ranks = [...placement[stage]].sort((a, b) => ofStage(a).length - ofStage(b).length);
     const rank = ranks[0], home = ranks[ranks.length - 1], stray = textOf(ofStage(rank)[0]);
-    throw new ScheduleError(
-      `rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
+    throw new ScheduleError(`rank ${rank} runs ${stray}, but stage ${stage} lives on rank ${home}`,
       `move ${stray} to rank ${home}'s row (a stage has one rank; only a bidirectional schedule keeps each stage on ` +
-        "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)",
-    );
+      "two ranks, r and P-1-r, and only replicas, which share no microbatch, hold it again)");
   }
 
   /** Each stage has each microbatch's F once, and either its B or its I and W once, all on one rank. */
   function checkActions(schedule) {
-    const { numStages, numMicrobatches, placement } = schedule;
+    const { numStages, numMicrobatches, placement, actions } = schedule;
     const found = Array.from({ length: numStages * numMicrobatches }, () => new Map()); // kind -> rank
-    for (const [rank, part] of placed(schedule)) {
-      const kinds = found[part.stage * numMicrobatches + part.microbatch], text = textOf(part);
-      if (kinds.has(part.kind)) {
-        const other = kinds.get(part.kind);
+    for (const action of actions) {
+      const { stage, kind, microbatch, rank } = action, kinds = found[stage * numMicrobatches + microbatch];
+      if (kinds.has(kind)) {
+        const other = kinds.get(kind), text = textOf(action);
         const where = other === rank ? `rank ${rank} runs ${text} twice` : `${text} is on ranks ${other} and ${rank}`;
         throw new ScheduleError(where, "remove one of the two");
       }
-      kinds.set(part.kind, rank);
+      kinds.set(kind, rank);
     }
     found.forEach((kinds, i) => {
       const stage = Math.floor(i / numMicrobatches), place = placement[stage];
@@ -164,10 +150,8 @@ var pplabRows = (() => {
     const rank = kinds.size ? [...kinds.values()][0] : home;
     if (new Set(kinds.values()).size > 1) {
       const names = [...kinds].map(([kind, r]) => `${name(kind)} on rank ${r}`).join(", ");
-      throw new ScheduleError(
-        `stage ${stage} works on microbatch ${m} on several ranks: ${names}`,
-        "put them on one rank: a backward needs what its forward kept there",
-      );
+      throw new ScheduleError(`stage ${stage} works on microbatch ${m} on several ranks: ${names}`,
+        "put them on one rank: a backward needs what its forward kept there");
     }
     const isSplit = kinds.has("I") || kinds.has("W");
     if (kinds.has("B") && isSplit) {
@@ -180,10 +164,8 @@ var pplabRows = (() => {
     if (kind === undefined) return;
     const has = [...kinds.keys()].map(name).join(", ") || "nothing of it";
     const [runs, row] = rank === null ? ["no rank runs any of it", `a row with stage ${stage}`] : [`rank ${rank} runs ${has}`, `rank ${rank}'s row`];
-    throw new ScheduleError(
-      `${name(kind)} is missing: ${runs}`,
-      `add ${name(kind)} to ${row}${kind === "B" ? ` (or ${name("I")} and ${name("W")})` : ""}`,
-    );
+    throw new ScheduleError(`${name(kind)} is missing: ${runs}`,
+      `add ${name(kind)} to ${row}${kind === "B" ? ` (or ${name("I")} and ${name("W")})` : ""}`);
   }
 
   /** Within a row, F before B or I, and I before W. */
@@ -196,25 +178,21 @@ var pplabRows = (() => {
           if (!own || own.stage !== part.stage) continue;
           if (own.kinds.some((kind) => done.has(`${own.stage}${kind}${own.microbatch}`))) continue;
           const needed = `${own.stage}${own.kinds.join("/")}${own.microbatch}`;
-          throw new ScheduleError(
-            `rank ${rank} runs ${textOf(part)} before ${needed}, which it needs`,
-            `move ${needed} in front of ${textOf(part)}`,
-          );
+          throw new ScheduleError(`rank ${rank} runs ${textOf(part)} before ${needed}, which it needs`,
+            `move ${needed} in front of ${textOf(part)}`);
         }
         for (const part of parts) done.add(textOf(part));
       }
     });
   }
 
-  /**
-   * The error for ranks that are stuck, each at an action: the circle of ranks that wait for each other. It blames a rank that
-   * could break the circle: one whose row has something that is waited for behind what it is stuck at.
-   */
+  /** The error for ranks that are stuck, each at an action: the circle of ranks that wait for each other. It blames a rank that
+   *  could break the circle: one whose row has something that is waited for behind what it is stuck at. */
   function deadlock(schedule, stuck) {
-    const { columns, makers } = schedule;
-    const name = (i) => textOf(columns.action(i));
+    const { actions, makers } = schedule;
+    const name = (i) => textOf(actions[i]);
     const awaited = (rank) => name(makers[stuck.get(rank)]);
-    const holder = (rank) => columns.ranks[makers[stuck.get(rank)]];
+    const holder = (rank) => actions[makers[stuck.get(rank)]].rank;
     let rank = Math.min(...stuck.keys());
     const seen = [];
     while (!seen.includes(rank)) {
@@ -225,39 +203,34 @@ var pplabRows = (() => {
     const waits = circle.map((r) => `rank ${r} waits at ${name(stuck.get(r))} for ${awaited(r)}`);
     const waiter = circle.find((r) => awaited(r) !== name(stuck.get(holder(r))));
     const blamed = holder(waiter);
-    return new ScheduleError(
-      `deadlock: ${waits.join("; ")}`,
-      `on rank ${blamed}, run ${awaited(waiter)} before ${name(stuck.get(blamed))}`,
-    );
+    return new ScheduleError(`deadlock: ${waits.join("; ")}`,
+      `on rank ${blamed}, run ${awaited(waiter)} before ${name(stuck.get(blamed))}`);
   }
 
   // ---- how far rows get that can't run to the end -------------------------------------------------------------------------
 
-  /**
-   * What ranks run before nothing more can, drawn like a timeline, and where each one stands then: an idle interval whose
-   * part is "stuck". Any rows will do: each thing that an action needs is waited for by an item that takes no time, and
-   * what is missing by one that waits forever.
-   */
+  /** What ranks run before nothing more can, drawn like a timeline, and where each one stands then: an idle interval whose
+   *  part is "stuck". Any rows will do: each thing that an action needs is waited for by an item that takes no time, and
+   *  what is missing by one that waits forever. */
   function reach(schedule, given = costs()) {
-    const { rows, numStages, numMicrobatches, columns, turns } = schedule, { ids, ranks } = columns;
-    const name = ({ stage, kinds, microbatch }) => `${stage}${kinds.join("/")}${microbatch}`;
-    const first = new Map(); // of every action, where it is
-    ids.forEach((_, i) => first.has(textOf(columns.action(i))) || first.set(textOf(columns.action(i)), i));
-    const needed = [...ids, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
-    const never = ids.length, asked = new Map(); // an item of no row; and of those that only wait: what for
+    const { rows, numStages, numMicrobatches, actions, turns } = schedule;
+    const name = ({ kinds, ...need }) => textOf({ ...need, kind: kinds.join("/") });
+    const first = new Map([...actions].reverse().map((each) => [textOf(each), each])); // of every action, where it is
+    const needed = [...actions, null].fill(null), lags = needed.map(() => 0), durations = [...durationsOf(schedule, given), 0];
+    const never = actions.length, asked = new Map(); // an item of no row; and of those that only wait: what for
     const waiting = turns.rows.map((row, rank) => row.flatMap((i) => {
-      const isSent = columns.kinds[i].length > 1; // communication, which waits for nothing here
-      const before = (isSent ? [] : needs(columns.action(i), numStages)).map((need) => {
+      const isSent = actions[i].kind.length > 1; // communication, which waits for nothing here
+      const before = (isSent ? [] : needs(actions[i], numStages)).map((need) => {
         const maker = need.kinds.map((kind) => first.get(name({ ...need, kinds: [kind] }))).find((found) => found !== undefined);
         asked.set(needed.length, name(need));
-        lags.push(maker !== undefined && ranks[maker] !== rank ? given.latency : 0);
+        lags.push(maker && maker.rank !== rank ? given.latency : 0);
         durations.push(0);
-        return needed.push(maker === undefined ? never : ids[maker]) - 1;
+        return needed.push(maker ? maker.id : never) - 1;
       });
       return [...before, i];
     }));
     const [starts, ends] = run(waiting, needed, durations, lags);
-    const done = waiting.map((row) => row.filter((i) => ids[i] === i && starts[i] !== null));
+    const done = waiting.map((row) => row.filter((i) => actions[i]?.id === i && starts[i] !== null));
     const ran = pplab.schedule(rows.map((row, rank) => row.slice(0, done[rank].length)), schedule.name);
     Object.assign(ran, { numStages, numMicrobatches });
     const times = [starts, ends].map((each) => done.flat().map((i) => each[i]));
@@ -286,10 +259,8 @@ var pplabRows = (() => {
     return Array.isArray(spans) && spans.every((span) => Array.isArray(span) && isSpan(span));
   }
 
-  /**
-   * What a record says, as `lab.timeline_to_dict` writes them: a schedule, and where it has `spans`, its timeline. Also the
-   * timelines of what `lab.run_to_dict` writes. Returns records that can be shown; throws ScheduleError for anything else.
-   */
+  /** What a record says, as `lab.timeline_to_dict` writes them: a schedule, and where it has `spans`, its timeline. Also the
+   *  timelines of what `lab.run_to_dict` writes. Returns records that can be shown; throws ScheduleError for anything else. */
   function records(data) {
     const found = Array.isArray(data) ? data : data?.timelines || [data];
     const expected = "expected what lab.timeline_to_dict, lab.run_to_dict or lab.to_csv have written";

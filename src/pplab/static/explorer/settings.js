@@ -94,10 +94,8 @@ var pplabSettings = (() => {
     return pplab.simulate(schedule, schedule.slices === undefined ? costs : slicedCosts(costs, schedule, state.attention));
   }
 
-  /**
-   * From costs of whole microbatches, those of a schedule's equal slices. Attention's work grows as the square of the
-   * place, and all that the backward has of it is in the input gradient.
-   */
+  /** From costs of whole microbatches, those of a schedule's equal slices. Attention's work grows as the square of the
+   *  place, and all that the backward has of it is in the input gradient. */
   function slicedCosts({ forward, backwardInput, backwardWeight, ...others }, { slices, numStages, numMicrobatches }, share) {
     const width = 1 / slices;
     const part = (n) => (1 - share) * width + share * (((n % slices + 1) ** 2 - (n % slices) ** 2) / slices ** 2);
@@ -123,13 +121,11 @@ var pplabSettings = (() => {
     return costs;
   }
 
-  /**
-   * The timelines of the reader's own rows, and why some of them can't run: these are as far as they get. `given`: the
-   * records (see pplabRows) that are shown, or else the state's rows.
-   */
+  /** The timelines of the reader's own rows, and why some of them can't run: these are as far as they get. `given`: the
+   *  records (see pplabRows) that are shown, or else the state's rows. */
   function ownTimelines(state, given) {
     const own = given.length ? given : [{ schedule: pplabRows.read(state.rows) }];
-    const numActions = own.reduce((total, { schedule }) => total + schedule.columns.stages.length, 0);
+    const numActions = own.reduce((total, { schedule }) => total + schedule.actions.length, 0);
     checkSize(`these rows have ${numActions} actions`, numActions);
     const problems = [];
     const timelines = own.map(({ schedule, timeline, unit = "" }) => {
