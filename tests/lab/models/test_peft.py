@@ -60,7 +60,7 @@ def test_what_peft_makes_is_trained_as_peft_does_it_and_comes_home(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert given["run"].gradients.equal and given["run"].losses == pytest.approx(losses, rel=1e-5)
+    assert given["run"].losses == pytest.approx(losses, rel=1e-5)
     again = peft.PeftModel.from_pretrained(kind.from_pretrained("folder"), "adapters")
     for name, weight in peft.get_peft_model_state_dict(alone).items():
         torch.testing.assert_close(peft.get_peft_model_state_dict(again)[name], weight, rtol=1e-4, atol=1e-6)

@@ -109,7 +109,7 @@ class Candidate:
             f"{said['num_microbatches']}" + f" x {self.plan.microbatch}" * (self.plan.microbatch > 1),
             _short(self.plan.layers) + again,
             f"{self.plan.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
-            f"{self.plan.memory_bytes / 1e9:.0f}" + f", {self.over_bytes / 1e9:.1f} over" * (self.over_bytes > 0),
+            f"{self.plan.memory_bytes / 1e9:.1f}",
         )
 
     def to_dict(self) -> dict:

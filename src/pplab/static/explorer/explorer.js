@@ -12,8 +12,8 @@
   // ---- controls ----------------------------------------------------------------------------------------------------
 
   const CONTROLS = [
-    { name: "schedule", label: "schedule", kind: "schedule" },
-    { name: "compare", label: "compare with", kind: "schedule" },
+    { name: "schedule", label: "schedule", kind: "choice" },
+    { name: "compare", label: "compare with", kind: "choice" },
     { name: "ranks", label: "ranks P", kind: "range", min: 1, max: 16 },
     { name: "microbatches", label: "microbatches M", kind: "range", min: 1, max: 64 },
     { name: "stages-per-rank", label: "stages per rank V", kind: "range", min: 1, max: 8 },
@@ -40,28 +40,18 @@
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
 
   function controlHTML({ name, label, kind, min, max, choices }, id) {
-    const known = kind === "schedule" ? Object.fromEntries(pplab.schedules.map((s) => [s.name, s.name])) : { ...choices };
-    if (name === "schedule") known[OWN] = "your own rows";
-    const head = `<label for="${id}">${label}</label>`;
-    if (kind === "check") {
-      return `<span class="pplab-control pplab-check"><input type="checkbox" id="${id}" name="${name}"><label for="${id}">${label}</label></span>`;
-    }
-    if (kind === "range") {
-      return (
-        `<span class="pplab-control" data-control="${name}">${head}<span class="pplab-pair"><input type="range" name="${name}" ` +
-        `aria-label="${label}" min="${min}" max="${max}"><input type="number" id="${id}" name="${name}" min="${min}"></span></span>`
-      );
-    }
-    if (kind === "durations") {
-      const title = "one value, or one per stage: 3,4,2";
-      return `<span class="pplab-control">${head}<input type="text" id="${id}" name="${name}" title="${title}" autocomplete="off"></span>`;
-    }
-    if (kind === "duration") {
-      return `<span class="pplab-control">${head}<input type="number" id="${id}" name="${name}" min="0" step="any"></span>`;
-    }
-    const none = name === "compare" ? '<option value="">nothing</option>' : "";
-    const options = Object.entries(known).map(([value, text]) => `<option value="${escaped(value)}">${escaped(text)}</option>`);
-    return `<span class="pplab-control">${head}<select id="${id}" name="${name}">${none}${options.join("")}</select></span>`;
+    const head = `<label for="${id}">${label}</label>`, own = `id="${id}" name="${name}"`;
+    if (kind === "check") return `<span class="pplab-control pplab-check"><input type="checkbox" ${own}>${head}</span>`;
+    const named = pplab.schedules.map(({ name }) => [name, name]);
+    const known = () => ({ schedule: [...named, [OWN, "your own rows"]], compare: [["", "nothing"], ...named] })[name] || Object.entries(choices);
+    const field = {
+      range: () => `<span class="pplab-pair"><input type="range" name="${name}" aria-label="${label}" min="${min}" max="${max}">` +
+        `<input type="number" ${own} min="${min}"></span>`,
+      durations: () => `<input type="text" ${own} title="one value, or one per stage: 3,4,2" autocomplete="off">`,
+      duration: () => `<input type="number" ${own} min="0" step="any">`,
+      choice: () => `<select ${own}>${known().map(([value, text]) => `<option value="${escaped(value)}">${escaped(text)}</option>`).join("")}</select>`,
+    }[kind];
+    return `<span class="pplab-control"${kind === "range" ? ` data-control="${name}"` : ""}>${head}${field()}</span>`;
   }
 
   // ---- figures -----------------------------------------------------------------------------------------------------
