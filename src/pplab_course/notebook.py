@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pplab import builders, lab  # noqa: F401 (with its schedules)
 from pplab.costs import Costs, PerStage
+from pplab.lab.forms import LINES
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
 from pplab.timeline import Timeline
@@ -44,6 +45,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
     plt.close("all")
+    plt.rcParams["axes.prop_cycle"] = plt.cycler(color=LINES)
     InlineBackend.instance(parent=shell).figure_formats = set()
     formatter = shell.display_formatter
     formatter.mimebundle_formatter.for_type(Figure, figures.figure_bundle)

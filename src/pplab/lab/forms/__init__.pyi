@@ -33,6 +33,7 @@ from .memory import held_over_time as held_over_time
 from .memory import memory_chart as memory_chart
 from .palette import CATEGORIES as CATEGORIES
 from .palette import LIMIT as LIMIT
+from .palette import LINES as LINES
 from .palette import MARKS as MARKS
 from .perfetto import MICROSECONDS as MICROSECONDS
 from .perfetto import events_of as events_of
