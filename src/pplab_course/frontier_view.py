@@ -123,7 +123,7 @@ class FrontierView:
         ]
         self._text = f"{figures.alternative_text(figure)}\n{self!r}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+    def _repr_mimebundle_(self, **_: object) -> figures.Bundle:
         return figures.bundle(self._page(), [self._picture], self._text)
 
     def _page(self) -> str:
