@@ -24,7 +24,7 @@ test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, t
 	@echo "== style and types"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy --no-error-summary
 	@echo "== tests, notebooks and book (a test a dot; about a quarter of an hour on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval -m "not long" -n 3 $(PARALLEL) --durations=15
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval --nbval-sanitize-with tests/nbval.cfg -m "not long" -n 3 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style, types and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

@@ -109,7 +109,7 @@ def test_imports_are_seen_wherever_they_stand():
     """The tests around would see what they forbid."""
     found = into(sorted(COURSE.glob("*.py")), "pplab_course")
     assert any("verdict" in line for line in found)
-    assert "pplab.plot.gantt" in set(imports(COURSE / "notebook.py"))  # in a function
+    assert "pplab_frames" in set(imports(COURSE / "notebook.py"))  # in a function
 
 
 ROOMS = sorted(path.parent for path in HOUSE.glob("lab/*/__init__.py"))

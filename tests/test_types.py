@@ -147,6 +147,7 @@ KNOWN = (  # what only a reader knows
     "c = gpt.config",  # which workload found its batch
     "of_pairs.overlap.items()",  # that pairs have times of their own there
     'action.kind == "B"',  # that 1F1B has no overlaps
+    "a.kind.value if a.stage == r",  # nor ZB-V
 )
 
 

@@ -1,10 +1,13 @@
 """Execute the notebooks in place, with outputs as they are committed: counts 1 to n, no timestamps, no widget state.
 
-python tools/execute_notebooks.py [--clean] [NOTEBOOK ...]
+python tools/execute_notebooks.py [--clean | --frames] [NOTEBOOK ...]
 
 Beside them, in measured/, it writes the values that cells in the book's page are given, as tools/page_cells.py says.
 
 With --clean nothing is executed: the notebooks lose what an editor left in them, and what the page hides is folded.
+
+With --frames only the cells with an explorer or a level of the game are executed, which measure nothing: after a change
+to the page's explorer, their frames have it.
 
 What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
 while a cell runs other processes may take no more than a tenth of all cores' time (seen on Linux only). Otherwise
@@ -17,6 +20,7 @@ import ast
 import json
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
 
 import durations
@@ -37,11 +41,11 @@ FOLDS = {  # what JupyterLab folds, by the tag with which the page hides it
 
 def main(names: list[str]) -> int:
     """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
-    only_clean = names[:1] == ["--clean"]
-    paths = [Path(name) for name in names[only_clean:]] or sorted(NOTEBOOKS.glob("*.ipynb"))
-    if only_clean:
+    only = {"--clean": clean, "--frames": show_again}.get(names[0] if names else "")
+    paths = [Path(name) for name in names[bool(only) :]] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    if only:
         for path in paths:
-            clean(notebook := nbformat.read(path, as_version=4))
+            only(notebook := nbformat.read(path, as_version=4))
             nbformat.write(notebook, path)
         return 0
     took = {}
@@ -111,6 +115,16 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         cell.metadata = {name: value for name, value in kept.items() if value}
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+
+
+def show_again(notebook: nbformat.NotebookNode) -> None:
+    """Execute the explorers and levels of the game, apart from the other cells."""
+    views = [cell for cell in notebook.cells if "explorer" in cell.metadata.get("tags", [])]
+    start = nbformat.v4.new_code_cell("%load_ext pplab_course.notebook")
+    apart = nbformat.v4.new_notebook(cells=[start, *deepcopy(views)], metadata=deepcopy(notebook.metadata))
+    NotebookClient(apart, record_timing=False, resources={"metadata": {"path": NOTEBOOKS}}).execute()
+    for view, shown in zip(views, apart.cells[1:], strict=True):
+        view.outputs = shown.outputs
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qsl, quote
 
 import pplab_blocks
+import pplab_frames
 import pplab_levels
 import pplab_schedules
 from docutils import nodes
@@ -39,7 +40,7 @@ PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": tuple(f"explorer/{name}" for name in SCRIPTS),
-    "play": ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/game.js", "play/play_view.js"),
+    "play": pplab_frames.GAME,
     "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/game.js", "play/stamp_view.js"),
 }
 STYLE = "explorer/explorer.css"
@@ -189,13 +190,8 @@ def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=No
 def encode(state: dict[str, object]) -> str:
     """The state as the fragment of an address: what differs from the defaults."""
 
-    def text(value: object) -> str:
-        if isinstance(value, tuple):
-            return ",".join(map(str, value))
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
     said = {k: v for k, v in state.items() if k == "schedule" or v != SETTINGS[k][1]}
-    return "&".join(f"{name}={quote(text(value), safe='')}" for name, value in said.items())
+    return "&".join(f"{name}={quote(pplab_frames.text_of(value), safe='')}" for name, value in said.items())
 
 
 def timelines(state: dict[str, object]) -> list:
@@ -211,17 +207,9 @@ def _picture(state: dict[str, object]) -> str:
     matplotlib.use("Agg")  # a build has no screen
     from matplotlib import pyplot as plt
 
-    import pplab as pp
-    from pplab_course import pictures
     from pplab_course.figures import figure_html
 
-    shown = timelines(state)
-    if state["tickets"]:
-        figure = pictures.tickets(shown[0], at=state["time"], latency=state["latency"]).figure
-    elif len(shown) > 1:
-        figure = pp.compare(shown, path=state["path"])[0].figure
-    else:
-        figure = pp.gantt(shown[0], until=max(state["until"], shown[0].makespan), path=state["path"]).figure
+    figure = pplab_frames.picture(**{name.replace("-", "_"): value for name, value in state.items() if name != "zoom"})
     made = figure_html(figure)
     plt.close(figure)
     return made

@@ -8,11 +8,10 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     $$ ... \\tag{name} $$ and $(\\text{name})$        a labelled equation, and {eq}`name`
     <details class="note"><summary>Words</summary>  a folded admonition
     ## Exercises                                    and below it, where one can answer them
-    a cell tagged `explorer`                        the explorer with the settings of its call of `explore`; options
-                                                    that only the page has are tags: `controls: ranks latency`,
-                                                    and all of them where the cell draws something else
+    a cell tagged `explorer`                        the explorer with the settings of its call of `explore`, or the
+                                                    level of the game that it gives to `play`; elsewhere it is a
+                                                    frame with that, where the notebook is trusted (see pplab_frames)
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
-    a text tagged `play: NAME`                      that level of the game; elsewhere the text says where the game is
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
     cells tagged `answer`, and a text in            one fold around them all: the answer of a guess
     <details class="answer"><summary>...
@@ -28,7 +27,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import PurePosixPath
 
@@ -74,17 +73,16 @@ def read(app, docname: str, source: list[str]) -> None:
 
 
 def on_the_page(cell: dict) -> Iterator[dict]:
-    """The cell for the page: Markdown as MyST, a level of the game or nothing where a text is for elsewhere, and an
-    explorer before the cell that stands for it elsewhere."""
+    """The cell for the page: Markdown as MyST, nothing where a text is for elsewhere, and an explorer or a level of the
+    game before the cell that shows it elsewhere."""
     text, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
     if "elsewhere" in tags:
         return
     if cell["cell_type"] == "markdown":
-        levels = [tag.removeprefix("play: ") for tag in tags if tag.startswith("play: ")]
-        cell = cell | {"source": f"```{{play}}\n:level: {levels[0]}\n```" if levels else myst(text)}
+        cell = cell | {"source": myst(text)}
     elif "explorer" in tags:
         shown = {"tags": ["answer"] if "answer" in tags else []}
-        view = directive(text, tags)
+        view = directive(text)
         if figure := cell["metadata"].get("figure"):
             link = f'<a href="#{anchor_of(figure)}" title="Link to this figure">Figure {figure["number"]}</a>'
             told = f'<p class="pplab-caption">{link} <strong>{curly(figure["title"])}</strong></p>'
@@ -171,16 +169,16 @@ def myst(text: str) -> str:
     return text
 
 
-def directive(code: str, tags: Sequence[str]) -> str:
-    """The explorer with the settings of `explore(...)`, if that is the code's end, and of the tags."""
-    call, given = ast.parse(code).body[-1].value, {}
-    if getattr(call.func, "id", "") == "explore":
-        given = dict(zip(("schedule", "compare"), call.args, strict=False))
-        given |= {key.arg: key.value for key in call.keywords}
+def directive(code: str) -> str:
+    """The explorer with the settings of `explore(...)`, or the level of `play(...)`, which is the code's end."""
+    call = ast.parse(code).body[-1].value
+    name, places = {"explore": ("explorer", ("schedule", "compare")), "play": ("play", ("level",))}[call.func.id]
+    given = dict(zip(places, call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
     options = {name.replace("_", "-"): str(ast.literal_eval(value)) for name, value in given.items()}
-    options |= dict(tag.split(": ") for tag in tags if ": " in tag)
     flags = {"True": "true", "False": "false"}
-    return "\n".join(["```{explorer}", *(f":{name}: {flags.get(said, said)}" for name, said in options.items()), "```"])
+    return "\n".join(
+        [f"```{{{name}}}", *(f":{name}: {flags.get(said, said)}" for name, said in options.items()), "```"]
+    )
 
 
 class Charts:

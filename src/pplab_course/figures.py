@@ -33,7 +33,7 @@ _SHARPNESS = 1.5  # of a picture's pixels per pixel of the screen
 _COLOURS = 64  # charts have few, and a small palette makes a small file
 
 
-def timeline_bundle(timeline: Timeline, include: object = None, exclude: object = None) -> Bundle:
+def timeline_bundle(timeline: Timeline, **_: object) -> Bundle:
     """A timeline's Gantt chart, as IPython's `_repr_mimebundle_` wants it."""
     from matplotlib import pyplot as plt
 
@@ -42,7 +42,7 @@ def timeline_bundle(timeline: Timeline, include: object = None, exclude: object 
     return figure_bundle(figure)
 
 
-def figure_bundle(figure: Figure, include: object = None, exclude: object = None) -> Bundle:
+def figure_bundle(figure: Figure, **_: object) -> Bundle:
     """The figure, likewise."""
     return bundle(figure_html(figure), [figure_picture(figure)], alternative_text(figure))
 

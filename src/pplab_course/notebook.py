@@ -9,14 +9,17 @@ from __future__ import annotations
 import html
 import inspect
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pplab import builders, lab  # noqa: F401 (with its schedules)
 from pplab.costs import Costs, PerStage
+from pplab.lab.forms import LINES
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
 from pplab.timeline import Timeline
@@ -26,6 +29,8 @@ from . import figures
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.axes import Axes
+
+sys.path.append(str(Path(__file__).parents[2] / "book" / "_ext"))  # the page's explorer and game: pplab_frames
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
@@ -40,6 +45,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
     shell.run_line_magic("matplotlib", "inline")
     plt.close("all")
+    plt.rcParams["axes.prop_cycle"] = plt.cycler(color=LINES)
     InlineBackend.instance(parent=shell).figure_formats = set()
     formatter = shell.display_formatter
     formatter.mimebundle_formatter.for_type(Figure, figures.figure_bundle)
@@ -82,7 +88,7 @@ class Slider:
             self._pictures.append(figures.figure_picture(ax.figure))
             plt.close(ax.figure)
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+    def _repr_mimebundle_(self, **_: object) -> figures.Bundle:
         return figures.bundle(self._page(), self._pictures, "\n".join(self._said))
 
     def _page(self) -> str:
@@ -90,7 +96,7 @@ class Slider:
             f'<div class="pplab-frame"{" hidden" if number else ""}>{frame}</div>'
             for number, frame in enumerate(self._frames)
         )
-        values = html.escape(",".join(map(str, self.values)), quote=True)
+        values = html.escape(",".join(map(str, self.values)))
         move = (
             "const p=this.closest('.pplab-slider'),v=this.dataset.values.split(',')[this.value];"
             "p.querySelectorAll('.pplab-frame').forEach((f,i)=>{f.hidden=i!=this.value});"
@@ -100,7 +106,7 @@ class Slider:
             f'<div class="pplab-slider"><label style="display:flex;gap:.8em;align-items:center;max-width:34em">'
             f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" '
             f'max="{len(self.values) - 1}" step="1" value="0" data-values="{values}" '
-            f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move, quote=True)}">'
+            f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move)}">'
             f'<output style="min-width:2em">{self.values[0]}</output></label>{frames}</div>'
         )
 
@@ -108,20 +114,22 @@ class Slider:
         return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
 
 
-def explore(
-    schedule: str = "1F1B", compare: str = "", *, until: float = 0, path: bool = False, **settings: float | str
-) -> Axes:
-    """Draw one schedule, or two to compare, for settings to play with: what the book's page has an explorer for.
+def explore(schedule: str = "1F1B", compare: str = "", controls: str = "", **settings: PerStage | str) -> None:
+    """Show the explorer that the book's page has, with one schedule or two to compare, to play with.
 
-    `settings` are those of `explored`, `until` and `path` those of `pp.gantt`.
+    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as the page has them;
+    `controls`: those that aren't folded away. In a notebook that isn't trusted, and on paper, this is a picture.
     """
-    from pplab.plot import compare as compared
-    from pplab.plot import gantt
+    import pplab_frames
 
-    shown = explored(schedule, compare, **settings)
-    if len(shown) > 1:
-        return compared(shown, path=path)
-    return gantt(shown[0], until=max(until, shown[0].makespan), path=path)
+    pplab_frames.explore(schedule, compare, controls, **settings)
+
+
+def play(level: str) -> None:
+    """Show a level of the book's game. Where a notebook isn't trusted, this is the level's question."""
+    import pplab_frames
+
+    pplab_frames.play(level)
 
 
 def explored(

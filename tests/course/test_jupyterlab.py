@@ -1,4 +1,5 @@
-"""The notebooks in JupyterLab, on a fresh clone: nobody has trusted them, so only what is safe is shown."""
+"""The notebooks in JupyterLab: on a fresh clone, where nobody has trusted them, and only what is safe is shown, and
+trusted."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def lab(tmp_path_factory, notebook) -> Iterator[str]:
     folder, home = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("home")
     shutil.copytree(ROOT / "book", folder / "book", ignore=shutil.ignore_patterns("_static"))
     (folder / "notebooks").mkdir()
-    (folder / "notebooks" / "chapter.ipynb").write_text(json.dumps(notebook))
+    for title in ("chapter", "trusted"):  # in each, too: who trusts a text trusts its copies
+        own = notebook | {"metadata": notebook["metadata"] | {"title": title}}
+        (folder / "notebooks" / f"{title}.ipynb").write_text(json.dumps(own))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,6 +60,8 @@ def lab(tmp_path_factory, notebook) -> Iterator[str]:
     options = ["--IdentityProvider.token=", f"--ServerApp.root_dir={folder}", "--LabApp.news_url="]
     with open(home / "log", "w") as log:
         environment = os.environ | places | {"HOME": str(home), "IPYTHONDIR": str(home)}
+        trust = [sys.executable, "-m", "jupyter", "trust", folder / "notebooks" / "trusted.ipynb"]
+        subprocess.run(trust, env=environment, stdout=log, stderr=log, check=True)
         server = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
     try:
         address = f"http://127.0.0.1:{port}"
@@ -83,7 +88,8 @@ def page() -> Iterator:
 def test_an_untrusted_notebook_reads_well(page, lab, notebook):
     cells = notebook["cells"]
     shown = [cell for cell in cells if "answer" not in cell["metadata"].get("tags", ())]
-    kinds = [set(o.get("data", {})) for cell in shown for o in cell.get("outputs", [])]
+    made = [o.get("data", {}) for cell in shown for o in cell.get("outputs", [])]
+    tables = ["<table" in "".join(data.get("text/html", "")) for data in made]
     assert sum("Slider(" in "".join(cell["source"]) for cell in cells) == 1
     page.goto(f"{lab}/lab/tree/notebooks/chapter.ipynb")
     page.wait_for_selector("mjx-container, .MathJax", timeout=90_000)
@@ -92,8 +98,8 @@ def test_an_untrusted_notebook_reads_well(page, lab, notebook):
 
     assert "left" in page.inner_text(".jp-OutputArea-output >> nth=0")
     assert not page.locator("svg.unsafe").count(), "the copy is trusted: the test would see what a fresh clone doesn't"
-    assert page.locator(".jp-RenderedImage img").count() == sum("image/png" in kind for kind in kinds)
-    assert page.locator(".jp-OutputArea table").count() == sum("text/html" in kind for kind in kinds) - 1  # UNSAFE
+    assert page.locator(".jp-RenderedImage img").count() == sum("image/png" in data for data in made)
+    assert page.locator(".jp-OutputArea table").count() == sum(tables)
     prose = "\n".join(page.locator(".jp-MarkdownOutput").all_inner_texts())
     assert not re.findall(r"\{\w+\}|:::|\$\$|\\tag|<details|Math Processing Error", prose)
     assert not page.locator("mjx-merror").count()
@@ -101,7 +107,15 @@ def test_an_untrusted_notebook_reads_well(page, lab, notebook):
     assert folded.count() == sum("".join(cell["source"]).count("<details") for cell in cells)
     assert not page.locator(".jp-RenderedMarkdown details[open]").count()
     assert "Exercises" in prose and "exercise." not in prose, "a solution is in sight"
-    assert prose.count("_build/html/notebooks/05_messages.html") == 1, "where the game is, isn't said"
+    assert not page.locator("iframe").count()
+    assert (
+        page.get_by_text("The explorer shows here once").count()
+        == page.get_by_text("Above is its picture").count()
+        == 2
+    )
+    assert page.get_by_text("The game shows here once").inner_text().endswith("Finish by 25."), (
+        "no level, or not its question"
+    )
 
     # A dollar that begins or ends a formula is gone; those of prices are all there, also in folded solutions.
     texts = page.locator(".jp-MarkdownCell .jp-MarkdownOutput").all_text_contents()
@@ -114,3 +128,19 @@ def test_an_untrusted_notebook_reads_well(page, lab, notebook):
         assert page.locator(".jp-Notebook .jp-Cell").evaluate_all(has_fold) == hidden and (
             any(hidden) or kind == "Output"
         )
+
+
+def test_a_trusted_notebook_has_the_explorer_and_the_game(page, lab):
+    page.goto(f"{lab}/lab/workspaces/trusted/tree/notebooks/trusted.ipynb")
+    page.wait_for_selector("svg.unsafe", state="attached", timeout=90_000)
+    explorer = page.frame_locator("iframe[title='Schedule explorer'] >> nth=0")
+    explorer.locator(".pplab-explorer[data-ready]").wait_for(timeout=60_000)
+    assert explorer.locator(".pplab-explorer").get_attribute("data-makespan") == "85"
+    explorer.locator("input[type=number][name=latency]").fill("0")
+    explorer.locator(".pplab-explorer[data-makespan='57']").wait_for()
+    game = page.frame_locator("iframe[title='Schedule game']")
+    game.locator("button[data-text='0F0']").click()
+    game.locator(".pplab-play[data-placed='1']").wait_for()
+    pictures = ".jp-OutputArea:has(iframe) img"  # each goes when its explorer is there
+    page.wait_for_function(f"[...document.querySelectorAll('{pictures}')].every((e) => e.style.display === 'none')")
+    assert not page.get_by_text("shows here once").count()

@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SAID = "controls|memory|play|schedule|microbatches|latency|tickets|time"  # tags with something to say
-TAGS = re.compile(rf"(hide|remove)-input|hide-output|answer|nbval-[\w-]+|explorer|elsewhere|({SAID}): .+")
+TAGS = re.compile(r"(hide|remove)-input|hide-output|answer|nbval-[\w-]+|explorer|elsewhere")
 FOLDS = {
     **dict.fromkeys(("hide-input", "remove-input"), "source_hidden"),
     **dict.fromkeys(("hide-output", "answer"), "outputs_hidden"),
@@ -143,24 +142,35 @@ def test_its_text_is_plain_markdown(path):
 
 
 def test_it_says_where_the_page_has_more(path):
-    """Elsewhere than on the page, a sentence stands for the game, and one beside a chart to point at. The page leaves
-    them out, and no other text tells its readers that they should see the page."""
-    levels = re.findall(r'^        id="([\w-]+)",$', (ROOT / "book/_ext/pplab_levels.py").read_text(), flags=re.M)
+    """Elsewhere than on the page, a sentence stands beside a chart to point at. The page leaves it out, and no other
+    text tells its readers that they should see the page."""
     views, said = sum('class="pplab-frontier"' in "".join(o.get("data", {}).get(PAGE, "")) for o in outputs(path)), 0
     for cell in cells(path, "markdown"):
         if tags := cell["metadata"].get("tags"):
-            (tag,) = tags
-            assert tag == "elsewhere" or tag.removeprefix("play: ") in levels, tag
+            assert tags == ["elsewhere"]
             assert re.fullmatch(r"\*[^*]+\.\*", text(cell)), "not one paragraph in italics"
             way = f"`make book` and open `_build/html/notebooks/{path.stem}.html`"
-            assert way in text(cell), f"the text that is tagged {tag!r} says: {way}"
-            said += tag == "elsewhere"
+            assert way in text(cell), f"the text that is tagged `elsewhere` says: {way}"
+            said += 1
         else:
             assert not re.search(r"book's\s+page", text(cell)), "the page says so, too"
     assert said == bool(views), "where the page has a chart to point at, one text tagged `elsewhere` says so"
+
+
+def test_explorers_and_the_game_are_frames_and_what_is_there_without(path):
+    """A picture is an output of its own: a viewer that drops the frame takes no other output with it."""
     for cell in cells(path, "code"):
-        if "explorer" in cell["metadata"].get("tags", ()):
-            assert re.match(r"# The book's page has an explorer here\. .*lab\.explore\(", text(cell)), text(cell)
+        if "explorer" not in cell["metadata"].get("tags", ()):
+            assert not re.search(r"^(explore|play)\(", text(cell), flags=re.M), "tag the cell `explorer`"
+            continue
+        *pictures, frame = (output["data"] for output in cell["outputs"])
+        assert ["image/png" in picture for picture in pictures] == [True] * ("explore(" in text(cell))
+        frame, sentence = re.fullmatch(
+            r"(<iframe .*</iframe>)\n<p>(.*)</p>\n", "".join(frame["text/html"]), re.S
+        ).groups()
+        assert len(frame) < 100e3 and not re.search(r"(src|href)=", frame), "too much for a frame, or not all of it"
+        assert sentence.startswith("The explorer shows here" if pictures else "The game shows here")
+        assert not pictures or "picture" in sentence
 
 
 def test_cells_are_short(path):

@@ -15,9 +15,9 @@ import pplab as pp
 pytest.importorskip("matplotlib").use("Agg")
 
 from pplab import lab  # noqa: E402
-from pplab.lab.forms import Table  # noqa: E402
-from pplab_course.figures import PAGE, figure_bundle, timeline_bundle  # noqa: E402
-from pplab_course.notebook import Slider, explore, explored  # noqa: E402
+from pplab.lab.forms import Table, alternative_text  # noqa: E402
+from pplab_course.figures import PAGE, timeline_bundle  # noqa: E402
+from pplab_course.notebook import Slider, explore, explored, play  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,12 +66,16 @@ def test_charts_of_a_page_share_no_hatching():
     assert defined == used and len(defined[0]) == 3 and not defined[0] & defined[1]
 
 
-def test_a_cell_explores_what_the_page_does():
+def test_a_cell_explores_what_the_page_does(page):
+    import pplab_frames
+
     t = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=8), pp.Costs(latency=1))
     assert explored(ranks=3, latency=1)[0].makespan == t.makespan
-    assert "ZB-H2" in figure_bundle(explore("ZB-H1", "ZB-H2", ranks=3)[0].figure)[0]["text/plain"]
+    assert "ZB-H2" in alternative_text(pplab_frames.picture(schedule="ZB-H1", compare="ZB-H2", ranks=3))
     with pytest.raises(ValueError, match="2F2B"):
         explore("2F2B")
+    with pytest.raises(ValueError, match="no level is named 'nineteen': choose from .*eighteen"):
+        play("nineteen")
 
 
 def test_plain_markdown_becomes_what_myst_has(page):
@@ -109,25 +113,25 @@ def test_a_price_is_plain_on_the_page(page):
     assert page.myst(r"**<span>\$</span>25.2** of <span>\$</span>92, $P$") == r"**\$25.2** of \$92, $P$"
 
 
-def test_a_level_of_the_game_stands_where_elsewhere_a_text_does(page):
-    text = {"cell_type": "markdown", "id": "a", "source": ["*The game is on the page.*"]}
-    (made,) = page.on_the_page(text | {"metadata": {"tags": ["play: eighteen"]}})
-    assert made["source"] == "```{play}\n:level: eighteen\n```" and made["id"] == "a"
+def test_what_is_for_elsewhere_is_not_on_the_page(page):
+    text = {"cell_type": "markdown", "id": "a", "source": ["*The chart is on the page.*"]}
     assert not [*page.on_the_page(text | {"metadata": {"tags": ["elsewhere"]}})]
 
 
 def test_the_cell_beside_an_explorer_gives_it_its_settings(page):
-    call = 'explore("1F1B", "GPipe", ranks=4,\n        stages_per_rank=2, path=True)'
+    call = 'explore("1F1B", "GPipe", ranks=4,\n        stages_per_rank=2, path=True, controls="ranks latency")'
     code = f"from pplab_course.notebook import explore\n\n{call}"
-    tags = ["explorer", "controls: ranks latency"]
-    shown, hidden = page.on_the_page({"cell_type": "code", "id": "a", "metadata": {"tags": tags}, "source": [code]})
+    cell = {"cell_type": "code", "id": "a", "metadata": {"tags": ["explorer"]}}
+    shown, hidden = page.on_the_page(cell | {"source": [code]})
     assert shown["source"].splitlines() == [
         "```{explorer}",
         *(":schedule: 1F1B", ":compare: GPipe", ":ranks: 4", ":stages-per-rank: 2", ":path: true"),
         ":controls: ranks latency",
         "```",
     ]
-    assert hidden["metadata"]["tags"] == [*tags, "remove-cell"] and hidden["source"] == [code]
+    assert hidden["metadata"]["tags"] == ["explorer", "remove-cell"] and hidden["source"] == [code]
+    shown, _ = page.on_the_page(cell | {"source": ['play("eighteen")']})
+    assert shown["source"] == "```{play}\n:level: eighteen\n```"
 
 
 def test_the_answer_of_a_guess_is_one_fold(page):

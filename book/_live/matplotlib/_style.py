@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
 
+from pplab.lab.forms import LINES
+
 # Of DejaVu Sans, from the blank to ~, in thousandths of the size:
 _WIDTHS = [
     *map(int, "318 401 460 838 636 950 780 275 390 390 500 838 318 361 318 337".split()),
@@ -16,8 +18,19 @@ _WIDTHS = [
 BOLDER, MONOSPACED = 1.11, 602
 ASCENT, DESCENT = 0.76, 0.24  # of the size
 
-CYCLE = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split()
-_TAB = dict(zip("blue orange green red purple brown pink gray olive cyan".split(), CYCLE, strict=True))
+CYCLE = LINES
+_TAB = {
+    "blue": "#1f77b4",
+    "orange": "#ff7f0e",
+    "green": "#2ca02c",
+    "red": "#d62728",
+    "purple": "#9467bd",
+    "brown": "#8c564b",
+    "pink": "#e377c2",
+    "gray": "#7f7f7f",
+    "olive": "#bcbd22",
+    "cyan": "#17becf",
+}
 _LETTERS = {"k": "#000000", "w": "#ffffff", "r": "#ff0000", "g": "#008000", "b": "#0000ff"}
 _NAMED = {
     "black": "#000000",

@@ -33,23 +33,15 @@ def fold(num_ranks: int = 4) -> Axes:
         _rank(ax, _LEFT, top, rank, num_ranks - 1 - rank, gone=rank >= half)
         if rank < half:
             _rank(ax, _RIGHT, top, rank, num_ranks - 1 - rank)
-    down, up = _LEFT + _WIDE * 0.25, _LEFT + _WIDE * 0.75
+    down, up = _ways(ax, _LEFT, tops, height)
     bottom = tops[-1] - _HIGH
-    _ways(ax, down, tops, True)
-    _ways(ax, up, tops, False)
-    arrow(ax, (down, height - 20), (down, tops[0]), colour=BLUE)
-    arrow(ax, (up, tops[0]), (up, height - 20), colour=BLUE)
     arrow(ax, (down, bottom), (down, 20), colour=BLUE)
     arrow(ax, (up, 20), (up, bottom), colour=BLUE)
     line(ax, (0, cut), (_LEFT + _WIDE + 30, cut), ec=LIMIT, lw=1.6 * LINE, ls=(0, (4, 3)))
     say(ax, _LEFT + _WIDE + 34, cut, "cut here", ha="left", color=LIMIT)
     say(ax, _LEFT + _WIDE / 2, height - 8, "DualPipe", fontweight="bold")
     say(ax, _RIGHT + _WIDE / 2, height - 8, "DualPipeV", fontweight="bold")
-    down, up = _RIGHT + _WIDE * 0.25, _RIGHT + _WIDE * 0.75
-    _ways(ax, down, tops[:half], True)
-    _ways(ax, up, tops[:half], False)
-    arrow(ax, (down, height - 20), (down, tops[0]), colour=BLUE)
-    arrow(ax, (up, tops[0]), (up, height - 20), colour=BLUE)
+    down, up = _ways(ax, _RIGHT, tops[:half], height)
     last = tops[half - 1] - _HIGH
     arrow(ax, (down, last), (up, last), colour=BLUE, connectionstyle="arc3,rad=0.6")
     return ax
@@ -64,8 +56,12 @@ def _rank(ax: Axes, x: float, top: float, left: int, right: int, gone: bool = Fa
         say(ax, at + _WIDE / 4, top - _HIGH / 2, f"stage {stage}", fontsize=SIZE)
 
 
-def _ways(ax: Axes, x: float, tops: list[float], down: bool) -> None:
-    """Arrows from rank to rank."""
-    for upper, lower in zip(tops, tops[1:], strict=False):
-        ends = (x, upper - _HIGH), (x, lower)
-        arrow(ax, *(ends if down else ends[::-1]), colour=BLUE)
+def _ways(ax: Axes, left: float, tops: list[float], height: float) -> tuple[float, float]:
+    """Arrows down and up through these ranks, from and to above them; where these are."""
+    down, up = left + _WIDE * 0.25, left + _WIDE * 0.75
+    bottom = height - 20
+    for top in tops:
+        arrow(ax, (down, bottom), (down, top), colour=BLUE)
+        arrow(ax, (up, top), (up, bottom), colour=BLUE)
+        bottom = top - _HIGH
+    return down, up

@@ -19,7 +19,10 @@ from .explorer import STATIC as STATIC
 from .explorer import TOLD as TOLD
 from .explorer import Exploration as Exploration
 from .explorer import explore as explore
+from .explorer import frame_of as frame_of
 from .explorer import in_script as in_script
+from .explorer import page_of as page_of
+from .explorer import read_static as read_static
 from .figures import alternative_text as alternative_text
 from .figures import figure_html as figure_html
 from .json_form import reading as reading
@@ -30,6 +33,7 @@ from .memory import held_over_time as held_over_time
 from .memory import memory_chart as memory_chart
 from .palette import CATEGORIES as CATEGORIES
 from .palette import LIMIT as LIMIT
+from .palette import LINES as LINES
 from .palette import MARKS as MARKS
 from .perfetto import MICROSECONDS as MICROSECONDS
 from .perfetto import events_of as events_of

@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from math import inf
 from pathlib import Path
+from zlib import compress
 
 from ...actions import B
 from ...builders import known
@@ -26,9 +28,20 @@ LONGEST = 8000  # characters of an address that are passed on everywhere
 class Exploration:
     """An explorer with something in it, which a notebook shows: `page` is its HTML, `path` its file, if it has one."""
 
-    page: str = field(repr=False)
     path: str | Path | None
     fragment: str = field(repr=False)  # what an address says to show the same; "" where none can
+    _things: Sequence[Schedule | Timeline] = field(repr=False)
+    _costs: Costs = field(repr=False)
+    _state: str = field(repr=False)
+
+    @property
+    def page(self) -> str:
+        given = in_script([record(each, self._costs.unit) for each in self._things])
+        view = (
+            f'<div class="pplab-explorer" id="explorer" data-page data-state="{escape(self._state)}">'
+            f'<script type="application/json" class="pplab-given">{given}</script></div>'
+        )
+        return page_of(view, *map(read_static, SCRIPTS))
 
     def link(self, explorer: str) -> str:
         """The address that shows this in the book's explorer, which is at `explorer`. ValueError where none can."""
@@ -39,7 +52,25 @@ class Exploration:
         raise ValueError(f'no address shows this: {why}; send the file that lab.explore(..., "explorer.html") writes')
 
     def _repr_html_(self) -> str:
-        return (STATIC / "frame.html").read_text("utf-8").replace("/*page*/", escape(self.page))
+        return frame_of(self.page)
+
+
+def read_static(name: str, **parts: str) -> str:
+    """A file of the explorer, with these parts at their places: all at once, since a name may look like a place."""
+    return re.sub(r"/\*(\w+)\*/", lambda place: parts.get(place[1], place[0]), (STATIC / name).read_text("utf-8"))
+
+
+def page_of(view: str, *scripts: str) -> str:
+    """A page that needs nothing else: one of the book's views, by its root element, and its scripts in their order."""
+    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in known()])
+    scripts = "\n".join([f"var pplabSchedules = {told};", *scripts])
+    return read_static("page.html", style=read_static("explorer.css"), view=view, scripts=scripts)
+
+
+def frame_of(page: str, what: str = "explorer", instead: str = "") -> str:
+    """A frame for a notebook, with a page, packed, and a sentence for who can't see it, or what is there `instead`."""
+    packed = b64encode(compress(page.encode(), 9)).decode()
+    return read_static("frame.html", packed=packed, what=what, instead=instead)
 
 
 def explore(thing: object, path: str | Path | None = None, *, costs: Costs | None = None) -> Exploration:
@@ -59,20 +90,13 @@ def explore(thing: object, path: str | Path | None = None, *, costs: Costs | Non
         costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     fields = _fields(costs, max((schedule.num_stages for schedule in schedules), default=0))
     things = [each if fields or isinstance(each, Timeline) else simulate(each, costs) for each in things]
-    told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in known()])
-    page, style, *scripts = ((STATIC / name).read_text("utf-8") for name in ("page.html", "explorer.css", *SCRIPTS))
-    filled = {
-        "style": style,
-        "state": escape(f"schedule=own{fields}"),
-        "scripts": "\n".join([f"var pplabSchedules = {told};", *scripts]),
-        "given": in_script([record(each, costs.unit) for each in things]),
-    }
-    page = re.sub(r"/\*(\w+)\*/", lambda place: filled[place[1]], page)  # at once: a name may look like a place
-    if path is not None:
-        Path(path).write_text(page, "utf-8")
     rows = schedules[0].rows if schedules == [thing] and fields else ()  # in characters without escapes, for rows.js:
     rows = "~".join(".".join(str(x).partition("OVERLAP")[0] for x in row) for row in rows).replace(";", "-")
-    return Exploration(page, path, rows and f"schedule=own{fields}&rows={rows}")
+    state = f"schedule=own{fields}"
+    made = Exploration(path, rows and f"{state}&rows={rows}", things, costs, state)
+    if path is not None:
+        Path(path).write_text(made.page, "utf-8")
+    return made
 
 
 def in_script(value: object) -> str:

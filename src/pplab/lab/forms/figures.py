@@ -25,7 +25,7 @@ def figure_html(figure: Figure) -> str:
     svg = svg.replace("#000000", "currentColor")
     own = f"{zlib.crc32(svg.encode()):08x}"  # or a hatching shared with a chart that isn't shown isn't shown either
     svg = re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', rf"\g<0>{own}", svg)
-    alt = html.escape(alternative_text(figure), quote=True)
+    alt = html.escape(alternative_text(figure))
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
     opening = (
         f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '

@@ -18,6 +18,7 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went; its b
 }
 # What isn't a kind of action or a part of a step: ranks, layers, what memory holds.
 CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
+LINES = [CATEGORIES[number] for number in (0, 2, 3, 5, 7, 1)]  # matplotlib's first ones, in the course's notebooks
 LIMIT = "#cf3131"  # what a GPU has room for
 # Schedules are told apart by marks, of matplotlib's: each has the same one in all drawings.
 MARKS: dict[str, str] = dict(

@@ -14,7 +14,6 @@ The error of a prediction is a sum, in shares of the step:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -31,7 +30,7 @@ from ...plot import compare, end_of
 from ...schedule import Schedule, plural
 from ...simulator import simulate
 from ...timeline import Timeline
-from ..forms import STATIC, Table, explore, figure_html, timeline_to_dict
+from ..forms import Table, explore, figure_html, read_static, timeline_to_dict
 from ..streams import SENDS, simulate_sends
 from .attribution import Where, _machines, where
 
@@ -83,16 +82,16 @@ class Explained:
         from ..forms import waterfall
 
         pair = [self.replay, self.where.timeline]
-        filled = {
-            "where": escape(str(self.where)),
-            "waterfall": figure_html(waterfall(self.where).figure),
-            "compare": figure_html(compare(pair)[0].figure),
-            "table": self.table._repr_html_(),
-            "notes": "</li><li>".join(map(escape, self.notes)),
-            "explorer": explore(pair)._repr_html_(),
-        }
-        page = (STATIC.parent / "explained.html").read_text("utf-8")
-        Path(path).write_text(re.sub(r"/\*(\w+)\*/", lambda place: filled[place[1]], page), "utf-8")
+        page = read_static(
+            "../explained.html",
+            where=escape(str(self.where)),
+            waterfall=figure_html(waterfall(self.where).figure),
+            compare=figure_html(compare(pair)[0].figure),
+            table=self.table._repr_html_(),
+            notes="</li><li>".join(map(escape, self.notes)),
+            explorer=explore(pair)._repr_html_(),
+        )
+        Path(path).write_text(page, "utf-8")
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.where, "", self.table, "", *self.notes)))

@@ -1,0 +1,85 @@
+"""The page's explorer and game in a notebook: each a frame, with all that it needs packed in its output.
+
+Where a notebook is trusted, the frame runs, without a network. Elsewhere (on a code host, in a fresh clone) a viewer
+drops it, and what stands there instead is left: the explorer's picture, an output of its own above the frame, and of a
+level of the game its question. `pplab_course.notebook` has `explore` and `play` for cells, and the page's own picture
+of an explorer, for print, is `picture` here, too.
+"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import pplab_levels
+from IPython.display import display
+
+import pplab as pp
+from pplab.lab.forms import SCRIPTS, STATIC, frame_of, page_of, read_static
+from pplab_course import pictures
+from pplab_course.notebook import explored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GAME = ("explorer/core.js", "play/play.js", "explorer/chart.js", "play/game.js", "play/play_view.js")
+BOOK = Path(__file__).parents[1] / "_static"  # where those of play/ are
+
+
+def explore(schedule: str, compare: str, controls: str, **settings: object) -> None:
+    """Show the picture of an explorer, and the explorer, which takes the picture's place."""
+    from matplotlib import pyplot as plt
+
+    shown = picture(schedule=schedule, compare=compare, **settings)
+    said = {name.replace("_", "-"): text_of(value) for name, value in settings.items()}
+    state = urlencode({"schedule": schedule, "compare": compare} | said)
+    view = f'<div class="pplab-explorer" data-state="{html.escape(state)}" data-controls="{controls}"></div>'
+    display(shown)
+    plt.close(shown)  # or the notebook shows it once more
+    show_frame(page_of(view, *map(read_static, SCRIPTS)), "explorer", "Above is its picture.")
+
+
+def picture(
+    *,
+    memory: bool = True,
+    tickets: bool = False,
+    time: float = 0,
+    until: float = 0,
+    path: bool = False,
+    **settings: object,
+) -> Figure:
+    """What an explorer with these settings shows at first; of held forwards (`memory`) a picture has nothing."""
+    shown = explored(**settings)
+    if tickets:
+        return pictures.tickets(shown[0], at=time, latency=settings.get("latency", 0)).figure
+    if len(shown) > 1:
+        return pp.compare(shown, path=path)[0].figure
+    return pp.gantt(shown[0], until=max(until, shown[0].makespan), path=path).figure
+
+
+def play(name: str) -> None:
+    """Show a level of the game. ValueError for one that there isn't."""
+    asked = [f"{level.title}. {level.task()}" for level in pplab_levels.LEVELS if level.id == name]
+    if not asked:
+        known = ", ".join(level.id for level in pplab_levels.LEVELS)
+        raise ValueError(f"no level is named {name!r}: choose from {known}")
+    places = (BOOK if file.startswith("play/") else STATIC.parent for file in GAME)
+    scripts = [(place / file).read_text("utf-8") for place, file in zip(places, GAME, strict=True)]
+    show_frame(
+        page_of(f'<div class="pplab-play" data-level="{name}"></div>', pplab_levels.script(), *scripts),
+        "game",
+        asked[0],
+    )
+
+
+def show_frame(page: str, what: str, instead: str) -> None:
+    display({"text/html": frame_of(page, what, html.escape(instead))}, raw=True)
+
+
+def text_of(value: object) -> str:
+    """A setting as an address has it: 3,4,2 for a tuple."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
