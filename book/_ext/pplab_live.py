@@ -113,7 +113,10 @@ def pinned() -> bytes:
 
 
 def app_files() -> Iterator[tuple[str, bytes]]:
-    """What lies in the page's folder /app, as in the repository: the package, the exercises, recordings, the kernel."""
+    """What lies in the page's folder /app, as in the repository: the package, the exercises, recordings, the kernel.
+
+    The explorer's own files are for `lab.explore` in a reader's cell, which shows its frame in the page, too.
+    """
     for top in ("pplab", "pplab_course"):
         for path in sorted((ROOT / "src" / top).rglob("*")):
             if path.suffix in (".py", ".json", ".gz", ".html", ".css", ".js") and "sample" not in path.parts:

@@ -69,10 +69,14 @@ _STYLE = (
     ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
     ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;min-width:0;margin-top:.4em}"
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
-    ".pplab-small{display:block;width:100%;height:auto;margin:.3em 0}"
     ".pplab-points label{position:absolute;opacity:0;pointer-events:none}"
     ".pplab-frontier:has(:focus-visible)>.pplab-figure{outline:3px solid currentColor}"
     ".pplab-point{cursor:pointer}.pplab-on use{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
+)
+# Of what a page's script puts there, no svg is told that it is loaded, and a style is.
+_BEGIN = (
+    '<style onload="this.previousSibling.onload()">'
+    ".pplab-small{display:block;width:100%;height:auto;margin:.3em 0}</style>"
 )
 _NO_SCRIPTS = "<noscript><style>.pplab-points label{position:static;opacity:1;pointer-events:auto}</style></noscript>"
 
@@ -144,7 +148,7 @@ class FrontierView:
             f'onclick="{_OPEN}" onchange="{_MARK}">{chart}{points}'
             f'<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" fill="currentColor" '
             f'viewBox="0 0 640 1" data-until="{until:.5g}" data-items="{html.escape(json.dumps([*letters]))}" '
-            f'onload="{html.escape(_DRAW)}"></svg></div>'
+            f'onload="{html.escape(_DRAW)}"></svg>{_BEGIN}</div>'
         )
 
     def _link(self, each: Shown) -> str:

@@ -141,6 +141,6 @@ def test_a_trusted_notebook_has_the_explorer_and_the_game(page, lab):
     game = page.frame_locator("iframe[title='Schedule game']")
     game.locator("button[data-text='0F0']").click()
     game.locator(".pplab-play[data-placed='1']").wait_for()
-    outputs = page.locator(".jp-OutputArea", has=page.locator("iframe"))
-    assert not outputs.locator("img:visible").count(), "the picture is there beside the explorer"
+    pictures = ".jp-OutputArea:has(iframe) img"  # each goes when its explorer is there
+    page.wait_for_function(f"[...document.querySelectorAll('{pictures}')].every((e) => e.style.display === 'none')")
     assert not page.get_by_text("shows here once").count()

@@ -95,6 +95,14 @@ def test_a_schedule_is_simulated_and_can_be_changed(visit):
     assert makespan(tab) == pp.simulate(SCHEDULE, costs).makespan and "1F1B" in tab.text_content(".pplab-ranks")
 
 
+def test_a_link_needs_no_page(monkeypatch, tmp_path):
+    monkeypatch.setattr("pplab.lab.forms.explorer.STATIC", tmp_path)  # without the explorer's files
+    made = lab.explore(SCHEDULE)
+    assert made.link("https://book.test").startswith("https://book.test#schedule=own")
+    with pytest.raises(FileNotFoundError):
+        made.page  # noqa: B018
+
+
 def test_measured_and_predicted_on_one_axis(visit):
     ran = measured()
     tab = visit([ran, SCHEDULE], costs=Costs(4))

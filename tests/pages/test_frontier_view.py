@@ -107,6 +107,15 @@ def test_the_chosen_schedule_is_drawn(browser, views, both):
                 assert float(said.split()[-1]) == pytest.approx(each.timeline.makespan, rel=1e-4)
 
 
+def test_the_first_is_drawn_where_a_script_puts_it(browser, views):
+    """As the page does with what a cell shows that a reader runs there."""
+    page = views["equal"]._repr_mimebundle_()[0][figures.PAGE]
+    with chromium.watched_tabs(browser) as new_tab:
+        tab = new_tab()
+        tab.evaluate("page => (document.body.innerHTML = page)", page)
+        tab.wait_for_selector(".pplab-small rect")
+
+
 def test_it_is_chosen_without_scripts(browser, place):
     with chromium.watched_tabs(browser) as new_tab:
         tab = new_tab(java_script_enabled=False)
