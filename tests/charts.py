@@ -59,9 +59,11 @@ def drawn(chapter: str, wanted: str) -> list[str]:
     """The SVG of the figures that a cell leaves open, or shows itself."""
     import matplotlib.pyplot as plt
 
-    from pplab.lab.forms import figure_html
+    from pplab.lab.forms import LINES, figure_html
     from pplab_course import figures
 
+    if hasattr(plt, "rcParams"):  # the real one: as pplab_course.notebook sets it, and the page's has it
+        plt.rcParams["axes.prop_cycle"] = plt.cycler(color=LINES)
     figures.figure_picture = figures.bundle = lambda *_: None
     if chapter == "own":
         exec(OWN, {})

@@ -44,7 +44,7 @@ _NAMED = {
     "purple": "#800080",
     **_LETTERS,
     **{f"tab:{name}": colour for name, colour in _TAB.items()},
-    **{f"C{number}": colour for number, colour in enumerate(CYCLE)},
+    **{f"C{number}": CYCLE[number % len(CYCLE)] for number in range(10)},  # matplotlib begins anew, too
 }
 _DASHES = {"--": (3.7, 1.6), ":": (1, 1.65), "-.": (6.4, 1.6, 1, 1.6)}
 _DASHES |= {"dashed": _DASHES["--"], "dotted": _DASHES[":"], "dashdot": _DASHES["-."]}

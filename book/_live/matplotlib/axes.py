@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ._artists import Across, Artist, Line2D, Patch, Point, Rectangle, Span, Text
 from ._legend import Legend
 from ._page import Box, Page, polygon, stroke, union
-from ._style import NO_LINE, Told, lacking, listed, plain, styled
+from ._style import CYCLE, NO_LINE, Told, lacking, listed, plain, styled
 from ._view import View
 
 _SHAPE = "facecolor edgecolor color linewidth linestyle alpha hatch zorder label"
@@ -125,7 +125,7 @@ class Axes(Told):
 
     def _next(self) -> str:
         self.turn += 1
-        return f"C{(self.turn - 1) % 10}"
+        return f"C{(self.turn - 1) % len(CYCLE)}"
 
     def step(self, x: Sequence, y: Sequence, *look: str, where: str = "pre", **style: object) -> list[Line2D]:
         return self.plot(*_stairs(list(x), list(y), where), *look, **style)
