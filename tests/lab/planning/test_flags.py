@@ -64,6 +64,7 @@ def layout_of(text, ranks):
 def megatron(line):
     """torchrun's part and Megatron-LM's, as its arguments.py takes them: no abbreviations, nothing unknown."""
     words = shlex.split(line.replace("\\\n", " "), comments=True)
+    queues = words.pop(0).partition("CUDA_DEVICE_MAX_CONNECTIONS=")[2] if words[0] != "torchrun" else None
     assert words[0] == "torchrun" and words[5] == "pretrain_gpt.py"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in (
@@ -80,10 +81,24 @@ def megatron(line):
     parser.add_argument("--moe-flex-dispatcher-backend", choices=["deepep", "hybridep"])
     for name in (
         *("bf16", "sequence-parallel", "use-distributed-optimizer", "use-tp-pp-dp-mapping", "grad-reduce-in-bf16"),
-        "overlap-moe-expert-parallel-comm",
+        *("overlap-moe-expert-parallel-comm", "use-megatron-fsdp"),
     ):
         parser.add_argument(f"--{name}", action="store_true")
-    return parser.parse_args(words[1:5] + words[6:])
+    parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
+    parser.add_argument("--ckpt-format", default="torch_dist")
+    said = parser.parse_args(words[1:5] + words[6:])
+    # What its validate_args, parallel_state.py and transformer_config.py assert, on a Hopper GPU
+    if said.use_megatron_fsdp:
+        assert queues != "1" and said.ckpt_format == "fsdp_dtensor"
+    else:
+        assert said.ckpt_format == "torch_dist"
+        if said.tensor_model_parallel_size * said.context_parallel_size > 1:
+            assert said.overlap_moe_expert_parallel_comm or queues == "1"
+    each = said.tensor_model_parallel_size * said.expert_model_parallel_size * said.pipeline_model_parallel_size
+    assert said.nnodes * said.nproc_per_node % each == 0
+    if said.overlap_moe_expert_parallel_comm:
+        assert said.expert_model_parallel_size > 1 and not said.recompute_granularity
+    return said
 
 
 @pytest.mark.parametrize("how", [
@@ -151,6 +166,8 @@ def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
     assert strategy == {2: ["optim_grads"], 3: ["optim_grads_params"]}.get(zero, [])  # its user guide on Megatron-FSDP
     assert ("--use-megatron-fsdp" in line) == (zero > 1) and ("--use-distributed-optimizer" in line) == (zero > 0)
     assert "sends" not in line and "--micro-batch-size 2 --global-batch-size 32" in line
+    assert megatron(line).tensor_model_parallel_size == 2
+    assert ("# before Blackwell" in line) == (zero > 1) == ("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun" not in line)
     found = {"ParallelismConfig": ParallelismConfig, "TrainingConfig": TrainingConfig, "FullAC": FullAC}
     exec(text := lab.flags(asked, "torchtitan"), found)
     said = found["parallelism"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
@@ -88,10 +89,11 @@ def test_pairs_context_and_experts():
     (SHORT + "--num-layers 32 --account-for-loss-in-pipeline-split", "say a cut by --pipeline-model-parallel-layout"),
     (SHORT + "--num-layers 32 --decoder-first-pipeline-num-layers 5", "--decoder-first-pipeline-num-layers isn't read"),
     (SHORT + "--num-layers 32 --use-megatron-fsdp", "--use-megatron-fsdp isn't read"),
-    (SHORT + "--num-layers $L", r"argument --num-layers: invalid int value: '\$L'.* in place of a variable"),
+    (SHORT + "--num-layers $L", r"argument --num-layers: invalid int value: '\$L'.* in place of a variable; .* prints"),
     (SHORT + "--num-layers", "argument --num-layers: expected one argument"),
     (SHORT + "--num-layers 32 --tensor-model-parallel-size 0", "tp must be an integer of at least 1, got 0"),
     (SHORT + "--num-layers 32 --tensor-model-parallel-size 3", "8 ranks don't divide into replicas of 12"),
+    (SHORT + "--num-layers 32 --num-experts 8 --expert-model-parallel-size 8", "8 doesn't divide 1 x 2 = 2 of them"),
     (SHORT + "--num-layers 32 --tensor-model-paralel-size 2", "did you mean --tensor-model-parallel-size"),
     (SHORT + "--num-layers 32 --tensor-parallel-size 2", "did you mean --tensor-model-parallel-size"),
     (SHORT + "--num-layers 32 --use-dist-optimizer", "did you mean --use-distributed-optimizer"),
@@ -107,3 +109,13 @@ def test_megatrons_own_flags_that_look_alike_are_none_of_them():
     more = "--num-layers 32 --eval-micro-batch-size 4 --mtp-num-layers 1 --moe-router-dtype fp32 --seq-length 8192"
     found = lab.read_launch(SHORT + more)
     assert found.ignored == tuple(re.findall(r"--\S+", more)[1:]) and found.arguments["microbatch"] == 1
+
+
+def test_what_a_script_passes_can_be_read(tmp_path):
+    """By the command that the error tells."""
+    (tmp_path / "script.sh").write_text('GPUS=8\nARGS=(--nproc_per_node $GPUS)\ntorchrun ${ARGS[@]} x.py "${@:2}"\n')
+    with pytest.raises(ValueError, match="what a script passes") as told:
+        lab.read_launch((tmp_path / "script.sh").read_text() + "--nproc-per-node $GPUS")
+    command = re.search(r"bash -c '(.*)' prints", str(told.value))[1].replace(".sh", ".sh data " + SHORT[32:])
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    assert lab.read_launch(done.stdout, num_layers=32) == lab.read_launch(SHORT, num_layers=32)

@@ -45,8 +45,8 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     `num_layers` and `gpus` are for a line that doesn't say them. What a plan has nothing for is ignored, whether it
     changes nothing, as a learning rate, or the step, as selective recomputation; and a plan has bfloat16 and sequence
     parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64. Raises ValueError for a flag that
-    is nearly one of those that are read, for a value that is missing or isn't one, and for layers, GPUs or a batch that
-    don't divide.
+    is nearly one of those that are read, for a value that is missing or isn't one, and for layers, GPUs, experts or a
+    batch that don't divide.
 
     >>> line = "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --lr 1e-4"
     >>> line += " --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 32"
@@ -61,6 +61,11 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     if batch % (microbatch * layout.dp):
         raise ValueError(f"a batch of {batch} isn't whole microbatches of {microbatch} on {layout.dp} replicas")
     used, once = said.moe_router_topk or 2, said.moe_token_dispatcher_type == "flex"
+    experts = said.num_experts and ExpertLayers(
+        said.num_experts, used, said.expert_model_parallel_size, once_per_node=once
+    )
+    if experts:
+        experts.groups(layout)  # refuses what Megatron-LM's parallel_state.py refuses
     arguments = {
         "layout": layout,
         "batch": batch,
@@ -69,15 +74,17 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
         "recompute": _recomputed(said, cut),
         "state": State(2, 2 if said.grad_reduce_in_bf16 else 4),
         "shard_optimizer": said.use_distributed_optimizer,
-        "experts": said.num_experts
-        and ExpertLayers(said.num_experts, used, said.expert_model_parallel_size, once_per_node=once),
+        "experts": experts,
     }
     return Launch(arguments | _schedule(said, len(cut) // layout.pp, batch // (microbatch * layout.dp)), ignored)
 
 
 class _Line(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}: write what Megatron-LM is to get, in place of a variable")
+        raise ValueError(
+            f"{message}: write what Megatron-LM is to get, in place of a variable; what a script passes, "
+            """bash -c 'torchrun() { echo torchrun "$@"; }; . ./script.sh' prints"""
+        )
 
 
 def _parsed(text: str) -> tuple[Namespace, tuple[str, ...]]:

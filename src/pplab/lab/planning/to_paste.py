@@ -64,8 +64,11 @@ def _megatron(plan: Plan) -> str:
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
     even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
     cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
+    sharded, paired, divided = (plan.zero or 0) > 1, rows.name == "paired-1F1B", layout.tp * layout.cp > 1
+    # Before Blackwell its arguments.py asserts it for these, and the contrary for FSDP
+    one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (divided and not sharded and not paired)
     sizes = f"""\
-torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
+{one_queue}torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
   --num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16 \\
   --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
   --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
@@ -74,12 +77,12 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
         f'--pipeline-model-parallel-layout "E{cut}L"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
-        "--overlap-moe-expert-parallel-comm": rows.name == "paired-1F1B",
+        "--overlap-moe-expert-parallel-comm": paired,
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--use-distributed-optimizer": plan.shard_optimizer or plan.zero,
-        f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads{'_params' * (plan.zero == 3)}": plan.zero
-        and plan.zero > 1,
+        f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads{'_params' * (plan.zero == 3)}": sharded,
+        "--ckpt-format fsdp_dtensor": sharded,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
@@ -88,6 +91,8 @@ torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gp
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
   --moe-token-dispatcher-type {kind}"""
     remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
+    if divided and (sharded or paired):
+        remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
 
 
