@@ -49,7 +49,11 @@ def refuse(what: str, version: str) -> None:
 def missing(parts: dict) -> dict[str, str]:
     """The parts that can't be run here, and why."""
     lacks = {name: [each for each in part.needs if not here(each)] for name, part in parts.items()}
-    return {name: f"{' and '.join(found)} is not installed" for name, found in lacks.items() if found}
+    return {
+        name: f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'} not installed"
+        for name, found in lacks.items()
+        if found
+    }
 
 
 def show(parts: dict) -> str:
