@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,17 +20,24 @@ pytestmark = pytest.mark.slow
 
 
 def launch(program: list[str], **environment: str) -> None:
-    """Run a program once on each of two nodes; `{port}` stands for a free one, and `{node}` for the node's number."""
+    """Run a program once on each of two nodes; `{port}` stands for a free one, and `{node}` for the node's number.
+
+    Another process may take the port meanwhile. Then nodes wait in vain: AssertionError says where they stand.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    nodes = []
+    nodes, settings = [], {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     for node in range(2):
         own = {name: value.format(port=port, node=node) for name, value in environment.items()}
         command = [sys.executable, *(word.format(port=port) for word in program)]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        nodes.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **own}, **output))
+        nodes.append(subprocess.Popen(command, env={**os.environ, **settings, **own}, **output))
     try:
-        printed = [node.communicate(timeout=120)[0] for node in nodes]
+        printed = [node.communicate(timeout=60)[0] for node in nodes]
+    except subprocess.TimeoutExpired:
+        for node in nodes:
+            node.send_signal(signal.SIGABRT)
+        raise AssertionError("\n".join(node.communicate()[0] for node in nodes)) from None
     finally:
         for node in nodes:
             node.kill()
