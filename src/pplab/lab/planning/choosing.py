@@ -154,7 +154,8 @@ class Choice:
     def table(self) -> Table:
         """The rows as texts, under their columns, group after group."""
         found = Table(row.cells for row in self.rows + self.too_large)
-        found.columns = tuple("layout, schedule, V, M, layers of each stage, seconds, GB".split(", "))
+        room = (self.rows + self.too_large)[0].plan.machine.memory / 1e9
+        found.columns = *"layout, schedule, V, M, layers of each stage, seconds".split(", "), f"GB of {room:.3g}"
         return found
 
     def to_dict(self) -> dict:
