@@ -135,8 +135,8 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
 def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = "") -> Axes:
     """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
 
-    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched. `mark` names a line at the
-    mean of the rows' sums; without it there is none.
+    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched. `mark` names a line at
+    the mean of the rows' sums; without it there is none.
     """
     ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
