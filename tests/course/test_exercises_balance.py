@@ -133,14 +133,14 @@ def test_answers_may_differ_where_several_are_right():
 def test_no_cut_with_the_slow_gpu_is_faster():
     """Of all that fit by a count of layers: what each rank has of them, in GB, and of the head's time on the last."""
     found, layer, sequence = {}, 3.926, 1.141
-    for slow, *cut in product(range(4), range(1, 13), range(1, 13), range(1, 13)):
+    for half, *cut in product(range(4), range(1, 13), range(1, 13), range(1, 13)):
         counts = (*cut, 32 - sum(cut))
         gb = [n * (layer + (4 - r) * sequence) + 9.5 * (r in (0, 3)) for r, n in enumerate(counts)]
-        room = [exercise.SLOW_GB if r == slow else 80 for r in range(4)]
+        room = [exercise.SLOW_GB if r == half else 80 for r in range(4)]
         if 1 <= counts[-1] <= 12 and all(a < b for a, b in zip(gb, room, strict=True)):
-            found[slow, counts] = exercise.with_slow_gpu(slow, counts)[0]
+            found[half, counts] = exercise.with_slow_gpu(half, counts)[0]
     assert min(found.values()) >= exercise.with_slow_gpu(*exercise.SLOW)[0] - 1e-9
-    each = [min(step for (slow, _), step in found.items() if slow == rank) for rank in range(4)]
+    each = [min(step for (half, _), step in found.items() if half == rank) for rank in range(4)]
     assert [f"{step:.2f}" for step in each] == ["6.51", "6.57", "6.57", "6.59"]
 
 
