@@ -58,6 +58,12 @@ def machine_of(
         raise unknown("GPU", gpu, GPUS)
     positive_int("per_node", per_node)
     inside = inside or known.inside
-    links = Link(5e-6, inside), Link(10e-6, between)
-    reached, left = flops or REACHED * known.peak, memory or LEFT * known.memory
-    return Machine(per_node, *links, reached, left, ring or known.ring * inside, per_node if ports is None else ports)
+    return Machine(
+        per_node,
+        Link(5e-6, inside),
+        Link(10e-6, between),
+        flops or REACHED * known.peak,
+        memory or LEFT * known.memory,
+        ring or known.ring * inside,
+        per_node if ports is None else ports,
+    )

@@ -56,10 +56,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         asks = not {"-h", "--help"}.isdisjoint(arguments)
         for each in _flags(command, inner, asks) if command.name in arguments[:1] else ():
             usual = "N" if each.get("type") is int else each["name"].lstrip("-").upper()
-            words = {} if "action" in each else {"metavar": usual}
-            words |= {word: value for word, value in each.items() if word != "name"}
+            words = ({} if "action" in each else {"metavar": usual}) | each
             words["help"] += " (default %(default)s)" * bool(each.get("default"))
-            inner.add_argument(each["name"], **words)
+            inner.add_argument(words.pop("name"), **words)
     given = parser.parse_args(arguments)
     try:
         if getattr(given, "png", None) or getattr(given, "html", None):
@@ -76,21 +75,17 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         return status
     except BrokenPipeError as error:
         return _closed(given.name, error)
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        say(f"pplab {given.name}: {error}", file=sys.stderr)
-        return 1
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF:
-            say(f"pplab {given.name}: {error}", file=sys.stderr)
-            return 1
-        if os.environ.get("PPLAB_TRACEBACK"):
-            raise
-        said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
-        say(f"pplab {given.name}: {said}", file=sys.stderr)
-        return 1
+        status, said = 1, str(error)
+        lacking = isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF
+        if not lacking and not isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError):
+            if os.environ.get("PPLAB_TRACEBACK"):
+                raise
+            said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
     except KeyboardInterrupt as error:
-        say(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
-        return 130
+        status, said = 130, f"interrupted{f': {error}' * bool(str(error))}"
+    say(f"pplab {given.name}: {said}", file=sys.stderr)
+    return status
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
@@ -129,15 +124,16 @@ def _closed(name: str, error: BrokenPipeError) -> int:
 
 
 def _schedules(given: argparse.Namespace) -> None:
-    names = ("name", "placement", "rules", "options", "source")
-    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.known()}
-    if given.json:
-        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.known())
-        say(json.dumps(list(listed), indent=1))
-        return
+    listed = []
     for b in builders.known():
-        say(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
-        say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+        summary = (inspect.getdoc(b.rows) or "").partition("\n")[0]
+        listed.append({name: getattr(b, name) for name in "name placement rules options source".split()})
+        listed[-1]["summary"] = summary
+        if not given.json:
+            say(f"{b.name}\n    {summary}\n    placement: {b.placement}\n    rules: {b.rules}")
+            say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+    if given.json:
+        say(json.dumps(listed, indent=1))
 
 
 def _simulate(given: argparse.Namespace) -> None:
@@ -244,9 +240,9 @@ def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
 def summary(timeline: Timeline) -> dict:
     """The figures of a timeline as plain JSON values."""
     schedule = timeline.schedule
-    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
-    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
-    figures = {name: getattr(timeline, name) for name in names}
+    sizes = {name: getattr(schedule, name) for name in "num_ranks num_stages num_microbatches".split()}
+    names = "makespan bubble_fraction bubble_ratio span_bubble_fraction peak_in_flight busy idle"
+    figures = {name: getattr(timeline, name) for name in names.split()}
     return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}
 
 

@@ -46,24 +46,15 @@ def option_flags() -> Iterator[Flag]:
         "steps": {"default": 5, "help": "measured steps"},
         "warmup": {"help": "steps before them, which change no weight"},
         "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
-        "optimizer": {
-            "name": "--learning-rate",
-            "type": _adamw,
-            "metavar": "R",
-            "default": "0.001",
-            "help": "of AdamW",
-        },
-        "autocast": {
-            "name": "--bf16",
-            "action": "store_const",
-            "const": torch.bfloat16,
-            "help": "compute in bfloat16 where that is safe",
-        },
+        "optimizer": flag("--learning-rate", "of AdamW", type=_adamw, metavar="R", default="0.001"),
+        "autocast": flag(
+            "--bf16", "compute in bfloat16 where that is safe", action="store_const", const=torch.bfloat16
+        ),
     }
     for each in fields(Options):
         name, kind = f"--{each.name.replace('_', '-')}", type(each.default)
         usual = {"dest": each.name, "name": name, "default": each.default}
-        taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
+        taken = {"action": "store_true"} if kind is bool else {"type": kind}
         yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
 
 
