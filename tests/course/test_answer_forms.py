@@ -157,7 +157,7 @@ def test_before_chapter_7_halves_and_overlaps_are_no_actions(check: Callable):
 
 @pytest.mark.parametrize(
     ("check", "sizes"),
-    [(gpipe.flushing_builder, 3), (interleaved.looped_bfs_builder, 2), (interleaved.even_groups_builder, 2)],
+    [(gpipe.flushing_builder, 3), (interleaved.even_groups_builder, 2)],
     ids=name_of,
 )
 def test_before_chapter_7_functions_are_judged_in_its_words_too(check: Callable, sizes: int):
