@@ -229,7 +229,7 @@ def test_what_megatron_does_otherwise_stands_above_the_line_with_its_time():
     ("zero", "memory", "how"), [(3, 30e9, {}), (0, 80e9, {"recompute": [5]}), (3, 9e9, {"recompute": [5]})]
 )
 def test_torchtitan_computes_all_layers_again_and_the_remark_says_how_long_that_takes(zero, memory, how):
-    """Where work hides all that is sent, so many forwards of a layer longer, whether they had to be or were asked for."""
+    """Where work hides all that is sent, so many forwards of a layer longer, whether they must be or were asked for."""
     machine = lab.Machine(8, NODE.inside, NODE.inside, NODE.flops, memory)
     asked = lab.fsdp_plan(MODEL, machine, lab.Layout(dp=16), 64, 2, zero=zero, **how)
     (again,) = asked.recomputed
