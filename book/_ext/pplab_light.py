@@ -16,8 +16,9 @@ from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
 
-SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
-ElementTree.register_namespace("", SVG[1:-1])
+from pplab_drawings import SVG, dress
+
+XLINK = "{http://www.w3.org/1999/xlink}"
 
 ICON = re.compile(r'<(i|span) class="([^"]*\bfa-[^"]*|fas [^"]*)"([^>]*)></\1>')
 STYLES = ("fas", "fab", "fa-solid", "fa-brands", "fa-lg")
@@ -98,21 +99,21 @@ def without_icons(sheet: str) -> str:
 def drawing(svg: str, name: str) -> str:
     """A drawing of matplotlib's; its own names begin with `name`."""
     root = ElementTree.fromstring(svg)
+    dress(root)
     used = {
         made[1] or made[2] for each in root.iter() for said in each.attrib.values() for made in REFERENCE.finditer(said)
     }
     names = {old: f"{name}-{number}" for number, old in enumerate(sorted(used))}
-    patterns = {inside for pattern in root.iter(f"{SVG}pattern") for inside in pattern.iter()}
     for each in root.iter():
-        clean(each, names, is_exact=each in patterns)
+        clean(each, names)
     unwrap(root)
     share_styles(root, name)
     root.set("font-family", "DejaVu Sans, Verdana, Arial, Helvetica, sans-serif")
     return ElementTree.tostring(root, "unicode")
 
 
-def clean(element: ElementTree.Element, names: dict[str, str], *, is_exact: bool) -> None:
-    """Shorten one element's names and numbers; `is_exact`: the numbers stay, by which hatches are ruled on paper."""
+def clean(element: ElementTree.Element, names: dict[str, str]) -> None:
+    """Shorten one element's names and numbers."""
     if element.tag != f"{SVG}text":
         element.text = (element.text or "").strip() or None
     element.tail = None
@@ -125,11 +126,10 @@ def clean(element: ElementTree.Element, names: dict[str, str], *, is_exact: bool
             said = names[said]
         if key == "style":
             said = FAMILY.sub("", said).strip().rstrip(";")
-        elif key in ("d", "x", "y", "transform", "width", "height") and not is_exact:
+        elif key in ("d", "x", "y", "transform", "width", "height"):
             said = NUMBER.sub(lambda made: f"{float(made[0]):.2f}".rstrip("0").rstrip("."), said)
         if key == "d":
-            said = " ".join(said.split())
-            said = said if is_exact else re.sub(r" ?([A-Za-z]) ?", r"\1", said)
+            said = re.sub(r" ?([A-Za-z]) ?", r"\1", " ".join(said.split()))
         element.set("href" if key == f"{XLINK}href" else key, said)
 
 

@@ -205,6 +205,15 @@ def test_chapter_12s_command_gives_its_table():
     assert table.count("FSDP") == 4 and rest.startswith(table) and rest.rstrip().endswith(line)
 
 
+def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
+    with pytest.raises(SystemExit):
+        main(["choose", "--help"])
+    said, h100 = " ".join(capsys.readouterr().out.split()), machine_of("h100", 8, 50e9)
+    assert f"(default: {h100.flops / 989e12:.1f} of its peak)" in said  # NVIDIA's data sheet
+    assert f"(default: {h100.memory / (81_559 * 2**20):.2f} of it)" in said  # nvidia-smi
+    assert "(default: one for each GPU)" in said
+
+
 def test_the_command_says_what_to_paste(capsys):
     """For the first row of the group that the framework can run; the program for torch can't have tensor ranks."""
     assert main(["choose", *ASKED, "--flags", "Megatron-LM"]) == 0

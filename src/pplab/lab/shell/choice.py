@@ -115,13 +115,13 @@ def _flags() -> tuple[Flag, ...]:
         flag("--ports", "of a box, for rings over whole boxes (default: one for each GPU)", type=int),
         flag(
             "--memory",
-            "of a GPU, for what is counted (default: 94 % of it)",
+            "of a GPU, for what is counted (default: 0.94 of it)",
             type=_amount(_BYTES, "80GB"),
             metavar="SIZE",
         ),
         flag(
             "--flops",
-            "that a GPU reaches (default: 40 % of its peak)",
+            "that a GPU reaches (default: 0.4 of its peak)",
             type=_amount(_FLOPS, "400TFLOP/s"),
             metavar="SPEED",
         ),
