@@ -129,8 +129,24 @@ def clean(element: ElementTree.Element, names: dict[str, str]) -> None:
         elif key in ("d", "x", "y", "transform", "width", "height"):
             said = NUMBER.sub(lambda made: f"{float(made[0]):.2f}".rstrip("0").rstrip("."), said)
         if key == "d":
-            said = re.sub(r" ?([A-Za-z]) ?", r"\1", " ".join(said.split()))
+            said = straight(re.sub(r" ?([A-Za-z]) ?", r"\1", " ".join(said.split())))
         element.set("href" if key == f"{XLINK}href" else key, said)
+
+
+def straight(path: str) -> str:
+    """A path whose lines across and down say one number instead of two: most shapes are bars."""
+    made, at = [], None
+    for letter, given in re.findall(r"([A-Za-z])([^A-Za-z]*)", path):
+        to = given.split()
+        is_line = letter == "L" and len(to) == 2 and at is not None
+        if is_line and to[0] == at[0]:
+            made.append(f"V{to[1]}")
+        elif is_line and to[1] == at[1]:
+            made.append(f"H{to[0]}")
+        else:
+            made.append(letter + given)
+        at = to[-2:] if letter in "MLCQ" else None
+    return "".join(made)
 
 
 def unwrap(element: ElementTree.Element) -> None:

@@ -42,6 +42,12 @@ LATER = """const output = document.createElement("div");
 output.innerHTML = document.querySelector(".pplab-figure").outerHTML;
 document.body.append(output);
 output.dispatchEvent(new Event("pplab-output", { bubbles: true }));"""
+MEASURED = """(d) => {
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  path.setAttribute("d", d);
+  const long = path.getTotalLength();
+  return [long, ...[0, 1, 2].flatMap((at) => { const { x, y } = path.getPointAtLength(at * long / 3); return [x, y] })];
+}"""
 TIME = "Number(document.querySelector('.pplab-offer input').value)"
 
 
@@ -85,6 +91,17 @@ def visit(tmp_path_factory) -> Iterator:
             return tab
 
         yield visit
+
+
+def test_paths_of_fewer_numbers_are_the_same_shapes(visit):
+    """As Chromium measures them."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    paths = re.findall(r'\bd="\s*(M[^"]*)"', figure_html(pp.gantt(timeline("ZBVZeroBubble")).figure))
+    plt.close("all")
+    fewer = [pplab_light.straight(path) for path in paths]
+    assert sum(map(len, fewer)) < 0.8 * sum(map(len, paths))
+    was, now = visit().evaluate(f"(all) => all.map((paths) => paths.map({MEASURED}))", [paths, fewer])
+    assert was == now and len({tuple(each) for each in was}) > 100
 
 
 def lines(d: str) -> list[tuple[float, float, float, float]]:

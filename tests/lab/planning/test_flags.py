@@ -225,12 +225,15 @@ def test_what_megatron_does_otherwise_stands_above_the_line_with_its_time():
     assert third == f"# so a step is predicted to take {runs.step_s:.4g} s, not {asked.step_s:.4g}"
 
 
-def test_torchtitan_computes_all_layers_again_and_the_remark_says_how_long_that_takes():
-    """With sends that nothing waits for, so many forwards of a layer longer."""
-    tight = lab.Machine(8, NODE.inside, NODE.inside, NODE.flops, 30e9)
-    asked = lab.fsdp_plan(MODEL, tight, lab.Layout(dp=16), 64, 2, zero=3)
+@pytest.mark.parametrize(
+    ("zero", "memory", "how"), [(3, 30e9, {}), (0, 80e9, {"recompute": [5]}), (3, 9e9, {"recompute": [5]})]
+)
+def test_torchtitan_computes_all_layers_again_and_the_remark_says_how_long_that_takes(zero, memory, how):
+    """Where work hides all that is sent, so many forwards of a layer longer, whether they must be or were asked for."""
+    machine = lab.Machine(8, NODE.inside, NODE.inside, NODE.flops, memory)
+    asked = lab.fsdp_plan(MODEL, machine, lab.Layout(dp=16), 64, 2, zero=zero, **how)
     (again,) = asked.recomputed
-    assert 0 < again < 32
+    assert again == 5 if how else 0 < again < 32
     first, second, *_ = lab.flags(asked, "torchtitan").splitlines()
     assert first == f"# planned with recompute=({again},); here it is recompute=(32,)"
     longer = asked.step_s + 2 * (32 - again) * MODEL.layer_flops(2) / NODE.flops  # of two microbatches

@@ -38,7 +38,7 @@ def waterfall(found: Where) -> Axes:
         end = start + amount
         for style in _styles(name, palette.IDLE):
             ax.barh(row, amount, left=start, height=BAR, **style)
-        label = f" {amount:.4g} ({amount / found.step_time:.1%})"
+        label = f" {round(amount, 9) + 0:.4g} ({amount / found.step_time:.1%})"
         ax.text(max(start, end), row, label, va="center", fontsize=LABEL_SIZE)
     _finish_parts(ax, found, [name for name, _ in steps], "where the step went (mean of ranks)", 1.2)
     return ax
