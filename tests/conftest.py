@@ -47,14 +47,13 @@ def pytest_configure_node(node) -> None:
     """Make a folder for what a process that runs tests leaves while it lives, where tests look what is left; and one
     for what all processes know."""
 
-    def folder() -> str:
-        made = tempfile.mkdtemp(prefix="tests-")
-        node.config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
-        return made
+    node.workerinput.update(temporary=_folder(node.config), shared=node.config.stash[SHARED])
 
-    if SHARED not in node.config.stash:
-        node.config.stash[SHARED] = folder()
-    node.workerinput.update(temporary=folder(), shared=node.config.stash[SHARED])
+
+def _folder(config: pytest.Config) -> str:
+    made = tempfile.mkdtemp(prefix="tests-")
+    config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+    return made
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = config.workerinput["temporary"]
         config.stash[SHARED] = config.workerinput["shared"]
+    else:
+        config.stash[SHARED] = _folder(config)  # where there are no workers, this process runs the tests
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -174,6 +174,7 @@ def write(path: Path, values: Values) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(LIVE))  # with the page's matplotlib
+    sys.path.append(str(LIVE.parent / "_ext"))  # with pplab_drawings, which the page has beside kernel.py
     from kernel import ABSENT
 
     sys.modules.update(dict.fromkeys(ABSENT))  # None there: it can't be imported

@@ -226,9 +226,9 @@ def visit_html(self, node: nodes.Element) -> None:
     there = PAGE if node["kind"] == "explorer" else GAME
     if there in builder.env.found_docs and there != here:
         if node["kind"] == "explorer" and "data-page" not in attributes:
-            attributes["data-explorer"] = builder.get_relative_uri(here, there) + "#explorer"
+            attributes["data-open"] = builder.get_relative_uri(here, there) + "#explorer"
         elif "data-level" in attributes:
-            attributes["data-game"] = builder.get_relative_uri(here, there) + "#stamp" * (node["kind"] == "stamp")
+            attributes["data-open"] = builder.get_relative_uri(here, there) + "#stamp" * (node["kind"] == "stamp")
     written = " ".join(f'{name}="{html.escape(str(value), quote=True)}"' for name, value in attributes.items())
     self.body.append(f'<div {written}><div class="pplab-static">{node["picture"]}</div></div>\n')
     raise nodes.SkipNode
@@ -263,6 +263,7 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     if known:
         app.add_js_file(None, body="\n".join(known))  # runs before the scripts above, which are deferred
         app.add_css_file(STYLE)
+        context["body"] += "".join(map(pplab_frames.template, sorted(kinds)))
 
 
 def take_files(app, config) -> None:

@@ -38,7 +38,7 @@ def explore(schedule: str, compare: str, controls: str, **settings: object) -> N
     view = f'<div class="pplab-explorer" data-state="{html.escape(state)}" data-controls="{controls}"></div>'
     display(shown)
     plt.close(shown)  # or the notebook shows it once more
-    show_frame(page_of(view, *map(read_static, SCRIPTS)), "explorer", "Above is its picture.")
+    show_frame(page_of(template("explorer") + view, *map(read_static, SCRIPTS)), "explorer", "Above is its picture.")
 
 
 def picture(
@@ -67,11 +67,14 @@ def play(name: str) -> None:
         raise ValueError(f"no level is named {name!r}: choose from {known}")
     places = (BOOK if file.startswith("play/") else STATIC.parent for file in GAME)
     scripts = [(place / file).read_text("utf-8") for place, file in zip(places, GAME, strict=True)]
-    show_frame(
-        page_of(f'<div class="pplab-play" data-level="{name}"></div>', pplab_levels.script(), *scripts),
-        "game",
-        asked[0],
-    )
+    view = f'{template("play")}<div class="pplab-play" data-level="{name}"></div>'
+    show_frame(page_of(view, pplab_levels.script(), *scripts), "game", asked[0])
+
+
+def template(kind: str) -> str:
+    """What a view of that kind is made of, which its script fills; `@` begins its ids."""
+    place = STATIC if kind == "explorer" else BOOK / "play"
+    return f'<template id="pplab-{kind}-live">{(place / f"{kind}.html").read_text("utf-8")}</template>'
 
 
 def show_frame(page: str, what: str, instead: str) -> None:

@@ -6,6 +6,7 @@ in the texts are simulated here, and the page simulates the same references (pla
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 
 import pplab.lab  # noqa: F401 (it brings eager 1F1B)
@@ -13,6 +14,7 @@ from pplab import Costs, Timeline, build, simulate
 from pplab.lab.forms import in_script
 
 TWICE = Costs(backward=2)
+DURATIONS = ("forward", "backward", "backward_input", "backward_weight", "latency")
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,15 @@ LEVELS = (
 
 
 def script() -> str:
-    """What play.js needs before it: the levels, as a global."""
-    told = [asdict(level) | {"task": level.task(), "costs": _durations(level.costs)} for level in LEVELS]
-    return f"var pplabLevels = {in_script(told)};"
+    """What play.js needs before it: the levels, as a global, by the page's names."""
+    return f"var pplabLevels = {in_script([_told(level) for level in LEVELS])};"
 
 
-def _durations(costs: Costs) -> dict[str, float | None]:
-    names = {"backward": "backward", "backwardInput": "backward_input", "backwardWeight": "backward_weight"}
-    return {page: getattr(costs, name) for page, name in ({"forward": "forward", "latency": "latency"} | names).items()}
+def _told(level: Level) -> dict:
+    durations = {name: getattr(level.costs, name) for name in DURATIONS}
+    said = asdict(level) | {"task": level.task(), "cap": level.cap or None, "costs": _camelled(durations)}
+    return _camelled(said)
+
+
+def _camelled(said: dict) -> dict:
+    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in said.items()}

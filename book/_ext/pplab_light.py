@@ -16,8 +16,10 @@ from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
 
-SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
-ElementTree.register_namespace("", SVG[1:-1])
+from pplab_drawings import SVG, dress
+
+XLINK = "{http://www.w3.org/1999/xlink}"
+GROUP = f"{SVG}g"
 
 ICON = re.compile(r'<(i|span) class="([^"]*\bfa-[^"]*|fas [^"]*)"([^>]*)></\1>')
 STYLES = ("fas", "fab", "fa-solid", "fa-brands", "fa-lg")
@@ -98,21 +100,21 @@ def without_icons(sheet: str) -> str:
 def drawing(svg: str, name: str) -> str:
     """A drawing of matplotlib's; its own names begin with `name`."""
     root = ElementTree.fromstring(svg)
+    dress(root)
     used = {
         made[1] or made[2] for each in root.iter() for said in each.attrib.values() for made in REFERENCE.finditer(said)
     }
     names = {old: f"{name}-{number}" for number, old in enumerate(sorted(used))}
-    patterns = {inside for pattern in root.iter(f"{SVG}pattern") for inside in pattern.iter()}
     for each in root.iter():
-        clean(each, names, is_exact=each in patterns)
+        clean(each, names)
     unwrap(root)
     share_styles(root, name)
     root.set("font-family", "DejaVu Sans, Verdana, Arial, Helvetica, sans-serif")
     return ElementTree.tostring(root, "unicode")
 
 
-def clean(element: ElementTree.Element, names: dict[str, str], *, is_exact: bool) -> None:
-    """Shorten one element's names and numbers; `is_exact`: the numbers stay, by which hatches are ruled on paper."""
+def clean(element: ElementTree.Element, names: dict[str, str]) -> None:
+    """Shorten one element's names and numbers."""
     if element.tag != f"{SVG}text":
         element.text = (element.text or "").strip() or None
     element.tail = None
@@ -125,28 +127,49 @@ def clean(element: ElementTree.Element, names: dict[str, str], *, is_exact: bool
             said = names[said]
         if key == "style":
             said = FAMILY.sub("", said).strip().rstrip(";")
-        elif key in ("d", "x", "y", "transform", "width", "height") and not is_exact:
+        elif key in ("d", "x", "y", "transform", "width", "height"):
             said = NUMBER.sub(lambda made: f"{float(made[0]):.2f}".rstrip("0").rstrip("."), said)
         if key == "d":
-            said = " ".join(said.split())
-            said = said if is_exact else re.sub(r" ?([A-Za-z]) ?", r"\1", said)
+            said = straight(re.sub(r" ?([A-Za-z]) ?", r"\1", " ".join(said.split())))
         element.set("href" if key == f"{XLINK}href" else key, said)
 
 
+def straight(path: str) -> str:
+    """A path whose lines across and down say one number instead of two: most shapes are bars."""
+    made, at = [], None
+    for letter, given in re.findall(r"([A-Za-z])([^A-Za-z]*)", path):
+        to = given.split()
+        is_line = letter == "L" and len(to) == 2 and at is not None
+        if is_line and to[0] == at[0]:
+            made.append(f"V{to[1]}")
+        elif is_line and to[1] == at[1]:
+            made.append(f"H{to[0]}")
+        else:
+            made.append(letter + given)
+        at = to[-2:] if letter in "MLCQ" else None
+    return "".join(made)
+
+
 def unwrap(element: ElementTree.Element) -> None:
-    """Take out groups that say nothing, and those that only clip a single element."""
-    children = []
+    """Take out groups that say nothing, and make one of neighbours that are clipped alike: labels, or bars."""
+    children: list[ElementTree.Element] = []
     for child in element:
         unwrap(child)
-        if (
-            child.tag == f"{SVG}g"
-            and child.keys() == ["clip-path"]
-            and len(child) == 1
-            and child[0].tag == f"{SVG}text"
-        ):
-            child[0].set("clip-path", child.attrib.pop("clip-path"))
-        children += child if child.tag == f"{SVG}g" and not child.attrib else [child]
+        for each in child if child.tag == GROUP and not child.attrib else [child]:
+            if not children or not alike(children[-1], each):
+                children.append(each)
+            elif each.tag == GROUP:
+                children[-1].extend(each)
+            else:
+                children[-1].set("d", children[-1].get("d") + each.get("d"))
     element[:] = children
+
+
+def alike(one: ElementTree.Element, other: ElementTree.Element) -> bool:
+    """Whether both are clipped groups, or clipped closed shapes, that differ in nothing but what they hold or where."""
+    if one.tag != other.tag or "clip-path" not in one.attrib or {**one.attrib, "d": ""} != {**other.attrib, "d": ""}:
+        return False
+    return one.tag == GROUP or one.get("d", "").endswith("z") and other.get("d", "").endswith("z")
 
 
 def share_styles(root: ElementTree.Element, name: str) -> None:

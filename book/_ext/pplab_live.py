@@ -124,6 +124,7 @@ def app_files() -> Iterator[tuple[str, bytes]]:
     others = [LIVE.rglob("*.py"), (ROOT / "results").glob("*.json"), (ROOT / "notebooks").glob("*.py")]
     for path in [ROOT / "pyproject.toml", *(path for found in others for path in sorted(found))]:
         yield str(path.relative_to(ROOT)), path.read_bytes()
+    yield "book/_live/pplab_drawings.py", Path(__file__).with_name("pplab_drawings.py").read_bytes()
 
 
 def _zip(files: dict[str, bytes], packed: int) -> bytes:

@@ -104,10 +104,12 @@ class NoKeyboard(TextIOBase):
 
 def prepare() -> None:
     """Import what every chapter starts with; charts are kept in the page's form only, and nothing starts a process."""
+    from pplab_drawings import dressed
+
     from pplab_course import figures, notebook  # noqa: F401
 
     figures.figure_picture = lambda figure: None
-    figures.bundle = lambda page, pictures, text: ({PAGE: page, "text/plain": text}, {})
+    figures.bundle = lambda page, pictures, text: ({PAGE: dressed(page), "text/plain": text}, {})
     _without_processes()
     sys.setrecursionlimit(MOST_FRAMES)
     space.update(__name__="__main__", __builtins__=__builtins__, display=display, get_ipython=lambda: None)

@@ -1,103 +1,23 @@
-// A playhead on the charts of time in cells' outputs, on the explorers' clock. What it knows of a chart it reads from the
-// shapes that pplab.plot has drawn, once a reader turns to it: so charts that the page's own Python draws have one, too.
+// A playhead on the charts of time in cells' outputs, on the explorers' clock. What it knows of a chart is the chart's
+// metadata, which pplab_drawings.py has read from the shapes: so charts that the page's own Python draws have one, too.
 (() => {
   "use strict";
 
-  const CHARTS = '.pplab-figure > svg:is([aria-label*="Gantt chart"], [aria-label*="over time"])';
-  const KINDS = { // the package's palette (the page's test compares)
-    forward: [47, 109, 181], backward: [240, 161, 58], "input gradient": [207, 49, 49], "weight gradient": [169, 219, 192],
-  };
-  const GAP = 1.2; // points by which a bar is drawn shorter, at most
   const STEPS = 24; // from start to end, where nothing starts or ends
-  const FLIGHT = 1 / 60; // of the whole time: so long a message is seen, if it doesn't take longer
 
   const plain = (text) => text.replace(/[&<]/g, (sign) => ({ "&": "&amp;", "<": "&lt;" })[sign]);
-  const number = (element, name) => Number(element.getAttribute(name));
 
-  /** The kind of action that a colour stands for: one of the palette's, or that mixed with white, for a later stage. */
-  function kindOf(fill) {
-    const isMixed = (base) => {
-      const shares = base.map((channel, i) => (fill[i] - channel) / (255 - channel));
-      return Math.max(...shares) - Math.min(...shares) < 0.08 && shares[0] > -0.05 && shares[0] < 0.38;
-    };
-    return Object.keys(KINDS).find((kind) => isMixed(KINDS[kind])) || "something else";
-  }
-
-  // ---- what a drawing says -----------------------------------------------------------------------------------------
-
-  /** A drawing's axis of time, where its panels lie, and its texts; nothing where it has no such axis. */
-  function axisOf(svg) {
-    const texts = [...svg.querySelectorAll("text")].map((text) => {
-      return { x: number(text, "x"), y: number(text, "y"), says: text.textContent };
-    });
-    const boxes = [...svg.querySelectorAll("clipPath > rect")].map((rect) => {
-      const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => number(rect, name));
-      return { left, top, right: left + width, bottom: top + height, clip: `url(#${rect.parentNode.id})` };
-    }).sort((a, b) => a.top - b.top);
-    const last = boxes.at(-1), below = texts.filter(({ y }) => y > last?.bottom);
-    const unit = below.map(({ says }) => /^time(?: \((.+)\))?$/.exec(says)).find(Boolean);
-    const [first, ...ticks] = below.filter(({ y, says }) => y < last.bottom + 20 && says && !isNaN(says));
-    if (!unit || !ticks.length || boxes.some(({ left }) => left !== last.left)) return null;
-    const next = ticks.at(-1), scale = (next.says - first.says) / (next.x - first.x);
-    const timeAt = (x) => Number(first.says) + (x - first.x) * scale;
-    const xAt = (time) => first.x + (time - first.says) / scale;
-    return { boxes, texts, timeAt, xAt, end: timeAt(last.right), unit: unit[1] ? ` ${unit[1]}` : "" };
-  }
-
-  /** The same, and what its panels show, top to bottom. */
+  /** What a chart shows, its bars one by one. */
   function read(svg) {
-    const axis = axisOf(svg), shapes = [...svg.querySelectorAll("path[clip-path]")].flatMap(boxesOf);
-    const panels = axis.boxes.map((box) => panelOf(box, shapes.filter(({ clip }) => clip === box.clip), axis));
-    const ends = panels.flatMap(({ bars }) => bars.map(({ end }) => end)); // an axis may go on
-    return { ...axis, panels, end: ends.length ? Math.max(...ends) : axis.end };
-  }
-
-  /** The rectangles of a path: where they lie, and their colour, which idle time has none of. */
-  function boxesOf(path) {
-    const { fill, fillOpacity } = getComputedStyle(path), clip = path.getAttribute("clip-path");
-    const colour = fill.startsWith("rgb") && fillOpacity === "1" ? fill.match(/\d+/g).map(Number) : null;
-    return path.getAttribute("d").split("M").slice(1).flatMap((part) => {
-      const at = part.match(/-?[\d.]+(?:e-?\d+)?/g).map(Number);
-      const [xs, ys] = [0, 1].map((odd) => [...new Set(at.filter((_, i) => i % 2 === odd))].sort((a, b) => a - b));
-      if (xs.length !== 2 || ys.length !== 2) return []; // a line, an arrow
-      return [{ left: xs[0], right: xs[1], top: ys[0], bottom: ys[1], colour, clip }];
+    const chart = JSON.parse(svg.querySelector("metadata").textContent);
+    const panels = chart.panels.map(({ groups, messages, ...panel }) => {
+      const bars = groups.flatMap(({ bars: some, ...alike }) =>
+        some.map(([label, start, end]) => ({ ...alike, label, start, end })));
+      const sent = messages.chains.flatMap((chain) =>
+        chain.slice(1).map((to, i) => ({ from: bars[chain[i]], to: bars[to], takes: messages.takes })));
+      return { ...panel, bars, messages: sent.filter(({ from, to }) => from.row !== to.row) };
     });
-  }
-
-  /** One chart of a drawing: its name, its rows' names, and what they do. */
-  function panelOf(box, shapes, { texts, timeAt, end }) {
-    const { left, top, right, bottom } = box;
-    const names = texts.filter(({ x, y }) => x < left && y > top && y < bottom);
-    const rows = names.sort((a, b) => a.y - b.y).map(({ says }) => says);
-    const title = texts.find(({ x, y }) => Math.abs(x - left) < 1 && y < top && y > top - 12);
-    const rowOf = (shape) => Math.floor((((shape.top + shape.bottom) / 2 - top) / (bottom - top)) * rows.length);
-    const last = Math.max(...shapes.filter(({ colour }) => !colour).map((idle) => idle.right)); // where the step ends
-    const startsIn = (row) => shapes.filter((each) => rowOf(each) === row).map((each) => each.left);
-    const starts = rows.map((_, row) => [...startsIn(row), last, right]);
-    const bars = shapes.filter(({ colour }) => colour).map((bar) => {
-      const row = rowOf(bar), ends = Math.min(...starts[row].filter((x) => x > bar.right - 0.1 && x < bar.right + GAP));
-      const isIn = ({ x, y }) => x > bar.left && x < bar.right && y > bar.top && y < bar.bottom;
-      const label = texts.find(isIn)?.says, kind = kindOf(bar.colour);
-      return { ...bar, row, kind, label, start: timeAt(bar.left), end: timeAt(isFinite(ends) ? ends : bar.right) };
-    });
-    return { ...box, rows, name: title ? title.says.split(":")[0] : "", bars, messages: messagesOf(bars, end) };
-  }
-
-  /** What goes from row to row: a microbatch's forwards follow each other, and so do its backwards. None where a bar is
-   *  too narrow to say whose it is, or where one begins before the one that it would wait for has ended. */
-  function messagesOf(bars, end) {
-    const chains = new Map();
-    for (const bar of bars.filter(({ kind }) => kind in KINDS && kind !== "weight gradient")) {
-      const chain = `${bar.kind === "forward"} ${bar.label}`;
-      chains.set(chain, [...(chains.get(chain) || []), bar]);
-      if (!bar.label) return [];
-    }
-    const pairs = [...chains.values()].flatMap((chain) => {
-      const inTurn = chain.sort((a, b) => a.start - b.start);
-      return inTurn.slice(1).map((to, i) => ({ from: inTurn[i], to })).filter(({ from, to }) => from.row !== to.row);
-    });
-    const waits = Math.min(...pairs.map(({ from, to }) => to.start - from.end)); // so long a message takes, at most
-    return waits < -end / 200 ? [] : pairs.map((pair) => ({ ...pair, takes: Math.max(waits, end * FLIGHT) }));
+    return { ...chart, panels, xAt: (time) => chart.zero + time / chart.scale };
   }
 
   // ---- a moment ----------------------------------------------------------------------------------------------------
@@ -105,13 +25,13 @@
   const isOn = (time) => (bar) => bar.start <= time && time < bar.end;
 
   /** The future is covered, but for what is under way; messages are dots. */
-  function drawn({ panels, xAt }, time) {
+  function drawn({ panels, xAt, colours }, time) {
     const x = xAt(time);
-    const hole = (bar) => `M${x} ${bar.top}V${bar.bottom}H${bar.right}V${bar.top}z`;
+    const hole = (bar) => `M${x} ${bar.top}V${bar.bottom}H${xAt(bar.end)}V${bar.top}z`;
     const isFlying = ({ from, takes }) => from.end <= time && time < from.end + takes;
     const dot = ({ from, to, takes }) => {
       const [y, down] = [from, to].map((bar) => (bar.top + bar.bottom) / 2), way = (time - from.end) / takes;
-      return `<circle cx="${x}" cy="${y + (down - y) * way}" r="3.6" fill="rgb(${KINDS[from.kind]})"/>`;
+      return `<circle cx="${x}" cy="${y + (down - y) * way}" r="3.6" fill="${colours[from.kind]}"/>`;
     };
     return panels.map(({ top, bottom, right, bars, messages }) => {
       const holes = bars.filter(isOn(time)).map(hole).join("");
@@ -127,8 +47,8 @@
       const last = bars.some(({ kind }) => kind === "weight gradient") ? "weight gradient" : "input gradient";
       const begun = own.filter(({ kind, start }) => kind === "forward" && start <= time);
       const ended = own.filter(({ kind, end }) => ["backward", last].includes(kind) && end <= time);
-      const does = now.map(({ kind, label = "" }) => `${kind} ${label}`.trim()).join(" and ") || "idle";
-      const colour = now.length ? `rgb(${now[0].colour})` : "none", held = begun.length - ended.length;
+      const does = now.map(({ kind, label }) => `${kind} ${label}`.trim()).join(" and ") || "idle";
+      const colour = now.length ? now[0].fill : "none", held = begun.length - ended.length;
       return `<span><i style="background:${colour}"></i>${plain(name)}: ${plain(does)}, holds ${held}</span>`;
     };
     return panels.filter(({ bars }) => bars.length).map((panel) => {
@@ -183,12 +103,12 @@
     const turns = () => (found.length ? found : Array.from({ length: STEPS }, (_, i) => (i * end) / STEPS));
     const given = { end, turns, rounded: end / 5000, told: (time) => Number(time.toPrecision(3)) + unit };
     clock.fit(given);
-    pplabClock.drag(track, (share) => clock.seek(chart.timeAt(left + share * (right - left))), bar);
+    pplabClock.drag(track, (share) => clock.seek((left + share * (right - left) - chart.zero) * chart.scale), bar);
     addEventListener("beforeprint", () => clock.fit(given, end));
     return clock;
   }
 
-  const offerAll = (root) => [...root.querySelectorAll(CHARTS)].filter(axisOf).forEach(offer);
+  const offerAll = (root) => root.querySelectorAll(".pplab-figure > svg:has(> metadata)").forEach(offer);
 
   function go() { // where the address says
     const svg = [...opens.keys()].find((each) => !isNaN(pplabClock.asked(nameOf(each))) && !each.closest("[hidden]"));

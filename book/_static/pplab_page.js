@@ -12,61 +12,12 @@
     root.dataset.theme = "light";
     answers.push(...document.querySelectorAll("details.answer:not([open])"));
     for (const answer of answers) answer.open = true;
-    document.querySelectorAll(".pplab-figure svg").forEach(drawHatches);
   };
   const toScreen = () => {
     if (theme === null) return;
     root.dataset.theme = theme;
     theme = null;
     for (const answer of answers.splice(0)) answer.open = false;
-    for (const [shape, lines] of hatched.splice(0)) {
-      shape.style.fill = lines.dataset.fill;
-      lines.remove();
-    }
-  };
-
-  // In a PDF every area with a pattern becomes a picture, which makes 30 MB of a chapter: there, hatches are drawn as lines.
-  const hatched = []; // [shape, its lines]
-  const drawHatches = (svg) => {
-    for (const shape of svg.querySelectorAll('[style*="url("]')) {
-      const id = /url\(["']?#([^"')]+)/.exec(shape.style.fill);
-      const pattern = id && svg.querySelector(`pattern[id="${id[1]}"] path`);
-      const box = shape.getBBox();
-      if (!pattern || !box.width) continue; // no hatch, or a slider's chart that isn't shown
-      const lines = pattern.cloneNode();
-      lines.setAttribute("d", ruled(pattern.getAttribute("d"), box));
-      lines.dataset.fill = shape.style.fill;
-      shape.style.fill = "none";
-      shape.after(lines);
-      hatched.push([shape, lines]);
-    }
-  };
-
-  // The pattern's lines y = c or diagonals x + y = c and x - y = c, each at the distance it has there, inside the box.
-  const ruled = (pattern, { x, y, width, height }) => {
-    const found = new Map([[0, []], [1, []], [-1, []]]); // sign: every c
-    for (const [, x1, y1, x2, y2] of pattern.matchAll(/M ([-\d.]+) ([-\d.]+)\s*L ([-\d.]+) ([-\d.]+)/g)) {
-      const sign = -Math.sign((x2 - x1) * (y2 - y1)) || 0;
-      found.get(sign).push(sign ? Number(x1) + sign * y1 : Number(y1));
-    }
-    const drawn = [];
-    for (const [sign, at] of found) {
-      if (at.length < 2) continue;
-      at.sort((a, b) => a - b);
-      const step = at[1] - at[0];
-      const ends = { 0: [y, y + height], 1: [x + y, x + y + width + height], [-1]: [x - y - height, x + width - y] };
-      const [low, high] = ends[sign];
-      for (let c = at[0] + Math.ceil((low - at[0]) / step) * step; c < high; c += step) {
-        if (!sign) {
-          drawn.push(`M${x} ${c.toFixed(2)}h${width}`);
-          continue;
-        }
-        const from = Math.max(x, sign > 0 ? c - y - height : c + y);
-        const to = Math.min(x + width, sign > 0 ? c - y : c + y + height);
-        drawn.push(`M${from.toFixed(2)} ${(sign * (c - from)).toFixed(2)}L${to.toFixed(2)} ${(sign * (c - to)).toFixed(2)}`);
-      }
-    }
-    return drawn.join("");
   };
 
   window.addEventListener("beforeprint", toPaper);

@@ -7,12 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from pplab.builders import build
-from pplab.lab import Case, fsdp_row, replicate
+from pplab.lab import Case, fsdp_row
 from pplab.lab.planning import free_tokens
-from pplab.simulator import simulate
 
-from .answers import in_whole_backwards, schedule_of, shape_of
 from .verdict import (
     Verdict,
     Wrong,
@@ -20,7 +17,6 @@ from .verdict import (
     checker_of_each,
     matched,
     number,
-    one_or_several,
     readers_code,
     right,
     wrong,
@@ -61,33 +57,8 @@ def by_fsdp(context: RankContext, workload: Workload, steps: int = 3) -> tuple[l
     return times, losses
 
 
-@in_whole_backwards(stage_per_rank=False)
-@one_or_several
-@checker()
-def replicated(answer: object) -> Verdict:
-    """Write the rows of two replicas of 1F1B, each of two ranks with three microbatches: four rows."""
-    try:
-        schedule = schedule_of(answer)
-    except Wrong as error:
-        if "only replicas, which share no microbatch" not in str(error):
-            raise
-        return wrong("the replicas share microbatches: the first has 0, 1 and 2, and the second has 3, 4 and 5")
-    sizes = shape_of(schedule)
-    if sizes != (4, 2, 6):
-        return wrong(f"expected 4 ranks, 2 stages and 6 microbatches, got {sizes[0]}, {sizes[1]} and {sizes[2]}")
-    if len(schedule.replicas) != 2:
-        return wrong(f"the ranks make {len(schedule.replicas)} replica(s): two replicas share no microbatch")
-    one = simulate(build("1F1B", num_ranks=2, num_microbatches=3))
-    found = simulate(schedule)
-    if found.makespan > one.makespan:
-        return wrong(f"it takes {found.makespan:g}, and one pipeline with three microbatches takes {one.makespan:g}")
-    expected = replicate(one.schedule, 2)
-    if sorted(schedule.peak_in_flight) != sorted(expected.peak_in_flight):
-        return wrong(f"it holds {schedule.peak_in_flight} in flight, and 1F1B holds {expected.peak_in_flight}")
-    return right("two pipelines, each with microbatches of its own")
-
-
 TOKENS, FLOPS, BANDWIDTH = 2**22, 400e12, 50e9  # of a step; a GPU's, per second; bytes per second that it sends
+GPUS = 1024  # in boxes of eight
 
 
 def most_gpus(answer: object) -> Verdict:
@@ -102,6 +73,19 @@ def most_gpus(answer: object) -> Verdict:
         int(1 + TOKENS / per_gpu[4] * 3): "that hides the forward's gather only: the backward has three times as much",
     }
     return number(answer, most[4], "about 12,000 tokens for each of them, whatever the model", traps=traps)
+
+
+def tensor_ranks(answer: object) -> Verdict:
+    """How many tensor ranks has each replica on `GPUS` at least, before FSDP's traffic hides, gradients in fp32?"""
+    enough = {k: TOKENS * k / GPUS >= free_tokens(GPUS // k, FLOPS, BANDWIDTH, r=4) for k in (1, 2, 4, 8)}
+    traps = {
+        1: "4,096 tokens for each GPU: these are too few",
+        2: "two share 8,192 tokens: enough with gradients in bfloat16, not in float32",
+        3: "that would be enough, but three don't divide a box of eight",
+        8: "eight are enough, but so are fewer, which wait less for their sums",
+    }
+    why = "four share 16,384 tokens, and about 12,000 are needed"
+    return number(answer, min(k for k, hides in enough.items() if hides), why, traps=traps)
 
 
 # A pass of one sequence, of two, and of one with gradients in bfloat16, in a healthy forward's time.

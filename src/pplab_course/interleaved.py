@@ -30,10 +30,10 @@ from .verdict import (
     wrong,
 )
 
-LONG = replace(Case(), model=replace(Case().model, sequence=16384))  # exercise 9: sequences twice as long
+LONG = replace(Case(), model=replace(Case().model, sequence=16384))  # exercise 8: sequences twice as long
 BEST_KNOWN = {"slices": 8, "stages_per_rank": 2, "warmup_per_rank": 4, "cut": (2, 4, 5, 6, 6, 5, 3, 1)}
 OVERHEAD_MS, NEAR = 1.0, 1.0  # what every action takes beside its work; dollars
-BROKEN = [  # exercise 7: one sequence in three slices, on two ranks
+BROKEN = [  # exercise 6: one sequence in three slices, on two ranks
     "0F0 0F1 0F2 0B0 0B1 0B2",
     "1F0 1F1 1F2 1B0 1B1 1B2",
 ]
@@ -92,22 +92,6 @@ def beat_24(answer: object) -> Verdict:
     if timeline.makespan >= 24:
         return wrong(f"it holds {timeline.peak_in_flight} and takes {timeline.makespan:g}; less than 24 is possible")
     return right(f"it takes {timeline.makespan:g} and holds {timeline.peak_in_flight}")
-
-
-@in_whole_backwards(stage_per_rank=False)
-def looped_bfs_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for looped BFS with two stages per rank."""
-
-    def judge(timeline: Timeline, P: int, M: int) -> str | None:
-        if (most := max(_changes(row) for row in timeline.schedule.rows)) > 2:
-            return f"one rank goes from stage to stage {most} times; breadth first does so twice on the way down and up"
-        takes = simulate(build("LoopedBFS", num_ranks=P, num_microbatches=M)).makespan
-        if timeline.makespan > takes:
-            return f"it takes {timeline.makespan:g}; looped BFS takes {takes:g}"
-        return None
-
-    why = "legal at six sizes, as fast as looped BFS, and each stage's weights are wanted once per pass"
-    return builder(answer, judge, why, ((4, 8), (2, 4), (3, 5), (1, 3), (4, 2), (6, 6)), misfit=_not_looped)
 
 
 @one_or_several

@@ -1,6 +1,7 @@
 """Where one gets a schedule, and whether torch leaves its stages compiled: one answer for all tables that recommend.
 
-Read in Megatron-LM d98e8a64, torch 2.13, torchtitan b5bcd76c and the authors' repositories; tests ask torch itself.
+Read in Megatron-LM d98e8a64, torch 2.13, torchtitan b5bcd76c, DeepSpeed edaa7221, nanotron 2411b022,
+PithTrain 23db1829, MindSpeed 9f9eebfa, Paddle fbdbb234 and the authors' repositories; tests ask torch itself.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pplab.lab.forms import Table, unknown_to_torch
 ROWS, AUTHORS = "rows in a file", "its authors"
 OWNERS = {
     "naive": "device_map, rows in a file",
-    "GPipe": "torch",
-    "1F1B": "Megatron-LM, DeepSpeed, torch",
+    "GPipe": "torch, nanotron",
+    "1F1B": "Megatron-LM, DeepSpeed, nanotron, torch",
     "Interleaved1F1B": "Megatron-LM (VPP), torch",
     "LoopedBFS": "torch",
     "InterleavedZeroBubble": "torch",
     "ZBVZeroBubble": "torch, its authors",
     "paired-1F1B": "Megatron-LM (with VPP), rows in a file",
     "DualPipe": "DeepSeek",
-    "DualPipeV": "torch, DeepSeek",
+    "DualPipeV": "torch, DeepSeek, PithTrain, MindSpeed, Paddle",
     "Seq1F1B": AUTHORS,
     "TeraPipe": AUTHORS,
 } | dict.fromkeys(["ZB-H1", "ZB-H2", "V-Half", "V-Min"], "its authors, rows in a file")

@@ -6,38 +6,26 @@ from __future__ import annotations
 import pytest
 from checkers import raises, table_tests
 
+from pplab import Link
+from pplab.lab import Layout, Machine, Transformer, fsdp_plan
 from pplab.lab.planning.formulas import free_tokens, sharded_step
 from pplab_course import fsdp as exercise
-
-ONE = "0F0 0F1 0B0 0F2 0B1 0B2|1F0 1B0 1F1 1B1 1F2 1B2"
-TWO = "0F3 0F4 0B3 0F5 0B4 0B5|1F3 1B3 1F4 1B4 1F5 1B5"
-NAIVE = "0F3 0B3 0F4 0B4 0F5 0B5|1F3 1B3 1F4 1B4 1F5 1B5"
-GPIPE = "0F3 0F4 0F5 0B3 0B4 0B5|1F3 1F4 1F5 1B3 1B4 1B5"
-CROSSED = "0F0 0F4 0B0 0F2 0B4 0B2|1F0 1B0 1F1 1B1 1F2 1B2|0F3 0F1 0B3 0F5 0B1 0B5|1F3 1B3 1F4 1B4 1F5 1B5"
-THREE = "0F0 1F0 1B0 0B0|0F1 0B1 0F2 0B2 0F3 0B3 0F4 0B4|1F1 1B1 1F2 1B2 1F3 1B3 1F4 1B4|0F5 1F5 1B5 0B5"
 
 CAUSES = {"A": "nothing", "B": "network", "C": "gradients", "D": "recomputing"}
 FIRST = {"A": "FSDP", "B": "pipeline", "C": "one GPU", "D": "measure"}
 
 
-def rows(text):
-    return [row.split() for row in text.split("|")]
-
-
 WRONG = [
-    (exercise.replicated, rows(ONE), "expected 4 ranks, 2 stages and 6 microbatches, got 2, 2 and 3"),
-    (exercise.replicated, rows(f"{ONE}|{ONE}"), "the replicas share microbatches"),
-    (exercise.replicated, rows(f"{ONE}|{NAIVE}"), "it takes 18, and one pipeline with three microbatches takes 12"),
-    (exercise.replicated, rows(f"{ONE}|{GPIPE}"), "it holds (2, 1, 3, 3) in flight, and 1F1B holds (2, 1, 2, 1)"),
-    (exercise.replicated, rows(THREE), "the ranks make 3 replica(s)"),
-    (exercise.replicated, rows(CROSSED), "the replicas share microbatches"),
-    (exercise.replicated, rows(ONE.replace("0B2", "0I2")), "'0I2' is not an action of this chapter"),
     (exercise.most_gpus, 349, "a rank has one n-th of the weights already"),
     (exercise.most_gpus, 351, "with one more the backward has too few tokens"),
     (exercise.most_gpus, 525, "that is with gradients in bfloat16: in fp32"),
     (exercise.most_gpus, 524, "and without (n - 1) / n"),
     (exercise.most_gpus, 1049, "that hides the forward's gather only"),
     (exercise.most_gpus, 10, "the number is much larger"),
+    (exercise.tensor_ranks, 1, "4,096 tokens for each GPU"),
+    (exercise.tensor_ranks, 2, "two share 8,192 tokens: enough with gradients in bfloat16"),
+    (exercise.tensor_ranks, 3, "three don't divide a box of eight"),
+    (exercise.tensor_ranks, 8, "eight are enough, but so are fewer"),
     (exercise.slow_teams, "network", "expected a dict with the keys A, B, C and D"),
     (exercise.slow_teams, {**CAUSES, "A": "luck"}, "A: expected one of nothing, network, gradients, recomputing"),
     (exercise.slow_teams, {**CAUSES, "B": "gradients"}, "B: not 'gradients'; why does a second sequence cost nothing?"),
@@ -56,8 +44,9 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG)
 
 
 def test_right_answers_may_differ():
-    assert exercise.replicated(rows(f"{ONE}|{TWO}")) and exercise.replicated(rows(f"{TWO}|{ONE}"))
-    assert exercise.most_gpus(350.0) and exercise.slow_teams(CAUSES) and exercise.boxes(FIRST)
+    assert (
+        exercise.most_gpus(350.0) and exercise.tensor_ranks(4) and exercise.slow_teams(CAUSES) and exercise.boxes(FIRST)
+    )
 
     def simplest(sequences, price):
         return (100, sequences > 16) if price < (2.25 if sequences == 8 else 2.15) else (25, True)
@@ -72,6 +61,16 @@ def test_the_tables_follow_from_the_law():
         assert exercise.TEAMS[name] == pytest.approx([sharded_step(1, n, backward * n, G, R) for n, R in passes])
     enough = [free_tokens(n, exercise.FLOPS, exercise.BANDWIDTH, r=4) * n <= exercise.TOKENS for n in (350, 351)]
     assert enough == [True, False]
+
+
+@pytest.mark.parametrize(("tp", "hidden"), [(2, False), (4, True)])
+def test_as_many_tensor_ranks_as_a_plan_needs(tp, hidden):
+    """By the replicas' gathers and sums in a planned step, not by the law of tokens."""
+    model, links = Transformer(32, 4096, 4096), (Link(0, 450e9), Link(0, exercise.BANDWIDTH))
+    machine = Machine(8, *links, exercise.FLOPS, memory=1e15)
+    layout, batch = Layout(tp=tp, dp=exercise.GPUS // tp), exercise.TOKENS // model.sequence
+    found = fsdp_plan(model, machine, layout, batch, batch // layout.dp, zero=3)
+    assert (found.dp_s < 0.01 * found.step_s) == hidden
 
 
 @pytest.mark.slow

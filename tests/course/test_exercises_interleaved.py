@@ -18,15 +18,6 @@ def groups_of_p(num_ranks, num_microbatches):
     return builds("Interleaved1F1B", group_size=num_ranks)(num_ranks, num_microbatches)
 
 
-def alternating_rows(num_ranks, num_microbatches):
-    order = range(num_microbatches)
-    return [
-        [f"{s}F{m}" for m in order for s in (r, r + num_ranks)]
-        + [f"{s}B{m}" for m in order for s in (r + num_ranks, r)]
-        for r in range(num_ranks)
-    ]
-
-
 def small_groups_rows(num_ranks, num_microbatches):
     """Groups of two, which deadlock on four ranks."""
     groups = [range(m, min(m + 2, num_microbatches)) for m in range(0, num_microbatches, 2)]
@@ -38,13 +29,6 @@ def small_groups_rows(num_ranks, num_microbatches):
         pairs = [a for pair in zip(down[warmup:], up, strict=False) for a in pair]
         rows.append(down[:warmup] + pairs + up[len(down) - warmup :])
     return rows
-
-
-def slow_rows(num_ranks, num_microbatches):
-    """All microbatches through each stage, but the backwards wait for one another."""
-    order = {"F": 0, 1: 1, 0: 2}  # forwards, then the backwards of odd and of even microbatches
-    rows = builds("LoopedBFS")(num_ranks, num_microbatches).rows
-    return [sorted(row, key=lambda a: order["F" if a.kind.name == "F" else a.microbatch % 2]) for row in rows]
 
 
 def in_a_v(num_ranks, num_microbatches):
@@ -76,9 +60,6 @@ WRONG = [
     (exercise.beat_24, undoubled(4), "it takes 20 and holds (7, 6, 5): at most 6"),
     (exercise.beat_24, pp.build("1F1B", num_ranks=3, num_microbatches=4), "3 stages and 4 microbatches"),
     (exercise.beat_24, "0F0", "0B0 is missing"),
-    (exercise.looped_bfs_builder, builds("Interleaved1F1B"), "goes from stage to stage"),
-    (exercise.looped_bfs_builder, alternating_rows, "goes from stage to stage 30 times"),
-    (exercise.looped_bfs_builder, slow_rows, "goes from stage to stage"),
     (exercise.gathers, (18, 46), "the first stage's weights have to be gathered, too"),
     (exercise.gathers, (19, 38), "M = 16: 38 isn't it"),
     (exercise.golden_cut, 0.5, "half of the tokens"),
@@ -105,7 +86,6 @@ test_a_wrong_answer_is_explained, test_dots_are_no_answer = table_tests(WRONG, l
 
 
 def test_other_right_answers_are_accepted():
-    assert exercise.looped_bfs_builder(builds("LoopedBFS"))
     assert exercise.crossover(0.5417) and exercise.crossover(0.542)
     assert exercise.beat_24(pp.Schedule(undoubled(3)))
 

@@ -25,6 +25,7 @@ def weights_at_once(num_ranks, num_microbatches):
 
 
 ALL_LAST = f"{exercise.LAST_ROW} {' '.join(f'3W{m}' for m in range(8))}"
+PLACED = """3F0 3I0 3F1 3I1 3F2 3I2 3W0 3F3 3I3 3W1 3F4 3I4 3W2 3F5 3I5 3W3 3F6 3I6 3W4 3F7 3I7 3W5 3W6 3W7""".split()
 AT_ONCE = " ".join(f"{a} 3W{a[2:]}" if a[1] == "I" else a for a in exercise.LAST_ROW.split())
 
 
@@ -81,6 +82,7 @@ WRONG = [
     (exercise.place_weights, exercise.LAST_ROW, "3W0 is missing"),
     (exercise.place_weights, ALL_LAST, "it takes 31: rank 3 waits inside its row"),
     (exercise.place_weights, AT_ONCE, "some W's delay the input gradients"),
+    (exercise.place_weights, list(map(str, builds("ZB-H1")(4, 8).rows[3])), "short enough, but rank 3 holds 4"),
     (exercise.place_weights, "3F0 hello", "hello"),
     (exercise.place_weights, 8, "expected a row of actions"),
     (exercise.zb_h1_builder, one_f_one_b, "no less than 1F1B's"),
@@ -145,10 +147,10 @@ def test_a_repair_may_multiply_at_once_what_it_puts_off():
 
 def test_any_right_answer_is_accepted():
     assert exercise.small_weights(0.139)
-    row = " ".join(map(str, builds("ZB-H1")(4, 8).rows[3]))
+    row = " ".join(PLACED)
     assert exercise.place_weights(row)
-    for earlier in ("3F3 3W0 3I3", "3W0 3F3 3I3"):  # W's that need no gap have more than one place
-        assert exercise.place_weights(row.replace("3F3 3I3 3W0", earlier))
+    for earlier in ("3F2 3W0 3I2", "3W0 3F2 3I2"):  # W's that need no gap have more than one place
+        assert exercise.place_weights(row.replace("3F2 3I2 3W0", earlier))
 
 
 def test_weights_that_run_last_take_as_long_as_the_exercise_says():

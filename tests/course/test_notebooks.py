@@ -90,11 +90,23 @@ def test_every_figure_is_described(path):
         assert len("".join(chart["data"]["text/plain"])) > 20, "describe the figure: its text says what it shows"
 
 
+def not_counted(sentence: str, path: Path) -> set[str]:
+    """A sentence's numbers that no output and no check of the chapter has."""
+    counted = "\n".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in outputs(path))
+    counted += "\n".join(text(cell) for cell in cells(path, "code") if "hide-input" in cell["metadata"].get("tags", ()))
+    numbers = re.findall(r"(?<![\w.+-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w+])", sentence)
+    return {*numbers} - {*re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", counted)}
+
+
+def test_its_head_has_the_chapter_in_five_lines(path):
+    head = text(cells(path, "markdown")[0])
+    said = re.search(r"<summary>The chapter in five lines</summary>\n\n((?:- .+\n(?:  .+\n)*){5})\n</details>", head)
+    assert said, "below the head's three paragraphs: a folded note, a list of five"
+    assert not not_counted(said[1], path), f"no output and no check has {not_counted(said[1], path)}"
+
+
 def test_every_figure_says_what_it_shows(path):
     """The page prints it below the figure. What it counts, an output or a check of the chapter has counted."""
-    made = [*outputs(path)]
-    counted = "\n".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in made)
-    counted += "\n".join(text(cell) for cell in cells(path, "code") if "hide-input" in cell["metadata"].get("tags", ()))
     for cell in cells(path, "code"):
         told, tags = cell["metadata"].get("figure", {}), cell["metadata"].get("tags", ())
         shown = any(PAGE in output.get("data", {}) for output in cell["outputs"])
@@ -106,8 +118,7 @@ def test_every_figure_says_what_it_shows(path):
             assert re.fullmatch(r"[^$\n]{20,140}[.?]", re.sub(r"\$(?=\d)", "", sentence)), (
                 f"one line, no formula: {sentence}"
             )
-            numbers = re.findall(r"(?<![\w.+-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w+])", sentence)
-            unknown = {*numbers} - {*re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", counted)}
+            unknown = not_counted(sentence, path)
             assert not unknown, f"cell {cell['id']}: no output and no check has {unknown}"
 
 

@@ -1,13 +1,15 @@
 """Who has a schedule, and what becomes of compiled stages: as torch itself says it."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 
 import pplab as pp
 from pplab import lab
 from pplab.lab.against_torch import CLASSES
-from pplab_course.who_has import Owned, who_has
+from pplab_course.who_has import OWNERS, Owned, who_has
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -91,7 +93,20 @@ def test_no_class_has_tickets(P, M, tickets):
     schedule = pp.build("1F1B", num_ranks=P, num_microbatches=M, in_flight=tickets)
     own = schedule.peak_in_flight == tuple(min(P - rank, M) for rank in range(P))
     assert own == (tickets is None)
-    assert who_has(schedule) == ("Megatron-LM, DeepSpeed, torch" if own else "rows in a file", "kept")
+    assert who_has(schedule) == ("Megatron-LM, DeepSpeed, nanotron, torch" if own else "rows in a file", "kept")
+
+
+@pytest.mark.parametrize(
+    "page, names",
+    [("notebooks/09_dualpipev.ipynb", ("DualPipe", "DualPipeV")), ("book/cheat_sheet.md", ("1F1B", "DualPipeV"))],
+)
+def test_pages_say_who_has_a_schedule_as_the_list_does(page, names):
+    """In their tables: "| DualPipe: who |", or "| DualPipe | who |"."""
+    text = (Path(__file__).parents[2] / page).read_text().replace('\\"', '"')
+    cited = r" \[\[[^]]*\]\([^)]*\)\]"
+    plain = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", re.sub(cited, "", text))
+    for name in names:
+        assert re.search(rf"\| {name}(: | \| ){re.escape(OWNERS[name])} \|", plain), (name, OWNERS[name])
 
 
 def test_a_ledger_with_owners_has_their_columns():

@@ -643,18 +643,17 @@ def test_play_goes_on_where_it_was_left(visit):
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_addresses_and_progress_of_the_first_edition(visit):
+def test_an_address_of_no_level_and_progress_of_the_first_edition(visit):
     tab = visit("book/play.html#level=less-memory", settled=".pplab-play")
-    assert tab.get_attribute(".pplab-play", "data-shows") == "memory-line"
-    assert tab.inner_text(".pplab-says") == "The level less-memory has become this one."
+    assert tab.inner_text(".pplab-says") == "There is no level less-memory: this is the first one."
     kept = {
         "less-memory": {"moves": [[0, "0F0"]], "isSolved": True},
         "latency": {"moves": [[0, "0F0"]], "isSolved": True},
     }
     tab.evaluate("kept => localStorage.setItem('pplab-play', JSON.stringify(kept))", kept)
-    tab.evaluate("() => { location.hash = 'level=nothing' }")
+    tab.evaluate("() => { location.hash = 'level=first-steps' }")
+    tab.reload()
     tab.wait_for_selector(".pplab-play[data-shows=first-steps]")
-    assert tab.inner_text(".pplab-says") == "There is no level nothing: this is the first one."
     assert "✓" not in tab.inner_text("option[value=memory-line]") and "✓" in tab.inner_text("option[value=latency]")
     tab.select_option(".pplab-play select", "latency")
     assert tab.get_attribute(".pplab-play", "data-placed") == "1"

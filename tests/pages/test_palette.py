@@ -7,7 +7,8 @@ import pytest
 
 from pplab import palette, plot
 from pplab.actions import B, F, I, W
-from pplab.lab.forms.palette import CATEGORIES, PART
+from pplab.lab.forms.palette import CATEGORIES, COLOURS, PART
+from pplab.lab.measuring import IDLE_PARTS
 
 cspace_convert = pytest.importorskip("colorspacious").cspace_convert
 
@@ -35,7 +36,8 @@ KINDS = {kind.value: fill for kind, fill in palette.FILL.items()}
 DRAWINGS = {
     "actions": {**KINDS, "other": palette.OTHER},
     "categories": {fill: fill for fill in CATEGORIES},
-    "parts": {fill: fill for fill in PART.values()},
+    "parts": {fill: fill for part, fill in PART.items() if part != "work"},
+    "work and what isn't": {part: PART[part] for part in ("work", *IDLE_PARTS[1:])},  # the bubble is hatched
 }
 
 
@@ -64,6 +66,13 @@ def test_work_is_told_from_idle_where_nothing_is_hatched(sight):
             shades = [plot.shade(fill, step, 2) for step in range(2)]
             first, later = (np.linalg.norm(seen(each, sight) - seen(page, sight)) for each in shades)
             assert first >= 15 and later >= APART, (fill, page)
+
+
+def test_schedules_that_are_compared_have_colours_of_their_own():
+    """Which ones: chapters 4, 8 and 10 draw a line for each."""
+    for names in ("GPipe 1F1B", "1F1B ZB-H1 ZB-H2", "ZB-H1 ZBVZeroBubble V-Half V-Min",
+                  "1F1B Interleaved1F1B InterleavedZeroBubble ZB-H1 ZBVZeroBubble"):  # fmt: skip
+        assert len({COLOURS[name] for name in names.split()}) == len(names.split()), names
 
 
 def test_actions_in_greyscale():

@@ -13,10 +13,10 @@ import pytest
 
 import browser as chromium
 import pplab as pp
-from pplab import palette
 from pplab.lab.forms.figures import figure_html
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book" / "_ext"))
+import pplab_drawings
 import pplab_light
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +28,11 @@ CHARTS = {  # and how often a boundary between ranks is crossed in a step, by ha
     "ZBVZeroBubble": 2 * 8 * 6,  # the turn of the V stays on its rank
     "DualPipe": 2 * 8 * 3,
 }
-OWN = """import pplab as pp
-from pplab.lab.forms.figures import figure_html
+OWN = """import kernel
+import pplab as pp
+kernel.prepare()
 timeline = pp.simulate(pp.build("ZBVZeroBubble", num_ranks=4, num_microbatches=8))
-print(figure_html(pp.gantt(timeline).figure))"""
+print(kernel.bundle_of(timeline)[kernel.PAGE])"""
 NAME = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 PUT = "([place, time]) => { const s = document.querySelectorAll('.pplab-offer input')[place]; s.value = time;"
 PUT += "s.dispatchEvent(new Event('input'));"
@@ -41,6 +42,12 @@ LATER = """const output = document.createElement("div");
 output.innerHTML = document.querySelector(".pplab-figure").outerHTML;
 document.body.append(output);
 output.dispatchEvent(new Event("pplab-output", { bubbles: true }));"""
+MEASURED = """(d) => {
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  path.setAttribute("d", d);
+  const long = path.getTotalLength();
+  return [long, ...[0, 1, 2].flatMap((at) => { const { x, y } = path.getPointAtLength(at * long / 3); return [x, y] })];
+}"""
 TIME = "Number(document.querySelector('.pplab-offer input').value)"
 
 
@@ -55,7 +62,7 @@ def page(charts: str) -> str:
 
 def drawn_by_the_page() -> str:
     """A chart as the page's own Python draws it, with the matplotlib that stands in there."""
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("book/_live", "src"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("book/_live", "src", "book/_ext"))
     command = [sys.executable, "-c", OWN]
     return subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, text=True, capture_output=True, check=True
@@ -69,13 +76,13 @@ def visit(tmp_path_factory) -> Iterator:
     axes = [pp.gantt(timeline(name)) for name in CHARTS] + [
         pp.compare([timeline("1F1B", LATENCY), timeline("GPipe", LATENCY)])[0]
     ]
-    first, *rest = [figure_html(ax.figure) for ax in axes] + [drawn_by_the_page()]
+    first, *rest = [figure_html(ax.figure) for ax in axes]
     plt.close("all")
     book = pplab_light.DRAWING.sub(lambda found: pplab_light.drawing(found[0], "d1"), first)
     file = tmp_path_factory.mktemp("playhead") / "page.html"
-    folded, *rest = rest
+    folded, *rest = map(pplab_drawings.dressed, rest)
     charts = f'<div id="fig-1-1">{book}</div><details><div id="fig-1-2">{folded}</div></details>'
-    file.write_text(page(charts + "".join(f"<div>{each}</div>" for each in rest)), "utf-8")
+    file.write_text(page(charts + "".join(f"<div>{each}</div>" for each in [*rest, drawn_by_the_page()])), "utf-8")
     with chromium.launched_or_skipped() as started, chromium.watched_tabs(started) as opened:
 
         def visit(at: str = "", **options: object):
@@ -84,6 +91,52 @@ def visit(tmp_path_factory) -> Iterator:
             return tab
 
         yield visit
+
+
+def test_paths_of_fewer_numbers_are_the_same_shapes(visit):
+    """As Chromium measures them."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    paths = re.findall(r'\bd="\s*(M[^"]*)"', figure_html(pp.gantt(timeline("ZBVZeroBubble")).figure))
+    plt.close("all")
+    fewer = [pplab_light.straight(path) for path in paths]
+    assert sum(map(len, fewer)) < 0.8 * sum(map(len, paths))
+    was, now = visit().evaluate(f"(all) => all.map((paths) => paths.map({MEASURED}))", [paths, fewer])
+    assert was == now and len({tuple(each) for each in was}) > 100
+
+
+def lines(d: str) -> list[tuple[float, float, float, float]]:
+    """The lines of a path: where each begins, and how far it goes."""
+    found, x, y = [], 0.0, 0.0
+    for command, *numbers in re.findall(r"([MmLl])\s*(-?[\d.]+)[\s]*(-?[\d.]+)", d):
+        to_x, to_y = (float(n) + at * command.islower() for n, at in zip(numbers, (x, y), strict=True))
+        if command in "Ll":
+            found.append((x, y, to_x - x, to_y - y))
+        x, y = to_x, to_y
+    return found
+
+
+@pytest.mark.parametrize("phase", ["fill", "inner", "drain"])
+def test_a_hatch_is_the_lines_that_its_pattern_has_there(phase):
+    """Each drawn line lies on one of the pattern's, and together they are as long as the area holds of them."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    ax = plt.figure(figsize=(5, 5)).add_axes((0, 0, 1, 1))
+    ax.set_axis_off()
+    ax.add_patch(plt.Rectangle((0.13, 0.21), 0.4, 0.6, **pp.plot.idle_styles(phase)[1]))
+    page = figure_html(ax.figure)
+    plt.close("all")
+    tile = re.search(r'<pattern.*?<path d="([^"]*)"', page, re.S)[1]
+    ruled = pplab_drawings.dressed(page)
+    assert "pattern" not in ruled
+    x, y, across, down = lines(tile)[0]
+    slope = down / across
+    first, second, *_ = sorted(y - slope * x for x, y, *_ in lines(tile))
+    drawn = lines(max(re.findall(r'<path d="([^"]*)"', ruled), key=len))
+    for x, y, across, down in drawn:
+        assert down == pytest.approx(slope * across, abs=0.11)
+        nth = (y - slope * x - first) / (second - first)
+        assert nth == pytest.approx(round(nth), abs=0.04)
+    inside = sum(across for _, _, across, _ in drawn) * (second - first)
+    assert inside == pytest.approx(0.4 * 0.6 * (5 * 72) ** 2, rel=0.04)
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +158,6 @@ def expected(shown: pp.Timeline, time: float) -> list[str]:
         does = " and ".join(f"{NAME[part.kind.value]} {part.microbatch}" for part in now) or "idle"
         said.append(f"rank {rank}: {does}, holds {held}")
     return said
-
-
-def test_its_colours_are_the_palettes():
-    said = dict(re.findall(r'"?([\w ]+)"?: \[(\d+, \d+, \d+)\]', SCRIPTS[1].read_text("utf-8")))
-    found = {name.strip(): "#" + bytes(map(int, channels.split(", "))).hex() for name, channels in said.items()}
-    assert found == {palette.NAME[kind]: fill for kind, fill in palette.FILL.items()}
 
 
 @pytest.mark.slow

@@ -24,21 +24,12 @@ var pplabGame = (() => {
     return { all, keep };
   }
 
-  let made = 0; // games of the page: labels need ids that no other has
-
-  /** The element of a game, with its level's title or the choice of one, and its buttons; `id` begins the ids in it. */
-  function begin(root, only, buttons, body) {
-    const id = `pplab-game-${++made}`, live = document.createElement("div");
-    const choice = `<span class="pplab-control"><label for="${id}">level</label><select id="${id}" class="pplab-level"></select></span>`;
-    const all = root.dataset.game ? `<a class="pplab-open" href="${escaped(root.dataset.game)}">All levels</a>` : "";
-    live.className = "pplab-live";
-    live.innerHTML = `<div class="pplab-controls">${only ? `<strong>${escaped(only.title)}</strong>` : choice}` +
-      `<span class="pplab-buttons">${buttons.map(button).join("")}${all}</span></div><p class="pplab-task"></p>${body(id)}`;
-    root.append(live);
+  /** The element of a game, with its level's title, or the choice of one. */
+  function begin(root, only) {
+    const live = pplabChart.begin(root);
+    if (only) live.querySelector(".pplab-control").outerHTML = `<strong>${escaped(only.title)}</strong>`;
     return live;
   }
-
-  const button = (name) => `<button type="button" data-do="${name}">${name}</button>`;
 
   /** The levels as options, with a mark at those that are solved. */
   const options = (levels, chosen, kept) => levels.map((level, i) =>
@@ -61,5 +52,5 @@ var pplabGame = (() => {
     else all();
   }
 
-  return { memory, begin, button, options, beside, start };
+  return { memory, begin, options, beside, start };
 })();

@@ -16,43 +16,30 @@ pplab.play = (() => {
   const inTray = (a, b) =>
     a.rank - b.rank || a.stage - b.stage || a.microbatch - b.microbatch || "FBIW".indexOf(a.kind) - "FBIW".indexOf(b.kind);
 
-  const levels = pplabLevels.map(({ reference: name, num_ranks: numRanks, num_microbatches: numMicrobatches, ...said }) => {
-    const finer = said.stages_per_rank, { latency } = said.costs;
-    const schedule = Object.assign(pplab.build(name, { numRanks, numMicrobatches, stagesPerRank: finer }), { name: named(name) });
-    const timeline = pplab.simulate(schedule, pplab.costs(said.costs).finer(finer));
+  // As the package tells them (pplab_levels), and what their references give.
+  const levels = pplabLevels.map(({ reference: name, ...said }) => {
+    const { numRanks, numMicrobatches, stagesPerRank, costs: { latency } } = said;
+    const built = pplab.build(name, { numRanks, numMicrobatches, stagesPerRank });
+    const schedule = Object.assign(built, { name: named(name) });
+    const timeline = pplab.simulate(schedule, pplab.costs(said.costs).finer(stagesPerRank));
     const { makespan, peakInFlight, bubbleFraction, spanBubbleFraction } = timeline;
     return {
-      id: said.id,
-      title: said.title,
-      task: said.task,
-      end: said.end,
-      isBefore: said.is_before, // asked: to finish before the reference
-      isAboutSpan: said.is_about_span, // asked, too: no wait between a rank's first action and its last
-      numRanks,
+      ...said,
       numStages: schedule.numStages,
-      numMicrobatches,
       placement: schedule.placement,
       costs: timeline.costs,
-      inPython: `pp.simulate(mine${latency ? `, pp.Costs(latency=${latency})` : finer > 1 ? `, pp.Costs().finer(${finer})` : ""})`,
+      inPython: `pp.simulate(mine${latency ? `, pp.Costs(latency=${latency})` : stagesPerRank > 1 ? `, pp.Costs().finer(${stagesPerRank})` : ""})`,
       kinds: [...new Set(timeline.spans.map(({ item }) => item.parts[0].kind))].sort(), // F, B or F, I, W
       actions: [...schedule.actions].sort(inTray),
       numActions: timeline.spans.length,
-      cap: said.cap.length ? said.cap : null, // forwards that each rank may hold; null: all
       par: { makespan, peakInFlight, bubbleFraction, spanBubbleFraction },
       reference: schedule,
       referenceTimeline: timeline,
     };
   });
 
-  /** Levels that are no more, and which one asks the same now: for addresses that somebody kept. */
-  const FORMER = { "fill-and-drain": "eighteen", "less-memory": "memory-line", "four-ranks": "memory-line" };
-
-  /** The level of that id. */
-  function level(id) {
-    const found = levels.find((each) => each.id === id);
-    if (!found) throw new pplab.ScheduleError(`no level ${id}: there are ${levels.map((each) => each.id).join(", ")}`);
-    return found;
-  }
+  /** The level of that id; undefined where there is none. */
+  const level = (id) => levels.find((each) => each.id === id);
 
   // ---- the state: what has been placed, and when it runs -----------------------------------------------------------
 
@@ -86,27 +73,9 @@ pplab.play = (() => {
 
   /** Why an action, given as text such as 0F3, can't come next on a rank: a sentence; null when it can. */
   function refusal(state, rank, text) {
-    const { level } = state;
-    let item;
-    try {
-      item = pplab.parse(text);
-    } catch (error) {
-      return `${error.message}.`;
-    }
-    const [action] = item.parts, { stage, kind, microbatch } = action;
-    if (!Number.isInteger(rank) || rank < 0 || rank >= level.numRanks) {
-      return `There is no rank ${rank}: this level has ranks 0 to ${level.numRanks - 1}.`;
-    }
-    if (stage >= level.numStages) return `There is no stage ${stage}: this level has stages 0 to ${level.numStages - 1}.`;
-    if (microbatch >= level.numMicrobatches) {
-      return `There is no microbatch ${microbatch}: this level has microbatches 0 to ${level.numMicrobatches - 1}.`;
-    }
-    if (!level.kinds.includes(kind) || item.parts.length > 1) {
-      return `${item.text} is not for this level: its actions are ${level.kinds.join(", ")}.`;
-    }
-    const home = level.placement[stage];
-    if (home !== rank) return `Stage ${stage} lives on rank ${home}: ${item.text} can't run on rank ${rank}.`;
-    if (spanOf(state, item.text)) return `${item.text} is already placed.`;
+    const action = state.level.actions.find((each) => each.rank === rank && textOf(each) === text);
+    if (!action) return `Rank ${rank} has no ${text} in this level.`; // no button says so, but a browser may have stored it
+    if (spanOf(state, text)) return `${text} is already placed.`;
     return unmet(state, action) || overfull(state, rank, action);
   }
 
@@ -147,7 +116,7 @@ pplab.play = (() => {
   /** Place an action on a rank: {state, refused}; a refused move leaves the state and says why. */
   function place(state, rank, text) {
     const refused = refusal(state, rank, text);
-    return { state: refused ? state : after(state, [...state.moves, [rank, pplab.parse(text).text]]), refused };
+    return { state: refused ? state : after(state, [...state.moves, [rank, text]]), refused };
   }
 
   /** Without the latest move. */
@@ -292,5 +261,5 @@ pplab.play = (() => {
     return name ? named(name) : null;
   }
 
-  return { levels, FORMER, level, start, place, undo, replay, spanOf, remaining, held, isStuck, hint, least, toCSV, score };
+  return { levels, level, start, place, undo, replay, spanOf, remaining, held, isStuck, hint, least, toCSV, score };
 })();

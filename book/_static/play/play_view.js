@@ -24,28 +24,18 @@
 
   function game(root) {
     const only = root.dataset.level && play.level(root.dataset.level);
-    const live = pplabGame.begin(root, only, ["undo", "hint", "start again", "next level"], () =>
-      `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of what is placed"></div>` +
-      `<ul class="pplab-legend"></ul><p class="pplab-says" role="status"></p><div class="pplab-tray"></div>` +
-      `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<p class="pplab-buttons"><label class="pplab-check"><input type="checkbox" class="pplab-reference"><span></span></label>` +
-      `<span class="pplab-python"><a class="pplab-csv" download="mine.csv">mine.csv</a>: <code></code></span></p>`);
+    const live = pplabGame.begin(root, only);
     const [choice, task, scroll, legend, says, tray, figures, csv, python, reference] = [
       "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-python", ".pplab-reference",
     ].map((selector) => live.querySelector(selector));
     const button = (name) => live.querySelector(`[data-do="${name}"]`);
     let state;
 
-    const known = (id) => play.levels.find((level) => level.id === id);
-
-    /** Show the level that the address names, or the first one; say so when it names none or a former one. */
+    /** Show the level that the address names, or the first one; say so when it names none. */
     function arrive() {
-      const asked = new URLSearchParams(location.hash.slice(1)).get("level");
-      const level = known(asked) || known(play.FORMER[asked]) || play.levels[0];
-      if (level === state?.level) return;
-      if (!asked || known(asked)) open(level);
-      else if (known(play.FORMER[asked])) open(level, `The level ${asked} has become this one.`);
-      else open(level, `There is no level ${asked}: this is the first one.`);
+      const asked = new URLSearchParams(location.hash.slice(1)).get("level"), found = play.level(asked);
+      if (found && found === state?.level) return;
+      open(found || play.levels[0], asked && !found ? `There is no level ${asked}: this is the first one.` : "");
     }
 
     function open(level, message = "") {
@@ -169,7 +159,7 @@
         tray.querySelector(`[data-text="${found.text}"]`).focus({ preventScroll: true });
       }
     });
-    choice?.addEventListener("change", () => go(known(choice.value)));
+    choice?.addEventListener("change", () => go(play.level(choice.value)));
     reference.addEventListener("change", draw);
     if (!only) addEventListener("hashchange", arrive);
 

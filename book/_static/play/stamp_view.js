@@ -8,7 +8,6 @@
   const { stamp } = pplab;
   const memory = pplabGame.memory("pplab-stamp"); // by level its starts, its interval and whether it was ever solved
   const MOST = 99; // the latest start, and the longest interval
-  const VIEWS = { reordered: "its ends reordered", squeezed: "squeezed", stamped: "as the block says" };
 
   const isUnit = (x) => Number.isInteger(x) && x >= 0 && x <= MOST;
 
@@ -30,18 +29,7 @@
   }
 
   function game(root) {
-    const only = root.dataset.level && stamp.level(root.dataset.level), { button } = pplabGame;
-    const views = Object.entries(VIEWS).map(([name, text]) => `<option value="${name}">${text}</option>`).join("");
-    const live = pplabGame.begin(root, only, ["start again", "next level"], (id) =>
-      `<div class="pplab-tray"></div><div class="pplab-buttons pplab-moves">${button("earlier")}${button("later")}` +
-      `<label class="pplab-check"><input type="checkbox" class="pplab-along" checked><span>what follows moves along</span></label>` +
-      `<label class="pplab-check"><span>interval</span><input type="number" class="pplab-interval" min="1" max="${MOST}" step="1"></label></div>` +
-      `<p class="pplab-says" role="status"></p><div class="pplab-wide"><table class="pplab-rows pplab-beat"></table></div>` +
-      `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of one microbatch"></div>` +
-      `<div class="pplab-made"><p class="pplab-control"><label for="${id}-view">stamped <span></span> times</label>` +
-      `<select id="${id}-view" class="pplab-view">${views}</select></p>` +
-      `<div class="pplab-scroll" tabindex="0" role="group" aria-label="Chart of the schedule"></div><ul class="pplab-legend"></ul>` +
-      `<div class="pplab-wide"><table class="pplab-figures"></table></div><details class="pplab-more"><summary>in Python</summary><code></code></details></div>`);
+    const only = root.dataset.level && stamp.level(root.dataset.level), live = pplabGame.begin(root, only);
     const find = (selector) => live.querySelector(selector);
     const [choice, task, tray, along, interval, says, beat, whole, view, legend, figures, python] = [
       ".pplab-level", ".pplab-task", ".pplab-tray", ".pplab-along", ".pplab-interval", ".pplab-says", ".pplab-beat", ".pplab-made",

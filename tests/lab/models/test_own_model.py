@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import modules
 import pplab as pp
+from pplab import lab
 from pplab.lab import Checkpoint, Meter, Resume, Save, measure_layers, partition
 from pplab.lab.models import Modules, gpt
 from pplab.runtime import Batch, Pool, RankError, make_job
@@ -27,17 +29,28 @@ TWO = pp.build("1F1B", num_ranks=2, num_microbatches=4)
 FOUR = pp.build("Interleaved1F1B", num_ranks=2, num_microbatches=4)
 NUMBERS = torch.randn(2, 32, 6, generator=torch.Generator().manual_seed(7))
 PAIRS = TensorDataset(*NUMBERS)
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+YOURS = (NOTEBOOKS / "your_model.py").read_text()
+MISTAKES = {  # that chapter 13 tells its readers to make in this file, in its words
+    "nothing": (YOURS, YOURS),
+    "take out the seed": ("torch.manual_seed(0)", "pass"),
+    "write `>` for `!=` in `build_stage`": ("LAYERS != stage", "LAYERS > stage"),
+    "leave `dropout` at 0.1": ("dropout=0.0", "dropout=0.1"),
+}
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    """Ranks that can import the page's example."""
+    """Ranks that can import the page's example, and the chapter's file with each of those mistakes."""
     folder = tmp_path_factory.mktemp("own")
     page = Path(__file__).parents[3] / "book" / "api.md"
     (code,) = re.findall(r"```python\n(.*?class \w+\(Workload\).*?)```", page.read_text(), re.DOTALL)
     (folder / "own_model.py").write_text(code)
     (extra,) = re.findall(r"```python\n((?:(?!```).)*class \w+\(Extra\).*?)```", page.read_text(), re.DOTALL)
     (folder / "own_extra.py").write_text(extra)
+    for number, change in enumerate(MISTAKES.values()):
+        assert YOURS.count(change[0]) == 1
+        (folder / f"yours_{number}.py").write_text(YOURS.replace(*change))
     with pytest.MonkeyPatch.context() as patch, Pool(2, device="cpu", timeout_s=60) as pool:
         patch.syspath_prepend(folder)
         yield pool
@@ -265,3 +278,16 @@ def test_what_cannot_be_done_is_said(make, message):
 def test_what_a_stage_lacks_is_named_with_the_stage(workload, message):
     with Pool(2, device="cpu") as pool, pytest.raises(RankError, match=message):
         pool.train(TWO, workload, steps=1)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_of_a_readers_first_mistakes_it_is_said_what_the_chapter_says(pool, mistake):
+    cells = json.loads((NOTEBOOKS / "13_own_model.ipynb").read_text())["cells"]
+    chapter = "\n".join("".join(cell["source"]) for cell in cells)
+    losses, said = re.search(rf"^\| {re.escape(mistake)} \| (\w+) \| (.*) \|$", chapter, re.M).groups()
+    model = importlib.import_module(f"yours_{[*MISTAKES].index(mistake)}").Yours()
+    run = pool.train(TWO, model, lab.Causes(), steps=3, optimizer=torch.optim.AdamW)
+    assert losses == "fall" and run.losses[-1] < run.losses[0]
+    verdict, _, cause = said.partition(": ")
+    assert str(run.gradients).startswith(verdict) and run.gradients.equal == (mistake == "nothing")
+    assert cause.strip('"') in "".join(run.gradients.causes)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import re
+import shlex
 import statistics
 import time
 from dataclasses import replace
 from itertools import product
 from math import hypot
+from pathlib import Path
 
 import pytest
 
 import pplab as pp
 from pplab import lab
 from pplab.lab import (
-    Choice,
     ExpertLayers,
     Layout,
     Machine,
@@ -29,6 +32,7 @@ from pplab.lab import (
     plan,
     profiled,
 )
+from pplab.lab.shell.choice import model_of
 from pplab.lab.shell.commands import main
 
 NODE = Machine(4, pp.Link(5e-6, 300e9), pp.Link(10e-6, 10e9), flops=100e12, memory=30e9)
@@ -42,11 +46,19 @@ NUMBERS = "layers=12,width=2048,heads=16,vocabulary=32000"
 ASKED = f"{NUMBERS} --gpus 8 --gpu a100 --per-node 4 --between 10GB/s --batch 32 --sequence 2048".split()
 
 
+CHAPTER = json.loads((Path(__file__).parents[3] / "notebooks" / "12_layout.ipynb").read_text())["cells"]
+
+
 @functools.cache
-def on_64_gpus() -> tuple[Choice, float]:
-    """What is chosen for 70 billion parameters on 64 GPUs, and the seconds that it takes of the processor."""
+def on_64_gpus() -> tuple[str, float]:
+    """What the command prints that chapter 12's text has, and the seconds that it takes of the processor."""
+    (command,) = re.findall(
+        r"```bash\n(pplab choose .*?)```", "".join(sum((c["source"] for c in CHAPTER), [])), re.DOTALL
+    )
     begin = time.process_time()
-    return choose(LLAMA_70B, DGX, 64, 256), time.process_time() - begin
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
+    return printed.getvalue(), time.process_time() - begin
 
 
 def by_hand(model, machine, gpus, batch, state=None):
@@ -101,14 +113,6 @@ def test_layers_run_again_only_where_they_must():
         if count:
             how = {"cut": found.layers, "recompute": fewer, "shard_optimizer": True}
             assert plan(SMALL, tight, found.layout, 32, **how).memory_bytes > tight.memory
-
-
-def test_nvidias_layout_of_70_billion_cant_be_told_from_the_fastest():
-    """TP 4, PP 8, five stages per rank on 64 H100, batch 256, 8,192 tokens: Megatron Bridge's performance summary."""
-    found, _ = on_64_gpus()
-    theirs = [row for row in found.equal if row.plan.layout == Layout(4, 8, 2)]
-    assert any(row.plan.timeline.schedule.num_stages == 40 for row in theirs)
-    assert found.best.plan.layout.tp in (4, 8) and found.best.plan.layout.pp > 1
 
 
 def test_whether_to_pipeline_a_mixture_of_experts_cant_be_told():
@@ -173,13 +177,41 @@ def test_a_share_is_below_one():
 
 
 def test_the_command_prints_and_writes_the_same(capsys):
-    assert main(["choose", *ASKED, "--memory", "30GB", "--inside", "300GB/s", "--flops", "100TFLOP/s"]) == 0
-    printed = capsys.readouterr().out
-    machine = replace(NODE, between=pp.Link(10e-6, 10e9))
-    assert printed == f"{choose(SMALL, machine, 8, 32)}\n" and max(map(len, printed.splitlines())) <= 100
+    told = "--memory 30GB --inside 300GB/s --flops 100TFLOP/s --ring 250GB/s --ports 1".split()
+    assert main(["choose", *ASKED, *told]) == 0
+    assumed, links, printed = capsys.readouterr().out.split("\n", 2)
+    assert printed == f"{choose(SMALL, replace(NODE, ring=250e9), 8, 32)}\n"
+    assert max(map(len, [assumed, links, *printed.splitlines()])) <= 100
+    assert assumed == "0.735 billion parameters; a GPU reaches 100 TFLOP/s and has 30 GB for what is counted"
+    assert re.findall(r"[\d.]+", links) == ["300", "4", "250", "10", "1"]
     assert main(["choose", *ASKED, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {*found} == {"equal", "slower", "too_large", "advice"} and found["equal"][0]["step_s"] > 0
+    assert {*found} == {"assumed", "equal", "slower", "too_large", "advice"} and found["equal"][0]["step_s"] > 0
+    assert "reaches 126.2 TFLOP/s" in found["assumed"] and "ports of a box: 4" in found["assumed"]
+
+
+def test_chapter_12s_command_gives_its_table():
+    """The rows and the launch line that cells of the chapter have printed, of a machine and a model in Python."""
+
+    def output(line):
+        (cell,) = (each for each in CHAPTER if line in "".join(each["source"]).splitlines())
+        (found,) = (each.get("data", {}).get("text/plain") or each["text"] for each in cell["outputs"])
+        return "".join(found).strip()
+
+    printed, _ = on_64_gpus()
+    assumed, _, rest = printed.split("\n", 2)
+    assert assumed == "70.6 billion parameters; a GPU reaches 400 TFLOP/s and has 80 GB for what is counted"
+    table, line = output("choice"), output('print(lab.flags(typed.plan, "Megatron-LM"))')
+    assert table.count("FSDP") == 4 and rest.startswith(table) and rest.rstrip().endswith(line)
+
+
+def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
+    with pytest.raises(SystemExit):
+        main(["choose", "--help"])
+    said, h100 = " ".join(capsys.readouterr().out.split()), machine_of("h100", 8, 50e9)
+    assert f"(default: {h100.flops / 989e12:.1f} of its peak)" in said  # NVIDIA's data sheet
+    assert f"(default: {h100.memory / (81_559 * 2**20):.2f} of it)" in said  # nvidia-smi
+    assert "(default: one for each GPU)" in said
 
 
 def test_the_command_says_what_to_paste(capsys):
@@ -204,8 +236,13 @@ def test_bits_and_bytes(text, size, capsys):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--inside", "450"], "'450' has no unit that is known here: expected a number with one of .*450GB/s"),
+        (
+            ["--inside", "450"],
+            "'450' has no unit that is known here, or .*: expected a number above 0 with one of .*450GB/s",
+        ),
         (["--memory", "80 apples"], "'80 apples' has no unit"),
+        (["--ring", "0GB/s"], "'0GB/s' has .* nothing before it: expected a number above 0"),
+        (["--ports", "0"], "ports must be an integer of at least 1, got 0"),
         (["--tp", "four"], "'four': expected one number, or several, such as 4,8"),
         (["--gpu", "h1000"], "unknown GPU 'h1000'"),
     ],
@@ -220,9 +257,36 @@ def test_flags_that_cant_be_read_are_told(flags, error, capsys):
 
 
 def test_a_model_by_numbers_names_what_is_missing(capsys):
-    for model, error in (("layers=12", "needs width"), ("layers=12,wide=3", "wide=3 isn't a number of a model")):
+    for model, error in (
+        ("layers=12", "needs width"),
+        ("width=12", "needs layers"),
+        ("layers=12,wide=3", "wide=3 says nothing of a model: expected numbers: layers, width"),
+        ("layers=12,width=3.5", "width=3.5 says nothing"),
+        ("layers=12,width=64,gated=yes", "gated=yes says nothing of a model: .*gated=true .or false"),
+        ("layers=12,width=64,layers=true", "layers=true says nothing"),
+    ):
         assert main(["choose", model, *ASKED[1:]]) == 1
-        assert error in capsys.readouterr().err
+        assert re.search(error, capsys.readouterr().err), model
+
+
+@pytest.mark.parametrize(("said", "is_so"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_switches_of_a_model_by_numbers(said, is_so):
+    """A gate is a third matrix of the MLP, and a tied head is none of its own."""
+    gated, _ = model_of(f"layers=2,width=64,heads=4,gated={said}", 128)
+    assert gated == Transformer(2, 64, 128, heads=4, gated=is_so)
+    tied, _ = model_of(f"layers=2, width=64, mlp=128, vocabulary=100, tied={said}", 128)
+    assert tied == Transformer(2, 64, 128, mlp_width=128, vocabulary=100, tied=is_so)
+
+
+def test_a_named_gpu_is_the_courses():
+    """What chapter 12 says of its machine, and what the running case has, but for floating point."""
+    found = machine_of("h100", 8, 50e9)
+    assert (found.inside, found.between, found.ports) == (pp.Link(5e-6, 450e9), pp.Link(10e-6, 50e9), 8)
+    assert [found.flops, found.memory, found.ring] == pytest.approx([400e12, 80e9, 367e9], rel=1e-12)
+    case = lab.Case().machine
+    assert [found.flops, found.memory] == pytest.approx([case.flops, case.memory], rel=1e-12)
+    assert machine_of("h100", 8, 50e9, inside=225e9).ring == pytest.approx(367e9 / 2)
+    assert machine_of("h100", 8, 50e9, ring=300e9, ports=2).ring_link([range(16)]).bandwidth == 100e9
 
 
 @pytest.mark.timed

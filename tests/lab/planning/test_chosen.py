@@ -176,3 +176,24 @@ def test_stages_have_the_layers_that_the_notes_say(benchmark):
     assert benchmark.cut_of(ends, 12) == (5, *[6] * 10, 5)
     llama = next(one for name, one in asked.items() if name.startswith("30B 2k"))
     assert benchmark.cut_of(llama, 8) == (8, 8, 8, 8, 7, 7, 7, 7)
+
+
+@pytest.mark.long  # cells of chapter 12 check the first two
+@pytest.mark.parametrize("name", ["8 billion", "70 billion on one NVLink", "70 billion", "405 billion"])
+def test_the_first_row_has_the_degrees_that_nvidia_publishes(name):
+    """Tensor, context and pipeline ranks of Megatron Bridge's archive of summaries, as chapter 12 shows them. In FP8 a
+    GPU reaches what gives published rows their speed; of GB300, 72 share an NVLink."""
+    network = pp.Link(10e-6, 50e9)
+    h100 = lab.Machine(8, pp.Link(5e-6, 450e9), network, flops=922.5e12, memory=80e9, ring=367e9, ports=8)
+    gb300 = lab.Machine(72, pp.Link(5e-6, 900e9), network, flops=2900e12, memory=270e9)
+    shared = {"sequence": 8192, "kv_heads": 8, "gated": True, "vocabulary": 128_256}
+    middle = lab.Transformer(80, 8192, heads=64, mlp_width=28_672, **shared)
+    large = lab.Transformer(126, 16_384, heads=128, mlp_width=53_248, **shared)
+    model, machine, gpus, batch, degrees, published = {
+        "8 billion": (lab.Case().model, h100, 8, 128, {}, (1, 1, 1)),
+        "70 billion on one NVLink": (middle, gb300, 64, 256, {}, (1, 1, 1)),
+        "70 billion": (middle, h100, 64, 256, {}, (4, 1, 8)),
+        "405 billion": (large, h100, 1024, 1536, {"tp": (4, 8), "cp": (1, 2)}, (8, 2, 8)),
+    }[name]
+    found = lab.choose(model, machine, gpus, batch, **degrees).best.plan.layout
+    assert (found.tp, found.cp, found.pp) == published

@@ -16,6 +16,7 @@ from torch.distributed.pipelining import schedules
 
 import pplab as pp
 from pplab import lab
+from pplab.lab.planning import to_paste
 
 NODE = lab.Machine(8, inside=pp.Link(5e-6, 400e9), between=pp.Link(15e-6, 50e9), flops=400e12, memory=80e9)
 MODEL = lab.Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000, heads=32, kv_heads=8)
@@ -61,7 +62,7 @@ def layout_of(text, ranks):
     return tuple(stage.count("t") for stage in stages)
 
 
-def megatron(line):
+def megatron(line, kv_heads=8):
     """torchrun's part and Megatron-LM's, as its arguments.py takes them: no abbreviations, nothing unknown."""
     words = shlex.split(line.replace("\\\n", " "), comments=True)
     queues = words.pop(0).partition("CUDA_DEVICE_MAX_CONNECTIONS=")[2] if words[0] != "torchrun" else None
@@ -81,24 +82,56 @@ def megatron(line):
     parser.add_argument("--moe-flex-dispatcher-backend", choices=["deepep", "hybridep"])
     for name in (
         *("bf16", "sequence-parallel", "use-distributed-optimizer", "use-tp-pp-dp-mapping", "grad-reduce-in-bf16"),
-        *("overlap-moe-expert-parallel-comm", "use-megatron-fsdp"),
+        *("overlap-moe-expert-parallel-comm", "use-megatron-fsdp", "disable-bias-linear", "moe-router-pre-softmax"),
     ):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
     parser.add_argument("--ckpt-format", default="torch_dist")
     said = parser.parse_args(words[1:5] + words[6:])
-    # What its validate_args, parallel_state.py and transformer_config.py assert, on a Hopper GPU
+    asserted(said, queues, kv_heads)
+    return said
+
+
+def asserted(said, queues, kv_heads):
+    """What Megatron-LM asserts of these flags on a Hopper GPU, in the order of its files."""
+    tp, cp, stages = said.tensor_model_parallel_size, said.context_parallel_size, said.pipeline_model_parallel_size
+    ep, world = said.expert_model_parallel_size, said.nnodes * said.nproc_per_node
+    # arguments.py, validate_args
+    assert world % (tp * stages * cp) == 0
+    dp = world // (tp * stages * cp)
+    assert said.global_batch_size % (said.micro_batch_size * dp) == 0
+    text, virtual = said.pipeline_model_parallel_layout, said.num_virtual_stages_per_pipeline_rank
+    assert not (text and virtual)
+    if text:
+        assert (text.count("|") + 1) % stages == 0 or "*" in text  # `layout_of` counts the others
+        virtual = len(layout_of(text, stages)) // stages
+    else:
+        assert said.num_layers % (stages * (virtual or 1)) == 0
+    assert (virtual or 1) == 1 or stages > 1
     if said.use_megatron_fsdp:
         assert queues != "1" and said.ckpt_format == "fsdp_dtensor"
     else:
         assert said.ckpt_format == "torch_dist"
-        if said.tensor_model_parallel_size * said.context_parallel_size > 1:
-            assert said.overlap_moe_expert_parallel_comm or queues == "1"
-    each = said.tensor_model_parallel_size * said.expert_model_parallel_size * said.pipeline_model_parallel_size
-    assert said.nnodes * said.nproc_per_node % each == 0
+        assert tp * cp == 1 or said.overlap_moe_expert_parallel_comm or queues == "1"
+    assert cp == 1 or said.seq_length % (2 * cp) == 0
+    assert ep == 1 or (said.num_experts and said.num_experts % ep == 0)
+    # model_parallel_config.py, transformer_config.py
+    assert tp > 1 or not said.sequence_parallel
+    assert kv_heads % tp == 0 or tp % kv_heads == 0
+    if said.num_experts:
+        assert tp == 1 or (said.sequence_parallel and said.disable_bias_linear)
+        assert said.moe_router_topk > 1 or said.moe_router_pre_softmax
+    if said.recompute_granularity == "full":
+        assert said.recompute_method in ("block", "uniform") and said.recompute_num_layers
     if said.overlap_moe_expert_parallel_comm:
-        assert said.expert_model_parallel_size > 1 and not said.recompute_granularity
-    return said
+        assert stages == 1 or (virtual or 1) > 1
+        assert ep > 1 and said.moe_token_dispatcher_type in ("alltoall", "flex")
+        assert (said.recompute_granularity, said.recompute_method, said.recompute_num_layers) == (None, None, None)
+    # parallel_state.py, token_dispatcher.py
+    assert world % (tp * ep * stages) == 0
+    if said.use_tp_pp_dp_mapping and stages > 1:
+        assert world // (tp * ep * stages) == dp
+    assert said.moe_token_dispatcher_type != "flex" or tp * ep > 1
 
 
 @pytest.mark.parametrize("how", [
@@ -106,11 +139,13 @@ def megatron(line):
     {"sends": "both wait", "cut": [8, 9, 8, 7], "shard_optimizer": True},
     {"sends": "forwards wait", **VPP},
     {"sends": "forwards wait", **VPP, "cut": [3, 4, 4, 4, 5, 5, 4, 3], "recompute": [2] * 8},
-    {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, cp=2, pp=4, dp=1, order="tp-pp-dp")},
+    {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, pp=4, dp=2, order="tp-pp-dp")},
+    {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, cp=2, pp=4)},
     {"sends": "both wait", "layout": lab.Layout(dp=8), "state": lab.State(2, 2, 12), "microbatch": 2},
     {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=4),
      "experts": lab.ExpertLayers(16, 4, 4, once_per_node=True)},
     {"sends": "both wait", "layout": lab.Layout(pp=4, dp=4), "experts": lab.ExpertLayers(8, 2, 2)},
+    {"sends": "both wait", "layout": lab.Layout(tp=2, pp=2, dp=4), "experts": lab.ExpertLayers(8, 1, 2)},
 ])  # fmt: skip
 def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
     asked = plan(**how)
@@ -139,7 +174,7 @@ def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
     back = lab.read_launch(line)
     again = lab.plan(MODEL, NODE, **back.arguments)
     assert again == asked and again.step_s == asked.step_s
-    assert {*back.ignored} - {"--moe-flex-dispatcher-backend"} == {
+    assert {*back.ignored} - {"--moe-flex-dispatcher-backend", "--disable-bias-linear", "--moe-router-pre-softmax"} == {
         "--seq-length",
         "--bf16",
         *["--sequence-parallel"] * (layout.tp > 1),
@@ -174,17 +209,66 @@ def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
     shards = said.data_parallel_shard_degree, said.data_parallel_replicate_degree
     assert shards == ((8, 1) if zero else (1, 8)) and not said.pipeline_parallel_schedule_csv
     assert said.fsdp_reshard_after_forward == ("always" if zero == 3 else "never")
-    assert ("# planned as ZeRO-1" in text) == (zero == 1)
+    assert ("# planned with zero=1; here it is zero=2\n# so a step is predicted to" in text) == (zero == 1)
     with pytest.raises(ValueError, match="a pipeline and replicas alone"):
         lab.flags(asked, "torch")
 
 
-def test_what_megatron_does_otherwise_stands_above_the_line():
-    line = lab.flags(plan(recompute=[3, 0, 0, 0]), "Megatron-LM")
-    first, second, *_ = line.splitlines()
+def test_what_megatron_does_otherwise_stands_above_the_line_with_its_time():
+    asked = plan(recompute=[3, 0, 0, 0])
+    line = lab.flags(asked, "Megatron-LM")
+    first, second, third, *_ = line.splitlines()
     assert first == "# planned with sends='nobody waits'; here it is sends='both wait'"
     assert second == "# planned with recompute=(3, 0, 0, 0); here it is recompute=(3, 3, 3, 3)"
-    assert lab.read_launch(line).arguments["recompute"] == [3, 3, 3, 3]
+    runs = lab.plan(MODEL, NODE, **lab.read_launch(line).arguments)
+    assert runs.recomputed == (3, 3, 3, 3) and runs.sends == "both wait" and runs.step_s > 1.05 * asked.step_s
+    assert third == f"# so a step is predicted to take {runs.step_s:.4g} s, not {asked.step_s:.4g}"
+
+
+@pytest.mark.parametrize(
+    ("zero", "memory", "how"), [(3, 30e9, {}), (0, 80e9, {"recompute": [5]}), (3, 9e9, {"recompute": [5]})]
+)
+def test_torchtitan_computes_all_layers_again_and_the_remark_says_how_long_that_takes(zero, memory, how):
+    """Where work hides all that is sent, so many forwards of a layer longer, whether they must be or were asked for."""
+    machine = lab.Machine(8, NODE.inside, NODE.inside, NODE.flops, memory)
+    asked = lab.fsdp_plan(MODEL, machine, lab.Layout(dp=16), 64, 2, zero=zero, **how)
+    (again,) = asked.recomputed
+    assert again == 5 if how else 0 < again < 32
+    first, second, *_ = lab.flags(asked, "torchtitan").splitlines()
+    assert first == f"# planned with recompute=({again},); here it is recompute=(32,)"
+    longer = asked.step_s + 2 * (32 - again) * MODEL.layer_flops(2) / NODE.flops  # of two microbatches
+    assert second == f"# so a step is predicted to take {longer:.4g} s, not {asked.step_s:.4g}"
+
+
+def test_megatrons_line_is_refused_where_megatron_asserts_and_nowhere_else(monkeypatch):
+    """Layouts, orders, experts, schedules and recomputation by chance, and what is asserted of the unchecked lines."""
+    rng, refused, taken = random.Random(0), 0, 0
+    for _ in range(250):
+        kv_heads, again = rng.choice([2, 3, 4]), rng.random() < 0.3
+        model = lab.Transformer(8, 96, 64, heads=12, kv_heads=kv_heads, vocabulary=128)
+        tp, cp, stages = rng.choice([1, 2, 4]), rng.choice([1, 1, 2]), rng.choice([1, 2, 4])
+        layout = lab.Layout(tp, stages, 32 // (tp * cp * stages), rng.choice(["tp-dp-pp", "tp-pp-dp"]), cp)
+        name = rng.choice(["1F1B", "Interleaved1F1B", "paired-1F1B"]) if stages > 1 else "naive"
+        how = {"stages_per_rank": 2} if name[0] in "Ip" else {}
+        experts = rng.choice([None, (8, 2, 1), (8, 1, 2), (8, 2, 2), (8, 2, 1, 0, True), (8, 2, 4, 0, True)])
+        try:
+            how |= {"experts": experts and lab.ExpertLayers(*experts), "recompute": again, "schedule": name}
+            asked = lab.plan(model, NODE, layout, 8 * layout.dp, **how)
+        except ValueError:  # ranks that can't share so many experts
+            continue
+        with monkeypatch.context() as unchecked:
+            unchecked.setattr(to_paste, "_check_megatron", lambda plan: None)
+            line = lab.flags(asked, "Megatron-LM")
+        try:
+            megatron(line, kv_heads)
+        except AssertionError:
+            refused += 1
+            with pytest.raises(ValueError, match="Megatron-LM "):
+                lab.flags(asked, "Megatron-LM")
+        else:
+            taken += 1
+            assert lab.flags(asked, "Megatron-LM") == line
+    assert min(refused, taken) > 50
 
 
 @dataclass(kw_only=True)
@@ -319,6 +403,13 @@ def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_pat
     ("Megatron-LM", {"schedule": "ZB-H1"}, "Megatron-LM has 1F1B .* rows of ZB-H1: torch and torchtitan"),
     ("Megatron-LM", {**VPP, "batch": 36}, "for microbatches that the ranks divide"),
     ("Megatron-LM", {"layout": lab.Layout(pp=4, dp=2, order="dp-pp-tp")}, "numbers ranks .* got 'dp-pp-tp'"),
+    ("Megatron-LM", {"layout": lab.Layout(pp=2, dp=2, order="tp-pp-dp", cp=2)}, "only if ep is cp, got 1 and 2"),
+    ("Megatron-LM", {**VPP, "layout": lab.Layout(dp=8)}, "not these rows of Interleaved1F1B"),
+    ("Megatron-LM", {"schedule": "paired-1F1B", "stages_per_rank": 2}, "pairs only for experts on several GPUs"),
+    ("Megatron-LM", {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=2),
+                     "experts": lab.ExpertLayers(8, 2, 2), "recompute": True}, "recomputes no whole layers in pairs"),
+    ("Megatron-LM", {"layout": lab.Layout(dp=2), "experts": lab.ExpertLayers(8, 2, 1, once_per_node=True)},
+     "no copies once per node"),
     ("torchtitan", {"layout": lab.Layout(pp=4, dp=2, order="tp-pp-dp")}, "torchtitan numbers ranks"),
     ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "its experts are whole"),
     ("torchtitan", {"schedule": "DualPipe"}, "torch's CSV has one rank for each"),

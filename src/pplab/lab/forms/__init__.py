@@ -16,7 +16,7 @@ __all__, __getattr__, __dir__ = lazily(
         "figures": "alternative_text figure_html",
         "json_form": "reading run_to_dict timeline_from_dict timeline_to_dict",
         "memory": "held_over_time memory_chart",
-        "palette": "CATEGORIES LIMIT LINES MARKS",
+        "palette": "CATEGORIES COLOURS LIMIT LINES MARKS PART",
         "perfetto": "MICROSECONDS events_of to_perfetto write_events",
         "results": "Recording load results",
         "safe_text": "printable",

@@ -32,9 +32,11 @@ from .json_form import timeline_to_dict as timeline_to_dict
 from .memory import held_over_time as held_over_time
 from .memory import memory_chart as memory_chart
 from .palette import CATEGORIES as CATEGORIES
+from .palette import COLOURS as COLOURS
 from .palette import LIMIT as LIMIT
 from .palette import LINES as LINES
 from .palette import MARKS as MARKS
+from .palette import PART as PART
 from .perfetto import MICROSECONDS as MICROSECONDS
 from .perfetto import events_of as events_of
 from .perfetto import to_perfetto as to_perfetto

@@ -36,9 +36,9 @@ def waterfall(found: Where) -> Axes:
     for row, (name, amount) in enumerate(steps):
         start = 0 if name in ("work", "step") else end
         end = start + amount
-        fill = PART.get("forward" if name == "work" else name, palette.IDLE)
-        ax.barh(row, amount, left=start, height=BAR, color=fill)
-        label = f" {amount:.4g} ({amount / found.step_time:.1%})"
+        for style in _styles(name, palette.IDLE):
+            ax.barh(row, amount, left=start, height=BAR, **style)
+        label = f" {round(amount, 9) + 0:.4g} ({amount / found.step_time:.1%})"
         ax.text(max(start, end), row, label, va="center", fontsize=LABEL_SIZE)
     _finish_parts(ax, found, [name for name, _ in steps], "where the step went (mean of ranks)", 1.2)
     return ax
@@ -52,13 +52,18 @@ def stacked(found: Where) -> Axes:
     ends = [0.0] * num_ranks
     for name in names:
         amounts = [max(row.get(name, 0), 0) for row in found.by_rank]
-        *under, look = idle_styles("inner") if name == "bubble" else [{"color": PART[name]}]
+        *under, look = _styles(name)
         for style in (*under, look | {"label": name}):
             ax.barh(range(num_ranks), amounts, left=ends, height=BAR, **style)
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
     _finish_parts(ax, found, rank_names(found.timeline), "where each rank's time went", max(ends) / found.step_time)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=LABEL_SIZE)
     return ax
+
+
+def _styles(part: str, other: str = "") -> list[dict]:
+    """What is drawn of a part, one upon the other: its bubble is idle time as in Gantt charts."""
+    return idle_styles("inner") if part == "bubble" else [{"fc": PART.get(part, other), "ec": "white", "lw": 0.6}]
 
 
 def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach: float) -> None:
@@ -130,16 +135,18 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
 def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = "") -> Axes:
     """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
 
-    Kinds have one colour in all rows. `mark` names a line at the mean of the rows' sums; without it there is none.
+    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched. `mark` names a line at
+    the mean of the rows' sums; without it there is none.
     """
     ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
     kinds = list(dict.fromkeys(kind for row in rows.values() for kind, _ in row))
-    fills = dict(zip(kinds, CATEGORIES, strict=False))
+    looks = {kind: _styles(kind, fill) for kind, fill in zip(kinds, CATEGORIES, strict=False)}
     for place, row in enumerate(rows.values()):
         start = 0.0
         for kind, amount in row:
-            ax.barh(place, amount, left=start, height=BAR, color=fills[kind], edgecolor="white", lw=0.6)
+            for style in looks[kind]:
+                ax.barh(place, amount, left=start, height=BAR, **style)
             start += amount
         ax.text(start, place, f"  {start:.3g}", va="center", fontsize=LABEL_SIZE)
     mean = total(sums) / len(sums)
@@ -153,9 +160,8 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: s
     if len(kinds) > 1:
         from matplotlib.patches import Patch
 
-        handles = [Patch(facecolor=fills[kind], label=kind) for kind in kinds]
-        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
-        ax.legend(handles=handles, fontsize=LABEL_SIZE, **beside)
+        handles = [tuple(Patch(**style) for style in looks[kind]) for kind in kinds]
+        ax.legend(handles, kinds, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=LABEL_SIZE)
     said = ", ".join(f"{name} {amount:.3g}" for name, amount in zip(rows, sums, strict=True))
     ax.set_label(f"{title}: {said} {unit}{mark and f'; {mark} {mean:.3g}'}")
     return ax

@@ -38,6 +38,7 @@ class Exploration:
     def page(self) -> str:
         given = in_script([record(each, self._costs.unit) for each in self._things])
         view = (
+            f'<template id="pplab-explorer-live">{read_static("explorer.html")}</template>'
             f'<div class="pplab-explorer" id="explorer" data-page data-state="{escape(self._state)}">'
             f'<script type="application/json" class="pplab-given">{given}</script></div>'
         )

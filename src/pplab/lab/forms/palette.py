@@ -6,6 +6,7 @@ from ...palette import FILL, NAME, OTHER
 
 PART: dict[str, str] = {  # of a step, in drawings of where its time went; its bubble looks as in Gantt charts
     **{NAME[kind]: fill for kind, fill in FILL.items()},
+    "work": "#585c86",  # all of it
     "overlap": "#1d4f72",
     "optimizer": OTHER,
     "gradients of both copies": "#a28dd1",
@@ -13,6 +14,7 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went; its b
     "clipping": "#5f6268",
     "imbalance": "#f2d376",
     "communication": "#79d7f4",
+    "messages": "#79d7f4",
     "overhead": "#9a7a66",
     "jitter": "#79999f",
 }
@@ -20,7 +22,7 @@ PART: dict[str, str] = {  # of a step, in drawings of where its time went; its b
 CATEGORIES = ("#585c86", "#e4caba", "#21abb9", "#b1983e", "#d0c5f1", "#2b8649", "#313e48", "#79998b")
 LINES = [CATEGORIES[number] for number in (0, 2, 3, 5, 7, 1)]  # matplotlib's first ones, in the course's notebooks
 LIMIT = "#cf3131"  # what a GPU has room for
-# Schedules are told apart by marks, of matplotlib's: each has the same one in all drawings.
+# Schedules are told apart by marks, of matplotlib's, and lines by colours: each has the same one in all drawings.
 MARKS: dict[str, str] = dict(
     zip(
         "naive GPipe 1F1B eager-1F1B TeraPipe Seq1F1B Interleaved1F1B LoopedBFS paired-1F1B InterleavedZeroBubble "
@@ -29,3 +31,4 @@ MARKS: dict[str, str] = dict(
         strict=True,
     )
 )
+COLOURS = {name: CATEGORIES[int(one)] for name, one in zip(MARKS, "7700335757272737511", strict=True)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -28,6 +28,7 @@ def fsdp_plan(
     microbatch: int | None = None,
     *,
     zero: int | None = None,
+    recompute: bool | Sequence[int] = False,
     state: State | None = None,
     experts: ExpertLayers | None = None,
 ) -> Plan:
@@ -36,10 +37,10 @@ def fsdp_plan(
     A rank stores one of cp * dp parts of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), or of the
     weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each rank that has the same. `zero` names one
     of them, and 0 whole replicas. A rank takes `microbatch` of its sequences at a time, or as many as is fastest, and
-    computes as many layers again as it must to fit. What these ranks send each other goes on beside their work, as far
-    as there is work: `pplab.lab.formulas.sharded_step`; all else is as in `plan`. Weights are gathered, and gradients
-    sent, in the bytes that `state` keeps of them. Under FSDP two layers or matrices are gathered at a time: the one in
-    use, and the next.
+    computes as many layers again as `recompute` says, or, if that says none, as it must to fit. What these ranks send
+    each other goes on beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all else is as in
+    `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps of them. Under FSDP two layers or
+    matrices are gathered at a time: the one in use, and the next.
 
     The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds least. Raises
     ValueError for a Layout with a pipeline, for sequences that can't be shared out evenly, and as `plan` does.
@@ -56,7 +57,7 @@ def fsdp_plan(
     if rest:
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
     sizes = [n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch]
-    how = {"schedule": "naive", "state": state, "experts": experts}
+    how = {"schedule": "naive", "recompute": recompute, "state": state, "experts": experts}
     ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
     whole = [planned() for planned in ways]
     found = [
@@ -68,7 +69,7 @@ def fsdp_plan(
 
 
 def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
-    """What was `found` without recomputation in one way, `planned` again with as many layers as it takes."""
+    """What was `found` in one way; without recomputation, `planned` again with as many layers as it takes."""
     model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
     shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
     weights = found.weights()
@@ -81,7 +82,7 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
         whole = sum(count for *_, (count,) in weights) - (2 - model.tied) * table
         kept += 2 * state.weights * max(whole / model.num_layers, table)
     over = kept + found.memory.activation[0] - found.machine.memory
-    if over > 0:
+    if over > 0 and not any(found.recomputed):
         freed = planned(recompute=True).memory.recomputed[0]
         found = planned(recompute=[min(ceil(over / freed) + 1, model.num_layers)])
     if zero == 0:

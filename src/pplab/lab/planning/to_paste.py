@@ -17,6 +17,7 @@ from ..forms import CLASSES, check_order_of_losses, to_csv
 from ..streams import SENDS, sends_in
 from .planner import Plan
 from .torch_program import program
+from .ways import planned_again
 
 
 def flags(plan: Plan, framework: str) -> str:
@@ -24,7 +25,8 @@ def flags(plan: Plan, framework: str) -> str:
     "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
 
     The model's shape, the data and the optimizer are yours to add. Lines that begin with # say where the framework does
-    something else than was planned. ValueError where it can't run the plan: what it has, or who has it instead.
+    something else than was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
+    what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
     if framework not in WRITERS:
@@ -57,10 +59,7 @@ def read_layout(text: str) -> tuple[int, ...]:
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
     sends = _megatron_sends(rows)
-    if layout.axes[:2] != ["tp", "cp"]:
-        raise ValueError(
-            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
-        )
+    _check_megatron(plan)
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
     even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
     cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
@@ -90,17 +89,47 @@ def _megatron(plan: Plan) -> str:
         sizes += f""" \\
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
   --moe-token-dispatcher-type {kind}"""
-    remarks = _remarks(plan, sends, tuple(min(n, again) for n in plan.layers))
+        more |= {"--disable-bias-linear": layout.tp > 1, "--moe-router-pre-softmax": experts.used == 1}  # both asserted
+    remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
     if divided and (sharded or paired):
         remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
+
+
+def _check_megatron(plan: Plan) -> None:
+    """ValueError for what Megatron-LM's arguments.py, transformer_config.py, parallel_state.py and token_dispatcher.py
+    refuse."""
+    layout, experts = plan.layout, plan.experts
+    heads, gpus = plan.model.kv_heads or plan.model.heads, experts.gpus if experts else 1
+    paired = plan.timeline.schedule.name == "paired-1F1B"
+    refused = {
+        f'numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these': (
+            layout.axes[:2] != ["tp", "cp"]
+        ),
+        f"numbers ranks {layout.order!r} only if ep is cp, got {gpus} and {layout.cp}: plan for 'tp-dp-pp'": (
+            layout.axes[-1] == "dp" and layout.pp > 1 and gpus != layout.cp
+        ),
+        f"doesn't deal {heads} heads of keys and values out to tp {layout.tp}: take a tp that divides them": (
+            heads % layout.tp and layout.tp % heads
+        ),
+        "has pairs only for experts on several GPUs: take Interleaved1F1B": paired and gpus == 1,
+        "recomputes no whole layers in pairs: plan without recompute, or take Interleaved1F1B": (
+            paired and any(plan.recomputed)
+        ),
+        "sends no copies once per node where tp times ep is 1": (
+            experts and experts.once_per_node and layout.tp * gpus == 1
+        ),
+    }
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"Megatron-LM {what}")
 
 
 def _megatron_sends(rows: Schedule) -> str:
     """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
     P, several = rows.num_ranks, rows.num_stages > rows.num_ranks
     names = ("Interleaved1F1B", "paired-1F1B") if several and rows.num_microbatches % P == 0 else ("1F1B",)
-    if P > 1 and not _own(rows, names):
+    if several if P == 1 else not _own(rows, names):
         raise ValueError(
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
@@ -117,9 +146,8 @@ def _torchtitan(plan: Plan) -> str:
         )
     name, writes, sends = _torch_schedule(plan)
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
-    remarks = _remarks(plan, sends, tuple(n * again for n in plan.layers))
-    if plan.zero == 1:
-        remarks += "# planned as ZeRO-1; here gradients are divided, too\n"
+    zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
+    remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
@@ -152,7 +180,7 @@ def _torch(plan: Plan) -> str:
             f"the program for torch has a pipeline and replicas alone: take torchtitan for {plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
-    return _remarks(plan, sends, plan.recomputed) + program(plan, name, writes)
+    return _remarks(plan, sends=sends) + program(plan, name, writes)
 
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
@@ -186,14 +214,16 @@ def _own(rows: Schedule, names: Collection[str]) -> bool:
     return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
 
 
-def _remarks(plan: Plan, sends: str, recomputed: tuple[int, ...]) -> str:
-    """What becomes of the plan, where it becomes something else."""
-    remarks = ""
-    if plan.layout.pp > 1 and sends != plan.sends:
-        remarks += f"# planned with sends={plan.sends!r}; here it is sends={sends!r}\n"
-    if recomputed != plan.recomputed:
-        remarks += f"# planned with recompute={plan.recomputed}; here it is recompute={recomputed}\n"
-    return remarks
+def _remarks(plan: Plan, **here: object) -> str:
+    """What becomes of the plan, where it becomes something else, and what a step is predicted to take then."""
+    planned = {"recompute": plan.recomputed, "zero": plan.zero}
+    planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]  # without a pipeline nobody sends
+    changed = {name: value for name, value in here.items() if value != planned[name]}
+    if not changed:
+        return ""
+    lines = [f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}" for name, value in changed.items()]
+    step_s = planned_again(plan, **changed).step_s
+    return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""])
 
 
 WRITERS = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}

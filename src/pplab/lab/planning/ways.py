@@ -81,9 +81,10 @@ def order(found: Plan) -> tuple[bool, float]:
 
 def planned_again(found: Plan, **changes: Any) -> Plan:
     """The same plan with other arguments: on another machine, with another cut, with other sends."""
-    names = "model machine layout batch microbatch state experts " + ("zero" if found.zero else "shard_optimizer")
+    whole = found.zero is not None
+    names = "model machine layout batch microbatch state experts " + ("zero" if whole else "shard_optimizer")
     how = {name: getattr(found, name) for name in names.split()}
-    if found.zero:
+    if whole:
         return fsdp_plan(**how | changes)
     cut = {"schedule": found.timeline.schedule, "cut": found.layers, "recompute": found.recomputed}
     return plan(**how | cut | changes)

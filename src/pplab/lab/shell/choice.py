@@ -12,36 +12,37 @@ from ..planning import (
     WRITERS,
     Choice,
     ExpertLayers,
+    Machine,
     Transformer,
     choose,
     flags,
     machine_of,
     read_config,
 )
-from .cli import JSON, Command, Flag, write
+from .cli import JSON, Command, Flag, flag, write
 
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30}
 _SPEEDS = {f"{unit}/s": size for unit, size in _BYTES.items()} | {"Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
 _FLOPS = {"TFLOP/s": 1e12, "PFLOP/s": 1e15}
-_NUMBERS = {  # of a model that is given by numbers, and what they are called in `Transformer`
-    "layers": "num_layers",
-    "width": "width",
-    "heads": "heads",
-    "kv_heads": "kv_heads",
-    "head_width": "head_width",
-    "mlp": "mlp_width",
-    "gated": "gated",
-    "vocabulary": "vocabulary",
+_NUMBERS = "layers, width, heads, kv_heads, head_width, mlp, vocabulary"  # of a model that is given by numbers
+_BY_NUMBERS = f"numbers: {_NUMBERS}, such as layers=32,width=4096,heads=32,gated=true (or false, and tied likewise)"
+_IN_FULL = {"layers": "num_layers", "mlp": "mlp_width"}  # what `Transformer` calls them
+_DEGREES = {
+    "tp": "tensor parallelism, one degree or several (default 1,2,4,8)",
+    "cp": "context parallelism, likewise (default 1)",
+    "ep": "expert parallelism, likewise (default 1)",
+    "dp": "data parallelism, likewise (default: any)",
+    "microbatch": "sequences of a microbatch, likewise (default 1)",
 }
 
 
 def _amount(units: Mapping[str, float], example: str) -> Callable[[str], float]:
     def read(text: str) -> float:
-        match = re.fullmatch(r"(\d+\.?\d*)\s*([A-Za-z/]+)", text)
+        match = re.fullmatch(r"(?=.*[1-9])(\d+\.?\d*)\s*([A-Za-z/]+)", text)
         if not match or match[2] not in units:
             raise argparse.ArgumentTypeError(
-                f"{text!r} has no unit that is known here: expected a number with one of {', '.join(units)}, "
-                f"such as {example}"
+                f"{text!r} has no unit that is known here, or nothing before it: expected a number above 0 with one of "
+                f"{', '.join(units)}, such as {example}"
             )
         return float(match[1]) * units[match[2]]
 
@@ -59,24 +60,37 @@ def model_of(text: str, sequence: int) -> tuple[Transformer, ExpertLayers | None
     """The model that the words describe: numbers with names, or what `read_config` reads. ValueError for others."""
     if "=" not in text:
         return read_config(text, sequence)
-    given = dict(pair.partition("=")[::2] for pair in text.split(","))
-    if strange := [name for name, value in given.items() if name not in _NUMBERS or not value.strip().isdigit()]:
-        raise ValueError(
-            f"{strange[0]}={given[strange[0]]} isn't a number of a model: expected whole numbers of "
-            f"{', '.join(_NUMBERS)}, such as layers=32,width=4096,heads=32"
-        )
-    if lacking := {"layers", "width"} - given.keys():
-        raise ValueError(f"a model by numbers needs {' and '.join(sorted(lacking))}, got {text}")
-    return Transformer(sequence=sequence, **{_NUMBERS[name]: int(value) for name, value in given.items()}), None
+    shape = {}
+    for pair in text.replace(" ", "").split(","):
+        if not re.fullmatch(rf"({_NUMBERS.replace(', ', '|')})=\d+|(gated|tied)=(true|false|1|0)", pair):
+            raise ValueError(f"{pair} says nothing of a model: expected {_BY_NUMBERS}")
+        name, _, value = pair.partition("=")
+        shape[_IN_FULL.get(name, name)] = int({"true": 1, "false": 0}.get(value, value))
+    if lacking := {"num_layers", "width"} - shape.keys():
+        raise ValueError(f"a model by numbers needs {' and '.join(sorted(lacking)).replace('num_', '')}, got {text}")
+    return Transformer(sequence=sequence, **shape), None
 
 
 def _choose(given: argparse.Namespace) -> None:
     model, experts = model_of(given.model, given.sequence)
-    machine = machine_of(given.gpu, given.per_node, given.between, given.inside, given.memory, given.flops)
-    names = ("tp", "cp", "ep", "dp", "microbatch")
-    asked = {name: value for name in names if (value := getattr(given, name)) is not None}
+    names = "gpu per_node between inside memory flops ring ports".split()
+    machine = machine_of(**{name: getattr(given, name) for name in names})
+    asked = {name: value for name in _DEGREES if (value := getattr(given, name)) is not None}
     found = choose(model, machine, given.gpus, given.batch, experts=experts, **asked)
-    write(given, found.to_dict(), [found, *([_told(found, given.flags)] if given.flags else [])])
+    assumed = _assumed(experts.parameters(model) if experts else model.parameters, machine)
+    told = [_told(found, given.flags)] if given.flags else []
+    write(given, {"assumed": assumed} | found.to_dict(), [assumed, found, *told])
+
+
+def _assumed(parameters: int, machine: Machine) -> str:
+    """What the table's numbers come from, whether somebody gave it or a name stands for it."""
+    inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
+    return (
+        f"{parameters / 1e9:.3g} billion parameters; a GPU reaches {machine.flops / 1e12:.4g} TFLOP/s and has "
+        f"{machine.memory / 1e9:.4g} GB for what is counted\n"
+        f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring {machine.ring / 1e9:.4g}, "
+        f"and {between:.4g} between boxes; ports of a box: {machine.ports}"
+    )
 
 
 def _told(found: Choice, framework: str) -> str:
@@ -88,30 +102,33 @@ def _told(found: Choice, framework: str) -> str:
 
 
 def _flags() -> tuple[Flag, ...]:
-    numbers = f"layers=32,width=4096,heads=32 (also {', '.join([*_NUMBERS][3:])})"
     speed = dict(type=_amount(_SPEEDS, "450GB/s; 400Gb/s are bits"), metavar="SPEED")
-    several = dict(type=_degrees, metavar="N,N")
+    needed = dict(type=int, required=True)
     return (
-        dict(name="model", metavar="MODEL", help=f"a Hugging Face config.json, its folder or its name; or {numbers}"),
-        dict(name="--gpus", type=int, required=True, metavar="N", help="of the cluster"),
-        dict(name="--gpu", required=True, metavar="NAME", help=", ".join(GPUS)),
-        dict(name="--per-node", type=int, default=8, metavar="N", help="GPUs in a box"),
-        dict(name="--between", required=True, help="of each GPU between boxes, one way, such as 50GB/s", **speed),
-        dict(name="--inside", help="of each GPU in its box, one way, such as 450GB/s", **speed),
-        dict(name="--memory", type=_amount(_BYTES, "80GB"), metavar="SIZE", help="of a GPU, for what is counted"),
-        dict(name="--flops", type=_amount(_FLOPS, "400TFLOP/s"), metavar="SPEED", help="that a GPU reaches"),
-        dict(name="--batch", type=int, required=True, metavar="N", help="sequences of a step"),
-        dict(name="--sequence", type=int, required=True, metavar="N", help="tokens of a sequence"),
-        dict(name="--tp", help="tensor parallelism, one degree or several (default 1,2,4,8)", **several),
-        dict(name="--cp", help="context parallelism, likewise (default 1)", **several),
-        dict(name="--ep", help="expert parallelism, likewise (default 1)", **several),
-        dict(name="--dp", help="data parallelism, likewise (default: any)", **several),
-        dict(name="--microbatch", help="sequences of a microbatch, likewise (default 1)", **several),
-        dict(
-            name="--flags",
-            choices=tuple(WRITERS),
-            help="what to tell it for the first that it can run",
+        flag("model", f"a Hugging Face config.json, its folder or its name; or {_BY_NUMBERS}"),
+        flag("--gpus", "of the cluster", **needed),
+        flag("--gpu", ", ".join(GPUS), required=True, metavar="NAME"),
+        flag("--per-node", "GPUs in a box", type=int, default=8),
+        flag("--between", "of each GPU between boxes, one way, such as 50GB/s", required=True, **speed),
+        flag("--inside", "of each GPU in its box, one way, such as 450GB/s (default: as its data sheet says)", **speed),
+        flag("--ring", "of each GPU in a ring in its box, where that is less (default: as measured on H200)", **speed),
+        flag("--ports", "of a box, for rings over whole boxes (default: one for each GPU)", type=int),
+        flag(
+            "--memory",
+            "of a GPU, for what is counted (default: 0.94 of it)",
+            type=_amount(_BYTES, "80GB"),
+            metavar="SIZE",
         ),
+        flag(
+            "--flops",
+            "that a GPU reaches (default: 0.4 of its peak)",
+            type=_amount(_FLOPS, "400TFLOP/s"),
+            metavar="SPEED",
+        ),
+        flag("--batch", "sequences of a step", **needed),
+        flag("--sequence", "tokens of a sequence", **needed),
+        *(flag(f"--{name}", says, type=_degrees, metavar="N,N") for name, says in _DEGREES.items()),
+        flag("--flags", f"{', '.join(WRITERS)}: what to tell it for the first that it can run", choices=tuple(WRITERS)),
         JSON,
     )
 

@@ -1,6 +1,6 @@
 """`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run them.
 
-A flag is a dict of what argparse's `add_argument` takes, with its name as "name".
+A flag is a dict of what argparse's `add_argument` takes, with its name as "name"; `flag` makes one.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         inner = chosen.add_parser(command.name, help=command.says)
         inner.set_defaults(run=command.run)
         asks = not {"-h", "--help"}.isdisjoint(arguments)
-        for flag in _flags(command, inner, asks) if command.name in arguments[:1] else ():
-            words = {} if "action" in flag else {"metavar": flag["name"].lstrip("-").upper()}
-            words |= {word: value for word, value in flag.items() if word != "name"}
-            words["help"] += " (default %(default)s)" * bool(flag.get("default"))
-            inner.add_argument(flag["name"], **words)
+        for each in _flags(command, inner, asks) if command.name in arguments[:1] else ():
+            usual = "N" if each.get("type") is int else each["name"].lstrip("-").upper()
+            words = ({} if "action" in each else {"metavar": usual}) | each
+            words["help"] += " (default %(default)s)" * bool(each.get("default"))
+            inner.add_argument(words.pop("name"), **words)
     given = parser.parse_args(arguments)
     try:
         if getattr(given, "png", None) or getattr(given, "html", None):
@@ -75,21 +75,17 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         return status
     except BrokenPipeError as error:
         return _closed(given.name, error)
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        say(f"pplab {given.name}: {error}", file=sys.stderr)
-        return 1
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF:
-            say(f"pplab {given.name}: {error}", file=sys.stderr)
-            return 1
-        if os.environ.get("PPLAB_TRACEBACK"):
-            raise
-        said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
-        say(f"pplab {given.name}: {said}", file=sys.stderr)
-        return 1
+        status, said = 1, str(error)
+        lacking = isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF
+        if not lacking and not isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError):
+            if os.environ.get("PPLAB_TRACEBACK"):
+                raise
+            said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
     except KeyboardInterrupt as error:
-        say(f"pplab {given.name}: interrupted{f': {error}' * bool(str(error))}", file=sys.stderr)
-        return 130
+        status, said = 130, f"interrupted{f': {error}' * bool(str(error))}"
+    say(f"pplab {given.name}: {said}", file=sys.stderr)
+    return status
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
@@ -97,12 +93,17 @@ def say(*texts: object, file: TextIO | None = None) -> None:
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
 
 
+def flag(name: str, says: str, **words: Any) -> Flag:
+    """A flag of which its help `says` this."""
+    return {"name": name, "help": says, **words}
+
+
 def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> list[Flag]:
     """The flags of a command; who `asks` for help gets to see those that can be had without what is missing."""
     flags: list[Flag] = []
     try:
-        for flag in command.flags():
-            flags.append(flag)
+        for each in command.flags():
+            flags.append(each)
     except ModuleNotFoundError as error:  # some load torch
         if not asks:
             parser.exit(1, f"pplab {command.name}: {error}\n")
@@ -123,19 +124,20 @@ def _closed(name: str, error: BrokenPipeError) -> int:
 
 
 def _schedules(given: argparse.Namespace) -> None:
-    names = ("name", "placement", "rules", "options", "source")
-    what = {b.name: (inspect.getdoc(b.rows) or "").partition("\n")[0] for b in builders.known()}
-    if given.json:
-        listed = ({name: getattr(b, name) for name in names} | {"summary": what[b.name]} for b in builders.known())
-        say(json.dumps(list(listed), indent=1))
-        return
+    listed = []
     for b in builders.known():
-        say(f"{b.name}\n    {what[b.name]}\n    placement: {b.placement}\n    rules: {b.rules}")
-        say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+        summary = (inspect.getdoc(b.rows) or "").partition("\n")[0]
+        listed.append({name: getattr(b, name) for name in "name placement rules options source".split()})
+        listed[-1]["summary"] = summary
+        if not given.json:
+            say(f"{b.name}\n    {summary}\n    placement: {b.placement}\n    rules: {b.rules}")
+            say(f"    options: {', '.join(b.options) or 'none'}\n    source: {b.source}")
+    if given.json:
+        say(json.dumps(listed, indent=1))
 
 
 def _simulate(given: argparse.Namespace) -> None:
-    names = (flag["name"].lstrip("-").replace("-", "_") for flag in _COSTS)
+    names = (each["name"].lstrip("-").replace("-", "_") for each in _COSTS)
     whole = Costs(**{name: getattr(given, name) for name in names})
     schedule = schedule_of(given, whole)
     cut = _cut(schedule)
@@ -238,9 +240,9 @@ def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
 def summary(timeline: Timeline) -> dict:
     """The figures of a timeline as plain JSON values."""
     schedule = timeline.schedule
-    sizes = {name: getattr(schedule, name) for name in ("num_ranks", "num_stages", "num_microbatches")}
-    names = ("makespan", "bubble_fraction", "bubble_ratio", "span_bubble_fraction", "peak_in_flight", "busy", "idle")
-    figures = {name: getattr(timeline, name) for name in names}
+    sizes = {name: getattr(schedule, name) for name in "num_ranks num_stages num_microbatches".split()}
+    names = "makespan bubble_fraction bubble_ratio span_bubble_fraction peak_in_flight busy idle"
+    figures = {name: getattr(timeline, name) for name in names.split()}
     return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}
 
 
@@ -290,41 +292,41 @@ def _times(text: str) -> Any:
     return values if values[1:] or ":" in text else values[0]
 
 
-SCHEDULE: tuple[Flag, ...] = (
-    dict(name="--schedule", metavar="NAME", help="see pplab schedules"),
-    dict(name="--ranks", type=int, metavar="P", help="processes in the pipeline"),
-    dict(name="--microbatches", type=int, metavar="M", help="slices of the batch"),
-    dict(name="--stages-per-rank", type=int, metavar="V", help="for schedules that have several"),
-    dict(name="--csv", metavar="FILE", help="read the schedule from FILE, or with --schedule write it there"),
+SCHEDULE = (
+    flag("--schedule", "see pplab schedules", metavar="NAME"),
+    flag("--ranks", "processes in the pipeline", type=int, metavar="P"),
+    flag("--microbatches", "slices of the batch", type=int, metavar="M"),
+    flag("--stages-per-rank", "for schedules that have several", type=int, metavar="V"),
+    flag("--csv", "read the schedule from FILE, or with --schedule write it there", metavar="FILE"),
 )
-JSON: Flag = dict(name="--json", nargs="?", const="-", metavar="FILE", help="everything, to FILE or standard output")
-OUTPUT: tuple[Flag, ...] = (
+JSON = flag("--json", "everything, to FILE or standard output", nargs="?", const="-", metavar="FILE")
+OUTPUT = (
     JSON,
-    dict(name="--png", metavar="FILE", help="the Gantt chart"),
-    dict(name="--perfetto", metavar="FILE", help="a trace for the Perfetto viewer"),
+    flag("--png", "the Gantt chart", metavar="FILE"),
+    flag("--perfetto", "a trace for the Perfetto viewer", metavar="FILE"),
 )
 _OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2, "
 _OF += "where colons part its microbatches': 1:2:1,1:2:1"
-_TIME = {"type": _times, "default": 1, "metavar": "T", "help": _OF}
-_COSTS: tuple[Flag, ...] = (
-    *({"name": name, **_TIME} for name in ("--forward", "--backward-input", "--backward-weight")),
-    dict(name="--recompute", type=_times, default=0, metavar="T", help="added to backwards, likewise"),
-    dict(name="--overhead", type=_times, default=0, metavar="T", help="of every action besides, of whatever size"),
-    dict(name="--overlap", type=_overlap, default="sum", metavar="T", help="of a pair: sum, max, a number, likewise"),
-    dict(name="--latency", type=float, default=0, metavar="T", help="of a message between ranks"),
-    dict(name="--bandwidth", type=float, default=inf, metavar="R", help="of every link"),
-    dict(name="--message", type=_times, default=1, metavar="SIZE", help="of what stages exchange"),
+_COSTS = (
+    *(
+        flag(name, _OF, type=_times, default=1, metavar="T")
+        for name in ("--forward", "--backward-input", "--backward-weight")
+    ),
+    flag("--recompute", "added to backwards, likewise", type=_times, default=0, metavar="T"),
+    flag("--overhead", "of every action besides, of whatever size", type=_times, default=0, metavar="T"),
+    flag("--overlap", "of a pair: sum, max, a number, likewise", type=_overlap, default="sum", metavar="T"),
+    flag("--latency", "of a message between ranks", type=float, default=0, metavar="T"),
+    flag("--bandwidth", "of every link", type=float, default=inf, metavar="R"),
+    flag("--message", "of what stages exchange", type=_times, default=1, metavar="SIZE"),
 )
-_LINKS: tuple[Flag, ...] = (
-    dict(name="--sends", choices=SENDS, default=SENDS[0], help=f"who waits for what it sends: {', '.join(SENDS)}"),
+_LINKS = (flag("--sends", f"who waits for what it sends: {', '.join(SENDS)}", choices=SENDS, default=SENDS[0]),)
+_MEMORY = (
+    flag("file", "CSV file, or - for standard input"),
+    flag("--limit", "the most that a rank may hold, in forwards' activations", type=float, metavar="X"),
+    flag("--activation", "of a forward, per stage", type=_times, default=1, metavar="X"),
+    flag("--weight-input", "what stays of it after I (default: all)", type=_times, metavar="X"),
 )
-_MEMORY: tuple[Flag, ...] = (
-    dict(name="file", metavar="FILE", help="CSV file, or - for standard input"),
-    dict(name="--limit", type=float, metavar="X", help="the most that a rank may hold, in forwards' activations"),
-    dict(name="--activation", type=_times, default=1, metavar="X", help="of a forward, per stage"),
-    dict(name="--weight-input", type=_times, metavar="X", help="what stays of it after I (default: all)"),
-)
-_LISTING: Flag = dict(name="--json", action="store_true", help="as JSON")
+_LISTING = flag("--json", "as JSON", action="store_true")
 COMMANDS = (
     Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
     Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT)),

@@ -17,7 +17,7 @@ from ...errors import number
 from ...optional import bring
 from ..forms import run_to_dict
 from . import choice, cli
-from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, say, schedule_of, write
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, say, schedule_of, write
 
 if TYPE_CHECKING:
     from ...runtime import Extra, Run, Workload
@@ -46,24 +46,15 @@ def option_flags() -> Iterator[Flag]:
         "steps": {"default": 5, "help": "measured steps"},
         "warmup": {"help": "steps before them, which change no weight"},
         "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
-        "optimizer": {
-            "name": "--learning-rate",
-            "type": _adamw,
-            "metavar": "R",
-            "default": "0.001",
-            "help": "of AdamW",
-        },
-        "autocast": {
-            "name": "--bf16",
-            "action": "store_const",
-            "const": torch.bfloat16,
-            "help": "compute in bfloat16 where that is safe",
-        },
+        "optimizer": flag("--learning-rate", "of AdamW", type=_adamw, metavar="R", default="0.001"),
+        "autocast": flag(
+            "--bf16", "compute in bfloat16 where that is safe", action="store_const", const=torch.bfloat16
+        ),
     }
     for each in fields(Options):
         name, kind = f"--{each.name.replace('_', '-')}", type(each.default)
         usual = {"dest": each.name, "name": name, "default": each.default}
-        taken = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "N" if kind is int else "X"}
+        taken = {"action": "store_true"} if kind is bool else {"type": kind}
         yield {**usual, **(taken if each.default is not None else {}), **other.get(each.name, {})}
 
 
@@ -80,8 +71,8 @@ def _adamw(rate: str) -> partial:
 def _train_flags() -> Iterator[Flag]:
     yield from (*SCHEDULE, *WORKLOAD)  # which need no torch
     yield from option_flags()
-    yield dict(name="--replicas", type=int, default=1, metavar="D", help="pipelines, on D * P ranks")
-    yield dict(name="--explain", action="store_true", help="say where the median step's time went, also in --perfetto")
+    yield flag("--replicas", "pipelines, on D * P ranks", type=int, default=1, metavar="D")
+    yield flag("--explain", "say where the median step's time went, also in --perfetto", action="store_true")
     for path in EXTRAS:
         yield {"dest": path, **resolve_name(path).flag}
     yield from OUTPUT
@@ -169,26 +160,26 @@ def _explain(given: argparse.Namespace) -> None:
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield dict(name="traces", nargs="+", metavar="TRACE", help="torch.profiler's, one per rank, or a folder of them")
-    yield dict(name="--html", metavar="FILE", help="all of it with charts, as one page that needs nothing else")
+    yield flag("traces", "torch.profiler's, one per rank, or a folder of them", nargs="+", metavar="TRACE")
+    yield flag("--html", "all of it with charts, as one page that needs nothing else", metavar="FILE")
     yield JSON
 
 
 _HEAD = 64  # the width of an attention head of a wide model, which GPUs have fast kernels for
 SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  # of a model that is made here
-WORKLOAD: tuple[Flag, ...] = (
-    dict(
-        name="--model",
+WORKLOAD = (
+    flag(
+        "--model",
+        "gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
         default="gpt",
-        help="gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
     ),
-    dict(name="--source", default="auto", help="of the reviews: auto, hub, sample, or a folder"),
-    dict(name="--data", dest="source", help="the same: a folder of reviews with text and label", default="auto"),
-    dict(name="--device", default="auto", help="auto, cpu or cuda"),
-    dict(name="--batch-size", type=int, default=32, metavar="N", help="samples per step"),
-    dict(dest="num_layers", name="--layers", type=int, metavar="N", help="of gpt or mixture"),
-    dict(name="--width", type=int, metavar="N", help="of gpt or mixture; heads of width 64 beyond 256"),
-    dict(name="--context", type=int, metavar="N", help="of gpt or mixture: the length of a sequence"),
+    flag("--source", "of the reviews: auto, hub, sample, or a folder", default="auto"),
+    flag("--data", "the same: a folder of reviews with text and label", dest="source", default="auto"),
+    flag("--device", "auto, cpu or cuda", default="auto"),
+    flag("--batch-size", "samples per step", type=int, default=32),
+    flag("--layers", "of gpt or mixture", dest="num_layers", type=int),
+    flag("--width", "of gpt or mixture; heads of width 64 beyond 256", type=int),
+    flag("--context", "of gpt or mixture: the length of a sequence", type=int),
 )
 COMMANDS = (
     choice.COMMAND,

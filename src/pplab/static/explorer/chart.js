@@ -88,6 +88,22 @@ var pplabChart = (() => {
     return `Rank ${rank} is idle from ${short(start)} to ${short(end)}: ${text}.`;
   }
 
+  // ---- views -------------------------------------------------------------------------------------------------------
+
+  let views = 0; // of the page: labels need ids that no other has
+
+  /** The element in which a view lives, which its template says (pplab_frames.py); `data-open`: the page of its own. */
+  function begin(root) {
+    const live = document.createElement("div");
+    live.className = "pplab-live";
+    live.innerHTML = document.getElementById(`${root.className}-live`).innerHTML.replaceAll("@", `pplab-view-${++views}`);
+    const open = live.querySelector(".pplab-open");
+    if (root.dataset.open) open.href = root.dataset.open;
+    else open.remove();
+    root.append(live);
+    return live;
+  }
+
   // ---- drawing -----------------------------------------------------------------------------------------------------
 
   const LABELS = 58, ROW = 28, BAR = 24, STRIP = 15, TALL = 24, TITLE = 26, BETWEEN = 10, AXIS = 40, RIGHT = 14; // pixels
@@ -366,18 +382,15 @@ var pplabChart = (() => {
     const found = new Set(timelines.flatMap((t) => t.spans.flatMap(({ item }) => item.parts.map(({ kind }) => kind))));
     const kinds = [..."FBIW"].filter((kind) => found.has(kind));
     const parts = new Set(timelines.flatMap((t) => idleOf(t).map((idle) => idle.part)));
+    const idle = Object.keys(PHASE).filter((part) => parts.has(part));
     const labels = new Set(timelines.flatMap((t) => idleOf(t).filter(({ part }) => part === "other").map(({ text }) => text)));
     const swatch = (style, name) => `<li><i style="${style}"></i>${name}</li>`;
-    const turn = { fill: "45deg", wait: "0deg", drain: "-45deg" };
-    const [ground, line] = IDLE_OPACITY.map((opacity) => `color-mix(in srgb,currentColor ${100 * opacity}%,transparent)`);
-    const hatch = (part) => `background:repeating-linear-gradient(${turn[part]},${line} 0 1.3px,${ground} 1.3px 5px)`;
     return (
       kinds.map((kind) => swatch(`background:${FILL[kind]}`, `${NAME[kind]} ${kind}`)).join("") +
-      Object.keys(PHASE).filter((part) => parts.has(part)).map((part) =>
-        part === "stuck" ? '<li><i class="pplab-stuckbox"></i>stuck</li>' : swatch(hatch(part), PHASE[part])).join("") +
+      idle.map((part) => `<li><i class="pplab-${part}box"></i>${PHASE[part]}</li>`).join("") +
       (parts.has("other") ? swatch(`background:${OTHER}`, escaped(listed([...labels]))) : "")
     );
   }
 
-  return { itemOf, LABELS, FILL, NAME, OTHER, IDLE_OPACITY, shade, ink, short, timed, percent, escaped, listed, fullStages, draw, legend };
+  return { begin, itemOf, LABELS, FILL, NAME, OTHER, IDLE_OPACITY, shade, ink, short, timed, percent, escaped, listed, fullStages, draw, legend };
 })();

@@ -7,52 +7,14 @@
   "use strict";
 
   const { short, timed, percent, escaped, listed } = pplabChart;
-  const { DEFAULTS, OWN, OVERLAP, PER, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines } = pplabSettings;
+  const { OWN, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines } = pplabSettings;
 
   // ---- controls ----------------------------------------------------------------------------------------------------
 
-  const CONTROLS = [
-    { name: "schedule", label: "schedule", kind: "choice" },
-    { name: "compare", label: "compare with", kind: "choice" },
-    { name: "ranks", label: "ranks P", kind: "range", min: 1, max: 16 },
-    { name: "microbatches", label: "microbatches M", kind: "range", min: 1, max: 64 },
-    { name: "stages-per-rank", label: "stages per rank V", kind: "range", min: 1, max: 8 },
-    { name: "slices", label: "slices of a microbatch k", kind: "range", min: 1, max: 8 },
-    { name: "more-in-flight", label: "in flight, more than P − s", kind: "range", min: 0, max: 7 },
-    { name: "attention", label: "attention's share of F", kind: "duration" },
-    { name: "forward", label: "forward F", kind: "durations" },
-    { name: "backward-input", label: "input gradient I", kind: "durations" },
-    { name: "backward-weight", label: "weight gradient W", kind: "durations" },
-    { name: "overhead", label: "overhead per action", kind: "durations" },
-    { name: "latency", label: "latency", kind: "duration" },
-    { name: "overlap", label: "F & B at once take", kind: "choice", choices: OVERLAP },
-    { name: "pair", label: "their duration, if not 0", kind: "duration" },
-    { name: "per", label: "F, I, W are the times of", kind: "choice", choices: PER },
-    { name: "until", label: "time axis, at least to", kind: "duration" },
-    { name: "tickets", label: "tickets", kind: "check" },
-    { name: "path", label: "critical path", kind: "check" },
-    { name: "memory", label: "memory", kind: "check" },
-  ];
-
-  const FIRST = ["schedule", "compare", "ranks", "microbatches", "stages-per-rank", "slices", "more-in-flight"]; // on the page; the rest is folded away
-  const IF_ROOM = ["forward", "backward-input", "backward-weight", "overhead", "latency", "path"]; // folded away on a phone
+  const FIRST = "schedule compare ranks microbatches stages-per-rank slices more-in-flight"; // the rest is folded away,
+  const IF_ROOM = "forward backward-input backward-weight overhead latency path"; // and on a phone these are
   const TIMES = ["forward", "backward-input", "backward-weight", "overhead", "latency", "overlap", "pair", "per"];
   const MOST_ZOOM = 32, ZOOM_STEP = 1.5;
-
-  function controlHTML({ name, label, kind, min, max, choices }, id) {
-    const head = `<label for="${id}">${label}</label>`, own = `id="${id}" name="${name}"`;
-    if (kind === "check") return `<span class="pplab-control pplab-check"><input type="checkbox" ${own}>${head}</span>`;
-    const named = pplab.schedules.map(({ name }) => [name, name]);
-    const known = () => ({ schedule: [...named, [OWN, "your own rows"]], compare: [["", "nothing"], ...named] })[name] || Object.entries(choices);
-    const field = {
-      range: () => `<span class="pplab-pair"><input type="range" name="${name}" aria-label="${label}" min="${min}" max="${max}">` +
-        `<input type="number" ${own} min="${min}"></span>`,
-      durations: () => `<input type="text" ${own} title="one value, or one per stage: 3,4,2" autocomplete="off">`,
-      duration: () => `<input type="number" ${own} min="0" step="any">`,
-      choice: () => `<select ${own}>${known().map(([value, text]) => `<option value="${escaped(value)}">${escaped(text)}</option>`).join("")}</select>`,
-    }[kind];
-    return `<span class="pplab-control"${kind === "range" ? ` data-control="${name}"` : ""}>${head}${field()}</span>`;
-  }
 
   // ---- figures -----------------------------------------------------------------------------------------------------
 
@@ -129,40 +91,20 @@
 
   // ---- an explorer -------------------------------------------------------------------------------------------------
 
-  let made = 0; // explorers of the page: labels need ids that no other has
-
-  /** The elements of an explorer, empty as yet. Controls that the root doesn't name are folded away. */
-  function skeleton(root, isPage) {
-    const prefix = `pplab-explorer-${++made}`;
-    const shown = (root.dataset.controls || "").split(" ").filter(Boolean);
-    const first = shown.length ? shown : innerWidth < 700 ? FIRST : [...FIRST, ...IF_ROOM];
-    const isFirst = ({ name }) => first.includes(name);
-    const html = (wanted) => CONTROLS.filter(wanted).map((control) => controlHTML(control, `${prefix}-${control.name}`)).join("");
-    const rest = html((control) => !isFirst(control));
-    const more = `<details class="pplab-more"><summary>More settings</summary><div class="pplab-controls">${rest}</div></details>`;
-    const open = `<a class="pplab-open" href="${escaped(root.dataset.explorer)}">Open in the explorer</a>`;
-    const live = document.createElement("div");
-    live.className = "pplab-live";
-    live.innerHTML =
-      `<form class="pplab-controls" id="${prefix}-form" aria-label="Settings of the schedule explorer">${html(isFirst)}<div class="pplab-line">` +
-      `${rest && more}<span class="pplab-buttons"><button type="reset">Reset</button>${root.dataset.explorer ? open : ""}</span></div></form>` +
-      `<div class="pplab-own" hidden><label for="${prefix}-rows">your rows: a line per rank, such as 0F0,0F1,0B0,0B1</label>` +
-      `<textarea id="${prefix}-rows" name="rows" form="${prefix}-form" rows="5" wrap="off" spellcheck="false" autocapitalize="off"></textarea>` +
-      `<p class="pplab-buttons"><button type="button" data-do="open">Open a file</button><input type="file" hidden multiple ` +
-      `accept=".csv,.txt,.json" aria-label="File of rows or timelines"><span>CSV, or JSON of <code>lab.timeline_to_dict</code>. You can drop it here, too.</span></p></div>` +
-      `<p class="pplab-error" role="alert"></p>` +
-      `<div class="pplab-bar"><div class="pplab-clock" role="group" aria-label="Playhead"></div>` +
-      `<div class="pplab-zoom" role="group" aria-label="Zoom"><label for="${prefix}-zoom">zoom</label>` +
-      `<button type="button" data-zoom="out" aria-label="zoom out">−</button>` +
-      `<input type="number" id="${prefix}-zoom" name="zoom" form="${prefix}-form" min="1" max="${MOST_ZOOM}" step="any">` +
-      `<button type="button" data-zoom="in" aria-label="zoom in">+</button><button type="button" data-zoom="whole">whole</button></div></div>` +
-      `<div class="pplab-tickets"></div>` +
-      `<div class="pplab-scroll" tabindex="0" role="application" aria-describedby="${prefix}-says" ` +
-      `aria-label="Gantt chart: arrow keys go from action to action, Space plays, plus and minus zoom, Escape selects none"></div>` +
-      `<ul class="pplab-legend"></ul><p class="pplab-says" id="${prefix}-says" aria-live="polite"></p>` +
-      `<div class="pplab-wide"><table class="pplab-figures"></table></div>` +
-      `<details class="pplab-text"><summary>${isPage ? "The rows" : "All figures, and the rows"} as text</summary>` +
-      `<div class="pplab-wide"></div></details><p class="pplab-hidden" aria-live="polite"></p>`;
+  /** The elements of an explorer. Controls that the root doesn't name are folded away. */
+  function begin(root, isPage) {
+    const live = pplabChart.begin(root);
+    const [schedule, compare, more, rest, text] = [
+      "[name=schedule]", "[name=compare]", ".pplab-more", ".pplab-more > div", ".pplab-text > summary",
+    ].map((selector) => live.querySelector(selector));
+    schedule.prepend(...pplab.schedules.map(({ name }) => new Option(name)));
+    compare.append(...pplab.schedules.map(({ name }) => new Option(name)));
+    const first = (root.dataset.controls || (innerWidth < 700 ? FIRST : `${FIRST} ${IF_ROOM}`)).split(" ");
+    for (const control of live.querySelectorAll(".pplab-control")) {
+      if (!first.includes(control.querySelector("[name]").name)) rest.append(control);
+    }
+    more.hidden = !rest.childElementCount;
+    if (isPage) text.textContent = "The rows as text";
     return live;
   }
 
@@ -276,8 +218,7 @@
     let timelines = [], asked = 0, later = 0;
     let moment = state.time || Infinity; // where the next chart's playhead is to stand; null: where it stands
 
-    const live = skeleton(root, isPage);
-    root.append(live);
+    const live = begin(root, isPage);
     const find = (selector) => live.querySelector(selector);
     const [form, own, error, scroll, legend, says, figures, text, spoken] = [
       "form", ".pplab-own", ".pplab-error", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-figures", ".pplab-text", ".pplab-hidden",

@@ -13,12 +13,6 @@ var pplabSettings = (() => {
   const DURATIONS = ["forward", "backward-input", "backward-weight"];
   const PER_STAGE = [...DURATIONS, "overhead"]; // one value for all stages, or a list
   const MOST_ACTIONS = 20000; // that a chart of a page shows without making its reader wait
-  const OVERLAP = { sum: "both, one after the other", max: "the longer of the two" };
-  const PER = {
-    rank: "a microbatch through a rank's layers",
-    stage: "a microbatch through one stage",
-    batch: "the whole batch through a rank's layers",
-  };
 
   // ---- state -------------------------------------------------------------------------------------------------------
 
@@ -151,5 +145,5 @@ var pplabSettings = (() => {
     return takes(name, "slices") ? Object.assign(made, { slices: options.slices }) : made;
   }
 
-  return { DEFAULTS, OWN, OVERLAP, PER, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines };
+  return { DEFAULTS, OWN, decode, encode, read, takes, scheduleOf, timelineOf, ownTimelines };
 })();
