@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from pplab_drawings import SVG, dress
 
 XLINK = "{http://www.w3.org/1999/xlink}"
+GROUP = f"{SVG}g"
 
 ICON = re.compile(r'<(i|span) class="([^"]*\bfa-[^"]*|fas [^"]*)"([^>]*)></\1>')
 STYLES = ("fas", "fab", "fa-solid", "fa-brands", "fa-lg")
@@ -150,19 +151,25 @@ def straight(path: str) -> str:
 
 
 def unwrap(element: ElementTree.Element) -> None:
-    """Take out groups that say nothing, and those that only clip a single element."""
-    children = []
+    """Take out groups that say nothing, and make one of neighbours that are clipped alike: labels, or bars."""
+    children: list[ElementTree.Element] = []
     for child in element:
         unwrap(child)
-        if (
-            child.tag == f"{SVG}g"
-            and child.keys() == ["clip-path"]
-            and len(child) == 1
-            and child[0].tag == f"{SVG}text"
-        ):
-            child[0].set("clip-path", child.attrib.pop("clip-path"))
-        children += child if child.tag == f"{SVG}g" and not child.attrib else [child]
+        for each in child if child.tag == GROUP and not child.attrib else [child]:
+            if not children or not alike(children[-1], each):
+                children.append(each)
+            elif each.tag == GROUP:
+                children[-1].extend(each)
+            else:
+                children[-1].set("d", children[-1].get("d") + each.get("d"))
     element[:] = children
+
+
+def alike(one: ElementTree.Element, other: ElementTree.Element) -> bool:
+    """Whether both are clipped groups, or clipped closed shapes, that differ in nothing but what they hold or where."""
+    if one.tag != other.tag or "clip-path" not in one.attrib or {**one.attrib, "d": ""} != {**other.attrib, "d": ""}:
+        return False
+    return one.tag == GROUP or one.get("d", "").endswith("z") and other.get("d", "").endswith("z")
 
 
 def share_styles(root: ElementTree.Element, name: str) -> None:
