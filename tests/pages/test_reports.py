@@ -29,8 +29,11 @@ def test_every_program_of_the_page_is_a_report_with_its_output():
 
 
 RUN_ALL = """
-import os, runpy, signal, sys
+import functools, os, runpy, signal, sys
 import torch.distributed.pipelining  # once: it takes longer than most programs
+import torch.multiprocessing as mp
+
+mp.spawn = functools.partial(mp.start_processes, start_method="fork")  # so in their ranks, too
 
 for folder in sys.argv[1:]:
     if not (child := os.fork()):

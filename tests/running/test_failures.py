@@ -279,8 +279,8 @@ def test_a_pool_that_another_thread_closes(pool):
 
 
 def strike(pool: Pool, folder: Path, number: int, rank: int = 0) -> None:
-    """Send a signal to a rank while rank 0 computes, and another rank waits for what it makes."""
-    while not list(folder.iterdir()) or (rank and not pool._ranks.statuses[rank].waits):
+    """Send a signal to a rank while rank 0 computes, and another rank waits for what it makes (not at a barrier)."""
+    while not list(folder.iterdir()) or (rank and not pool._ranks.statuses[rank].doing.startswith("waits at ")):
         time.sleep(0.01)
     os.kill(pool.pids[rank], number)
 
