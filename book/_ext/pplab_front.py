@@ -5,7 +5,7 @@
 
     naive
     1F1B
-    ZB-V, cut 4+4+4+4+5+5+4+2
+    ZB-V, cut 4+5+5+3+5+4+4+2
     ```
 
 runs a step of sixteen sequences of the running case under each of these schedules, side by side, and ends when `until`

@@ -5,6 +5,9 @@ const pplabSearch = (() => {
   const IN_TITLE = 6, IN_INDEX = 8, IN_CHAPTER = 2; // what a word counts there, if it counts one in the text
   const PART = 0.4; // and what a part of a name counts of the whole
   const SHOWN = 15, QUOTED = 220; // results, and characters of each
+  // Words that only ask; Sphinx' own list lacks them. "I" is one after a verb, and otherwise an action's letter.
+  stopwords.push(..."how what why when where which who do does did can could should would vs versus".split(" "));
+  const ASKS = /\b(do|can|should) (i|we)\b/gi;
 
   const stemmer = new Stemmer();
   const stems = new Map();
@@ -59,7 +62,8 @@ const pplabSearch = (() => {
   };
 
   // Rare words count more (BM25); then how much of the query a section has, and whether it is what the query names.
-  const find = (query) => {
+  const find = (said) => {
+    const query = said.replace(ASKS, " ");
     const terms = asked(query);
     const scores = new Map(); // section: [score, share of the query]
     let all = 0;
