@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import pickle
 import re
 import sys
 from importlib.metadata import entry_points
@@ -13,6 +15,8 @@ from pathlib import Path
 import gpu_tables
 import pytest
 import torch
+import torch.distributed.run
+from torch.distributed.flight_recorder import fr_trace
 
 from conftest import on_fake_gpus
 from pplab import lab
@@ -264,7 +268,8 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
     known = "".join((headers / name).read_text() for name in ("FlightRecorder.hpp", "ProcessGroupNCCL.hpp"))
     names = set(re.findall(r"TORCH_[A-Z_]+", HANGS_PAGE))
     file_names = {"TORCH_FR_DUMP_TEMP_FILE"}
-    assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"} | file_names
+    settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG"}
+    assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} | settings | file_names
     assert all(f'"{name}"' in known for name in names - file_names)
     assert '"p2p_seq_id"' in known and "DEFINE_CONSTANT(scheduled_state" in known
     if sys.platform == "linux":
@@ -273,8 +278,32 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
     reader = Path(torch.__file__).parent / "distributed" / "flight_recorder" / "components" / "types.py"
     assert '"FR_TRACE_VERBOSE_OUTPUT"' in reader.read_text() and "FR_TRACE_VERBOSE_OUTPUT=1 torchfrtrace" in HANGS_PAGE
     assert "torchfrtrace" in {entry.name for entry in entry_points(group="console_scripts")}
-    assert "NCCL watchdog timeout" in HANGS_PAGE
+    assert "NCCL watchdog timeout" in HANGS_PAGE and "pt_elastic" in inspect.getsource(torch.distributed.run)
     assert re.search(r"NCCLDefaultTimeout =\s+std::chrono::\w+\(10 \* 60 \*", known)
+
+
+def test_the_page_shows_what_torchfrtrace_says_of_two_ranks_that_both_send(tmp_path, caplog):
+    """Of dumps as PyTorch's recorder writes them, with what the reader looks at."""
+    done = {"process_group": ("0", "default_pg"), "input_dtypes": ["Float"], "output_dtypes": ["Float"], "is_p2p": True}
+    sizes = {"input_sizes": [(1, 64)], "output_sizes": [(1, 64)], "time_created_ns": 0, "collective_seq_id": 0}
+    ranks = (
+        (("send 0->1", "completed"), ("send 0->1", "started")),
+        (("recv 1<-0", "completed"), ("send 1->0", "started")),
+    )
+    for rank, operations in enumerate(ranks):
+        entries = [
+            {"record_id": i, "p2p_seq_id": i + 1, "profiling_name": f"nccl:{what}", "state": state, **done, **sizes}
+            for i, (what, state) in enumerate(operations)
+        ]
+        groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+        dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries}
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+    with pytest.raises(SystemExit):
+        fr_trace.main([str(tmp_path), "-p", "rank_", "-j"])
+    printed = "\n".join(line.rstrip() for line in caplog.messages[-1].splitlines())
+    assert printed.count("send(") == 3 and f"```text\n{printed}\n```" in HANGS_PAGE, printed
+    fr_trace.main([str(tmp_path), "-p", "rank_"])
+    assert "Culprit rank 1; Error type: SIZE_OR_SYNTAX_MISMATCH" in caplog.text
 
 
 def test_the_runtime_sets_what_the_pages_say():

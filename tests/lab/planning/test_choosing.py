@@ -115,6 +115,17 @@ def test_layers_run_again_only_where_they_must():
             assert plan(SMALL, tight, found.layout, 32, **how).memory_bytes > tight.memory
 
 
+def test_microbatches_that_arent_whole_rounds_are_torchs():
+    """Chapter 12's model on 48 GPUs: 128 microbatches on 6 ranks, which Megatron-LM's schedules.py refuses."""
+    model = replace(LLAMA_70B, sequence=4096)
+    (row,) = choose(model, DGX, 48, 256, tp=4, dp=2, schedules=["Interleaved1F1B"]).rows
+    rows = row.plan.timeline.schedule
+    assert (rows.num_ranks, rows.num_microbatches, row.plan.sends) == (6, 128, "nobody waits")
+    with pytest.raises(ValueError, match="for microbatches that the ranks divide"):
+        lab.flags(row.plan, "Megatron-LM")
+    assert "pipeline_parallel_degree=6" in lab.flags(row.plan, "torchtitan")
+
+
 def test_whether_to_pipeline_a_mixture_of_experts_cant_be_told():
     """On 16 H100 NVIDIA published PP 1 with EP 16, and PP 2 with EP 8, 1 % apart: Megatron Bridge's archive."""
     found = choose(QWEN, machine_of("h100", 8, 50e9), 16, 1024, tp=1, ep=(4, 8, 16), experts=ExpertLayers(128, 8))
@@ -203,6 +214,9 @@ def test_chapter_12s_command_gives_its_table():
     assert assumed == "70.6 billion parameters; a GPU reaches 400 TFLOP/s and has 80 GB for what is counted"
     table, line = output("choice"), output('print(lab.flags(typed.plan, "Megatron-LM"))')
     assert table.count("FSDP") == 4 and rest.startswith(table) and rest.rstrip().endswith(line)
+    at_head = re.search(r"```text\n(.+)\n\.\.\.\n\n(.+?)\n```", "".join(CHAPTER[0]["source"]), re.DOTALL)
+    names, first = at_head[1].split("\n", 1)
+    assert table.startswith(names) and first in table and line == at_head[2]
 
 
 def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):

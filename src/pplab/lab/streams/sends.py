@@ -49,10 +49,10 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
 
 def sends_in(framework: str, schedule: Schedule) -> str:
     """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule. Megatron-LM's interleaved schedule waits
-    for forwards from two rounds of microbatches on."""
-    few = schedule.num_microbatches < 2 * schedule.num_ranks
+    for forwards where microbatches are two whole rounds of the ranks, or more."""
+    P, M = schedule.num_ranks, schedule.num_microbatches
     for sends, whose in _WHOSE.items():
-        if framework in whose.get(schedule.name, "") and not (few and sends == "forwards wait"):
+        if framework in whose.get(schedule.name, "") and (sends != "forwards wait" or _rounds(P, M)):
             return sends
     return SENDS[0]
 
@@ -73,7 +73,7 @@ def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
             f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give sends='nobody waits'"
         )
     P, M = schedule.num_ranks, schedule.num_microbatches
-    if ahead and (M % P or M < 2 * P):
+    if ahead and not _rounds(P, M):
         raise ValueError(
             f"sends={sends!r} needs microbatches in at least two whole rounds of {P}, one for each rank, got {M}"
         )
@@ -97,3 +97,8 @@ def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
             before = item.kind
         rows.append(tuple(item for *_, item in sorted(places, key=itemgetter(0, 1))))
     return rows, waits
+
+
+def _rounds(num_ranks: int, num_microbatches: int) -> bool:
+    """Whether the microbatches are at least two whole rounds of the ranks."""
+    return num_microbatches % num_ranks == 0 and num_microbatches >= 2 * num_ranks
