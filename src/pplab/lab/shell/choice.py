@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 
 from ..planning import (
     GPUS,
@@ -14,6 +15,7 @@ from ..planning import (
     ExpertLayers,
     Machine,
     Transformer,
+    as_run,
     choose,
     flags,
     machine_of,
@@ -94,11 +96,17 @@ def _assumed(parameters: int, machine: Machine) -> str:
 
 
 def _told(found: Choice, framework: str) -> str:
-    """What to paste for the first row that can't be told apart from the fastest and that the framework can run."""
+    """What to paste for one of the rows that can't be told apart: the first that is still among them as the framework
+    runs it, or else the fastest."""
+    runs = []
     for row in found.equal:
         with suppress(ValueError):
-            return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
-    return f"{framework} can run none of those that can't be told apart"
+            runs.append((as_run(row.plan, framework).step_s, row))
+    if not runs:
+        return f"{framework} can run none of those that can't be told apart"
+    slowest = max(row.plan.step_s for row in found.equal)
+    _, row = next((run for run in runs if run[0] <= slowest), min(runs, key=itemgetter(0)))
+    return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
 
 
 def _flags() -> tuple[Flag, ...]:
@@ -128,7 +136,11 @@ def _flags() -> tuple[Flag, ...]:
         flag("--batch", "sequences of a step", **needed),
         flag("--sequence", "tokens of a sequence", **needed),
         *(flag(f"--{name}", says, type=_degrees, metavar="N,N") for name, says in _DEGREES.items()),
-        flag("--flags", f"{', '.join(WRITERS)}: what to tell it for the first that it can run", choices=tuple(WRITERS)),
+        flag(
+            "--flags",
+            f"{', '.join(WRITERS)}: what to tell it for the first that it runs as fast as is planned",
+            choices=tuple(WRITERS),
+        ),
         JSON,
     )
 
