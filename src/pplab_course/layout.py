@@ -113,11 +113,13 @@ def judge(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def run_csv(answer: object) -> Verdict:
-    """A CSV of two ranks and four microbatches, shorter than 1F1B, that torch runs with one process's gradients."""
+    """A CSV of 2 ranks and 4 microbatches, shorter than 1F1B, holding no more, that torch runs with right gradients."""
     schedule = schedule_of(answer, (2, 2, 4), "expected 2 ranks, a stage on each, and 4 microbatches")
     takes, of_1f1b = (simulate(s).makespan for s in (schedule, build("1F1B", num_ranks=2, num_microbatches=4)))
     if takes >= of_1f1b:
         return wrong(f"it takes {takes} where F = I = W = 1, and 1F1B takes {of_1f1b}: split the backwards")
+    if schedule.peak_in_flight > (2, 1):
+        return wrong(f"ranks hold {schedule.peak_in_flight} at most, under 1F1B (2, 1): a rank holds until W")
     from torch import nn
 
     ran = by_torch(schedule, [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)])
@@ -165,11 +167,8 @@ def choose(answer: object) -> Verdict:
         return wrong(f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}")
     fastest_s = min(each.step_s for each in plans() if each.fits)
     if given.step_s > 1.02 * fastest_s:
-        slow = max(("tp", given.tp_s), ("dp", given.dp_s), ("bubble", _bubble(given)), key=lambda part: part[1])
+        bubble = given.timeline.makespan - given.compute_s - given.tp_s
+        slow = max(("tp", given.tp_s), ("dp", given.dp_s), ("bubble", bubble), key=lambda part: part[1])
         times = f"{given.step_s / fastest_s:.2f} times the fastest"
         return wrong(f"it fits and takes {times}; its largest loss is {slow[0]}")
     return right(f"{given.step_s:.1f} s a step in {given.memory_bytes / 1e9:.0f} GB")
-
-
-def _bubble(given: Plan) -> float:
-    return given.timeline.makespan - given.compute_s - given.tp_s

@@ -63,4 +63,10 @@ def _owner(entry: Entry) -> tuple[str, str]:
         return ("torch, DeepSpeed", "kept") if entry.held_gb else ("", "")
     has, compiled = who_has(entry.timeline.schedule)
     sends = WAITING if entry.what.endswith(" wait") else NOBODY_WAITS
-    return sends.get(entry.timeline.schedule.name, has), compiled
+    owners = sends.get(entry.timeline.schedule.name, has).split(", ")
+    if len(set(entry.cut or ())) > 1:
+        owners = [owner for owner in owners if owner != AUTHORS]  # whose V has an even cut alone
+    again = entry.recompute or (0,)
+    if again is not True and len(set(again)) > 1:  # Megatron-LM's --recompute-num-layers is one number
+        owners = [owner for owner in owners if "Megatron" not in owner]
+    return ", ".join(owners) or "nobody", compiled

@@ -17,8 +17,10 @@ from pplab_course import layout as exercise
 from pplab_course.verdict import Wrong
 
 TRUTH = {"A": "missing", "B": "runs", "C": "losses", "D": "deadlock"}
-OUT_OF_ORDER = """0F0,0F1,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
-1F1,1I1,1F0,1I0,1W1,1F2,1I2,1W0,1F3,1I3,1W2,1W3"""
+FOURTEEN = """0F0,0F1,0I0,0W0,0F2,0I1,0W1,0F3,0I2,0W2,0I3,0W3
+1F0,1I0,1W0,1F1,1I1,1W1,1F2,1I2,1W2,1F3,1I3,1W3"""
+OUT_OF_ORDER = """0F1,0F0,0I1,0W1,0F2,0I0,0W0,0F3,0I2,0W2,0I3,0W3
+1F1,1I1,1W1,1F0,1I0,1W0,1F2,1I2,1W2,1F3,1I3,1W3"""
 ZB_H1 = lab.to_csv(builds("ZB-H1")(2, 4))
 
 
@@ -59,6 +61,7 @@ WRONG = [
     (exercise.run_csv, "0F0,0B0\n1F0", "1B0 is missing"),
     (exercise.run_csv, "0F0,0B0\n1F0,1B0", "expected 2 ranks, a stage on each, and 4 microbatches"),
     (exercise.run_csv, lab.to_csv(builds("1F1B")(2, 4)), "it takes 15 where F = I = W = 1, and 1F1B takes 15"),
+    (exercise.run_csv, ZB_H1, "ranks hold (2, 2) at most, under 1F1B (2, 1)"),
     (exercise.run_csv, OUT_OF_ORDER, "would take one microbatch's loss for another's"),
     (exercise.choose, 8, "expected a pplab.lab.Layout"),
     (exercise.choose, {"tp": 2, "pp": 4}, "2 x 4 x 1 = 8 ranks, and there are 32"),
@@ -118,4 +121,4 @@ def test_the_tables_are_what_they_are_said_to_be(one_pool):
 
 @pytest.mark.slow
 def test_a_real_answer_is_run(one_pool):
-    assert "13 instead of 15, by torch" in exercise.run_csv(ZB_H1).says
+    assert "14 instead of 15, by torch" in exercise.run_csv(FOURTEEN).says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -158,6 +159,11 @@ def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
     """The script compares every rank's gradients with those of one process, in every step."""
     script = Path(__file__).parents[3] / "notebooks" / "torch_alone.py"
     assert not re.search(r"^\s*(import|from) pplab", script.read_text(), re.MULTILINE)
+    chapter = json.loads(script.with_name("13_own_model.ipynb").read_text())
+    told = "\n".join("".join(cell["source"]) for cell in chapter["cells"])
+    (shown,) = re.findall(r"```python\n(rank, ranks = .*?)```", told, re.DOTALL)
+    other = [line for line in shown.splitlines() if line.strip().removeprefix("stage = ") not in script.read_text()]
+    assert other == ["optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.5)"]  # the script has a second model
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(launcher, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -214,6 +214,9 @@ def test_chapter_12s_command_gives_its_table():
     assert assumed == "70.6 billion parameters; a GPU reaches 400 TFLOP/s and has 80 GB for what is counted"
     table, line = output("choice"), output('print(lab.flags(typed.plan, "Megatron-LM"))')
     assert table.count("FSDP") == 4 and rest.startswith(table) and rest.rstrip().endswith(line)
+    at_head = re.search(r"```text\n(.+)\n\.\.\.\n\n(.+?)\n```", "".join(CHAPTER[0]["source"]), re.DOTALL)
+    names, first = at_head[1].split("\n", 1)
+    assert table.startswith(names) and first in table and line == at_head[2]
 
 
 def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
