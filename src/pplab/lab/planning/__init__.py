@@ -25,7 +25,7 @@ __all__, __getattr__, __dir__ = lazily(
         "partitioning": "partition",
         "planner": "Plan plan",
         "state": "State",
-        "to_paste": "WRITERS as_run flags read_layout",
+        "to_paste": "WRITERS flags read_layout",
         "transformer": "Transformer",
     },
 )

@@ -34,7 +34,6 @@ from .planner import Plan as Plan
 from .planner import plan as plan
 from .state import State as State
 from .to_paste import WRITERS as WRITERS
-from .to_paste import as_run as as_run
 from .to_paste import flags as flags
 from .to_paste import read_layout as read_layout
 from .transformer import Transformer as Transformer

@@ -7,7 +7,7 @@ of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from math import gcd
 
 from ...builders import build
@@ -18,8 +18,6 @@ from ..streams import SENDS, sends_in
 from .planner import Plan
 from .torch_program import program
 from .ways import planned_again
-
-Written = tuple[Mapping[str, object], str]  # what the framework decides of a plan, and what to paste
 
 
 def flags(plan: Plan, framework: str) -> str:
@@ -33,18 +31,7 @@ def flags(plan: Plan, framework: str) -> str:
     expect(Plan, plan=plan)
     if framework not in WRITERS:
         raise unknown("framework", framework, WRITERS)
-    changed, text = _changed(plan, framework)
-    if not changed:
-        return text
-    lines = [f"# planned with {name}={was!r}; here it is {name}={now!r}" for name, (was, now) in changed.items()]
-    step_s = as_run(plan, framework).step_s
-    return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", text])
-
-
-def as_run(plan: Plan, framework: str) -> Plan:
-    """The plan as the framework runs it. ValueError where it can't."""
-    changed, _ = _changed(plan, framework)
-    return planned_again(plan, **{name: now for name, (_, now) in changed.items()})
+    return WRITERS[framework](plan)
 
 
 def read_layout(text: str) -> tuple[int, ...]:
@@ -69,7 +56,7 @@ def read_layout(text: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in plain.split("|"))
 
 
-def _megatron(plan: Plan) -> Written:
+def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
     sends = _megatron_sends(rows)
     _check_megatron(plan)
@@ -103,10 +90,10 @@ def _megatron(plan: Plan) -> Written:
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
   --moe-token-dispatcher-type {kind}"""
         more |= {"--disable-bias-linear": layout.tp > 1, "--moe-router-pre-softmax": experts.used == 1}  # both asserted
-    here = {"sends": sends, "recompute": tuple(min(n, again) for n in plan.layers)}
-    warned = "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-    line = " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
-    return here, warned * (divided and (sharded or paired)) + line
+    remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
+    if divided and (sharded or paired):
+        remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
 
 
 def _check_megatron(plan: Plan) -> None:
@@ -150,7 +137,7 @@ def _megatron_sends(rows: Schedule) -> str:
     return sends_in("Megatron-LM", rows)
 
 
-def _torchtitan(plan: Plan) -> Written:
+def _torchtitan(plan: Plan) -> str:
     layout, rows, again = plan.layout, plan.timeline.schedule, any(plan.recomputed)
     sharded, tokens = plan.shard_optimizer or plan.zero, plan.model.sequence
     if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
@@ -161,8 +148,8 @@ def _torchtitan(plan: Plan) -> Written:
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
-    here = {"sends": sends, "recompute": tuple(n * again for n in plan.layers), "zero": zero}
-    text = f"""{writes}layers = iter(range({plan.model.num_layers}))
+    remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
+    return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
 parts[-1] += ["norm", "lm_head"]
@@ -187,16 +174,15 @@ training = TrainingConfig(
 )
 activation_checkpoint = {"FullAC.Config()" if again else None}
 """
-    return here, text
 
 
-def _torch(plan: Plan) -> Written:
+def _torch(plan: Plan) -> str:
     if plan.layout.tp * plan.layout.cp > 1 or plan.experts or plan.zero is not None:
         raise ValueError(
             f"the program for torch has a pipeline and replicas alone: take torchtitan for {plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
-    return {"sends": sends}, program(plan, name, writes)
+    return _remarks(plan, sends=sends) + program(plan, name, writes)
 
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
@@ -230,12 +216,16 @@ def _own(rows: Schedule, names: Collection[str]) -> bool:
     return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
 
 
-def _changed(plan: Plan, framework: str) -> tuple[dict[str, tuple[object, object]], str]:
-    """What the framework has something else for than was planned, both, and what to paste."""
-    here, text = WRITERS[framework](plan)
+def _remarks(plan: Plan, **here: object) -> str:
+    """What becomes of the plan, where it becomes something else, and what a step is predicted to take then."""
     planned = {"recompute": plan.recomputed, "zero": plan.zero}
     planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]  # without a pipeline nobody sends
-    return {name: (planned[name], now) for name, now in here.items() if now != planned[name]}, text
+    changed = {name: value for name, value in here.items() if value != planned[name]}
+    if not changed:
+        return ""
+    lines = [f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}" for name, value in changed.items()]
+    step_s = planned_again(plan, **changed).step_s
+    return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""])
 
 
 WRITERS = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
