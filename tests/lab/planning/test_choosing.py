@@ -237,6 +237,15 @@ def test_the_command_says_what_to_paste(capsys):
     assert "torch can run none of those" in capsys.readouterr().out
 
 
+def test_what_to_paste_isnt_what_the_framework_would_run_slower(capsys):
+    """The first row computes 6 of 12 layers again, where torchtitan would compute all; the next computes none."""
+    assert main(["choose", *ASKED, "--memory", "4.5GB", "--flags", "torchtitan"]) == 0
+    table, _, told = capsys.readouterr().out.partition("\n# ")
+    first, second = table[table.index("can't be told apart") :].splitlines()[1:3]
+    assert "12, 6 again" in first and "again" not in second
+    assert second.startswith(told.partition(",")[0]) and told.rstrip().endswith("activation_checkpoint = None")
+
+
 @pytest.mark.parametrize(("text", "size"), [("450GB/s", 450e9), ("400Gb/s", 50e9), ("1.5TB/s", 1.5e12)])
 def test_bits_and_bytes(text, size, capsys):
     def steps(*flags):

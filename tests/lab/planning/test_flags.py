@@ -209,6 +209,7 @@ def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
     shards = said.data_parallel_shard_degree, said.data_parallel_replicate_degree
     assert shards == ((8, 1) if zero else (1, 8)) and not said.pipeline_parallel_schedule_csv
     assert said.fsdp_reshard_after_forward == ("always" if zero == 3 else "never")
+    assert not found["training"].disable_cuda_graphs
     assert ("# planned with zero=1; here it is zero=2\n# so a step is predicted to" in text) == (zero == 1)
     with pytest.raises(ValueError, match="a pipeline and replicas alone"):
         lab.flags(asked, "torch")
@@ -295,6 +296,7 @@ class TrainingConfig:
     num_tokens_per_microbatch_per_dp_rank: int = 16384
     num_tokens_per_train_step: int = -1
     max_context_length: int = 2048
+    disable_cuda_graphs: bool = False
 
 
 FullAC = SimpleNamespace(Config=lambda: "full")
@@ -342,6 +344,7 @@ def test_torchtitans_fields_are_the_plan(how, tmp_path, monkeypatch):
     assert tokens.num_tokens_per_microbatch_per_dp_rank == asked.microbatch * 4096 == tokens.max_context_length
     per_step = tokens.num_tokens_per_microbatch_per_dp_rank * said.num_pp_microbatches * layout.dp
     assert tokens.num_tokens_per_train_step == per_step == 32 * 4096
+    assert tokens.disable_cuda_graphs  # trainer.py, _validate_cuda_graphs: "do not support pipeline parallelism yet"
     assert found["activation_checkpoint"] == ("full" if any(asked.recomputed) else None)
     in_a_v = schedules.get_schedule_class(said.pipeline_parallel_schedule) in (
         schedules.ScheduleZBVZeroBubble,

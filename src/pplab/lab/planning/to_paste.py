@@ -146,6 +146,7 @@ def _torchtitan(plan: Plan) -> str:
         )
     name, writes, sends = _torch_schedule(plan)
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
+    ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
     remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
@@ -163,12 +164,13 @@ parallelism = ParallelismConfig(
     data_parallel_shard_degree={layout.dp if sharded else 1},
     data_parallel_replicate_degree={1 if sharded else layout.dp},
     fsdp_reshard_after_forward="{"always" if plan.zero == 3 else "never"}",
-    expert_parallel_degree={plan.experts.gpus if plan.experts else 1},
+    expert_parallel_degree={ep},
 )
 training = TrainingConfig(
     num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
     num_tokens_per_train_step={plan.batch * tokens},
     max_context_length={tokens},
+    disable_cuda_graphs={max(layout.pp, ep) > 1},
 )
 activation_checkpoint = {"FullAC.Config()" if again else None}
 """
