@@ -105,6 +105,16 @@ def test_its_head_has_the_chapter_in_five_lines(path):
     assert not not_counted(said[1], path), f"no output and no check has {not_counted(said[1], path)}"
 
 
+def test_below_them_it_leads_to_the_sections_for_one_question(path):
+    prose = "\n\n".join(map(text, cells(path, "markdown")))
+    said = re.search(r"\n</details>\n\n(Only .+(?:\n.+)*)\n\n", prose)
+    assert said, "below the folded note: a paragraph such as `Only the hang: [Run it](#run-it)`"
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.M)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    linked = re.findall(r"\]\(#(.+?)\)", said[1])
+    assert linked and {*linked} <= anchors, f"no section is called { ({*linked} - anchors) }"
+
+
 def test_every_figure_says_what_it_shows(path):
     """The page prints it below the figure. What it counts, an output or a check of the chapter has counted."""
     for cell in cells(path, "code"):

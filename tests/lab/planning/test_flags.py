@@ -73,7 +73,9 @@ def megatron(line, kv_heads=8):
         *(("micro-batch-size", None), ("global-batch-size", None), ("tensor-model-parallel-size", 1)),
         *(("pipeline-model-parallel-size", 1), ("context-parallel-size", 1), ("expert-model-parallel-size", 1)),
         *(("num-virtual-stages-per-pipeline-rank", None), ("recompute-num-layers", None), ("num-experts", None)),
-        ("moe-router-topk", 2),
+        *(("moe-router-topk", 2), ("hidden-size", None), ("ffn-hidden-size", None), ("num-attention-heads", None)),
+        *(("kv-channels", None), ("num-query-groups", 1), ("max-position-embeddings", None)),
+        *(("moe-ffn-hidden-size", None), ("moe-shared-expert-intermediate-size", None)),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name in ("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout"):
@@ -83,6 +85,8 @@ def megatron(line, kv_heads=8):
     for name in (
         *("bf16", "sequence-parallel", "use-distributed-optimizer", "use-tp-pp-dp-mapping", "grad-reduce-in-bf16"),
         *("overlap-moe-expert-parallel-comm", "use-megatron-fsdp", "disable-bias-linear", "moe-router-pre-softmax"),
+        *("overlap-grad-reduce", "overlap-param-gather", "group-query-attention", "swiglu"),
+        "untie-embeddings-and-output-weights",
     ):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
@@ -113,6 +117,10 @@ def asserted(said, queues, kv_heads):
     else:
         assert said.ckpt_format == "torch_dist"
         assert tp * cp == 1 or said.overlap_moe_expert_parallel_comm or queues == "1"
+    if said.overlap_param_gather:
+        assert (said.use_distributed_optimizer or said.use_megatron_fsdp) and said.overlap_grad_reduce
+    assert said.kv_channels or said.hidden_size % said.num_attention_heads == 0
+    assert said.max_position_embeddings >= said.seq_length
     assert cp == 1 or said.seq_length % (2 * cp) == 0
     assert ep == 1 or (said.num_experts and said.num_experts % ep == 0)
     # model_parallel_config.py, transformer_config.py
@@ -132,6 +140,29 @@ def asserted(said, queues, kv_heads):
     if said.use_tp_pp_dp_mapping and stages > 1:
         assert world // (tp * ep * stages) == dp
     assert said.moe_token_dispatcher_type != "flex" or tp * ep > 1
+
+
+def weights(said, vocabulary):
+    """Parameters by Megatron-LM's theoretical_memory_usage.py, without its norms and its router."""
+    width, heads, gate = said.hidden_size, said.num_attention_heads, 1.5 if said.swiglu else 1
+    queries = (said.kv_channels or width // heads) * heads
+    groups = said.num_query_groups if said.group_query_attention else heads
+    wide = said.ffn_hidden_size
+    if said.num_experts:
+        wide = said.moe_ffn_hidden_size * said.num_experts + (said.moe_shared_expert_intermediate_size or 0)
+    layer = 2 * width * queries * (1 + groups / heads) + 2 * width * wide * gate
+    return said.num_layers * layer + (1 + said.untie_embeddings_and_output_weights) * width * vocabulary
+
+
+@pytest.mark.parametrize("experts", [None, lab.ExpertLayers(16, 4, 2, shared=1)])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shape", [
+    {}, {"gated": True, "kv_heads": 2, "mlp_width": 2560}, {"gated": True, "head_width": 96}, {"kv_heads": 1}
+])  # fmt: skip
+def test_megatrons_line_has_as_many_parameters_as_the_plan(shape, tied, experts):
+    model = lab.Transformer(4, 512, 128, heads=8, vocabulary=1000, tied=tied, **{"mlp_width": 1280} | shape)
+    line = lab.flags(lab.plan(model, NODE, lab.Layout(pp=2, dp=4), 32, experts=experts), "Megatron-LM")
+    assert weights(megatron(line), 1000) == (experts.parameters(model) if experts else model.parameters)
 
 
 @pytest.mark.parametrize("how", [
@@ -174,11 +205,14 @@ def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
     back = lab.read_launch(line)
     again = lab.plan(MODEL, NODE, **back.arguments)
     assert again == asked and again.step_s == asked.step_s
-    assert {*back.ignored} - {"--moe-flex-dispatcher-backend", "--disable-bias-linear", "--moe-router-pre-softmax"} == {
-        "--seq-length",
-        "--bf16",
-        *["--sequence-parallel"] * (layout.tp > 1),
-    }
+    assert weights(said, 128000) == (asked.experts.parameters(MODEL) if asked.experts else MODEL.parameters)
+    assert said.overlap_grad_reduce == (layout.dp > 1 or asked.shard_optimizer)
+    assert said.overlap_param_gather == asked.shard_optimizer
+    shape = (
+        "--hidden --ffn --moe- --num-attention --num-query --group-query --seq --max-position --untie --bf16".split()
+    )
+    others = ("--sequence-parallel", "--disable-bias-linear", "--overlap-grad-reduce", "--overlap-param-gather")
+    assert all(flag.startswith((*shape, *others)) for flag in back.ignored)
 
 
 def test_any_cut_comes_back_from_its_layout_string():

@@ -24,7 +24,8 @@ def flags(plan: Plan, framework: str) -> str:
     """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
     "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
 
-    The model's shape, the data and the optimizer are yours to add. Lines that begin with # say where the framework does
+    The data, the optimizer and what a `Transformer` doesn't say, such as norms and positions, are yours to add; for
+    torchtitan the whole model. Lines that begin with # say where the framework does
     something else than was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
     what it has, or who has it instead.
     """
@@ -58,8 +59,9 @@ def read_layout(text: str) -> tuple[int, ...]:
 
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
-    sends = _megatron_sends(rows)
+    sends, model = _megatron_sends(rows), plan.model
     _check_megatron(plan)
+    mlp, shards = model.mlp_width or 4 * model.width, plan.shard_optimizer or plan.zero
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
     even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
     cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
@@ -68,27 +70,35 @@ def _megatron(plan: Plan) -> str:
     one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (divided and not sharded and not paired)
     sizes = f"""\
 {one_queue}torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
-  --num-layers {plan.model.num_layers} --seq-length {plan.model.sequence} --bf16 \\
+  --num-layers {model.num_layers} --hidden-size {model.width} --ffn-hidden-size {mlp} \\
+  --num-attention-heads {model.heads} --seq-length {model.sequence} --max-position-embeddings {model.sequence} --bf16 \\
   --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
   --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
   --pipeline-model-parallel-size {layout.pp}"""
     more = {
+        f"--group-query-attention --num-query-groups {model.kv_heads}": model.kv_heads,
+        f"--kv-channels {model.head_width}": model.head_width,
+        "--swiglu": model.gated,
+        "--untie-embeddings-and-output-weights": not model.tied,
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
         f'--pipeline-model-parallel-layout "E{cut}L"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
         "--overlap-moe-expert-parallel-comm": paired,
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
-        "--use-distributed-optimizer": plan.shard_optimizer or plan.zero,
+        "--overlap-grad-reduce": shards or layout.dp > 1,
+        "--use-distributed-optimizer --overlap-param-gather": shards,
         f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads{'_params' * (plan.zero == 3)}": sharded,
         "--ckpt-format fsdp_dtensor": sharded,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
+        wide = mlp // (experts.used + experts.shared)
+        more[f"--moe-shared-expert-intermediate-size {experts.shared * wide}"] = experts.shared
         kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
         sizes += f""" \\
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
-  --moe-token-dispatcher-type {kind}"""
+  --moe-ffn-hidden-size {wide} --moe-token-dispatcher-type {kind}"""
         more |= {"--disable-bias-linear": layout.tp > 1, "--moe-router-pre-softmax": experts.used == 1}  # both asserted
     remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
     if divided and (sharded or paired):
