@@ -70,8 +70,8 @@ def _megatron(plan: Plan) -> str:
     one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (divided and not sharded and not paired)
     sizes = f"""\
 {one_queue}torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
-  --num-layers {model.num_layers} --hidden-size {model.width} --ffn-hidden-size {mlp} \\
-  --num-attention-heads {model.heads} --seq-length {model.sequence} --max-position-embeddings {model.sequence} --bf16 \\
+  --num-layers {model.num_layers} --hidden-size {model.width} --ffn-hidden-size {mlp} --bf16 \\
+  --num-attention-heads {model.heads} --seq-length {model.sequence} --max-position-embeddings {model.sequence} \\
   --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
   --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
   --pipeline-model-parallel-size {layout.pp}"""
