@@ -148,6 +148,7 @@ KNOWN = (  # what only a reader knows
     "of_pairs.overlap.items()",  # that pairs have times of their own there
     'action.kind == "B"',  # that 1F1B has no overlaps
     "a.kind.value if a.stage == r",  # nor ZB-V
+    "zip(row.held_gb, row.memory.parameters)",  # that a row has these by rank
     "from your_model import Yours",  # that this file lies beside the chapter
 )
 
