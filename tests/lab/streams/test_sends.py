@@ -134,7 +134,7 @@ def test_a_paced_run_waits_as_the_simulation_does():
             run = pool.train(schedule, tiny, lab.Pace(costs, sends), steps=3, warmup=0, check_gradients=True)
             assert lab.simulate_sends(schedule, costs, sends).makespan == 20 * units
             assert run.gradients.equal
-            assert units - 0.5 < min(each.makespan for each in run.timelines) / 20 < 1.08 * units
+            assert units - 0.5 < min(each.makespan for each in run.timelines) / 20 < 1.15 * units
         schedule = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8, stages_per_rank=2)
         run = pool.train(schedule, tiny, lab.Pace(costs, "forwards wait"), steps=2, warmup=0, check_gradients=True)
         assert run.gradients.equal and min(each.makespan for each in run.timelines) / 20 > 80.5
