@@ -370,7 +370,7 @@ def test_a_profile_of_something_else(costs, cut, error):
         profiled(SMALL, NODE, costs, 1, cut=cut, tp=2)
 
 
-@pytest.mark.alone
+@pytest.mark.long  # unpaced, so what else a machine does decides: `make attack` runs it
 def test_a_run_of_what_is_chosen_is_within_a_profiles_interval(pools):
     """An uneven cut is measured and explained; the even one, which is chosen, takes as long as is said then."""
     gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
