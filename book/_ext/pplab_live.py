@@ -119,7 +119,7 @@ def app_files() -> Iterator[tuple[str, bytes]]:
     """
     for top in ("pplab", "pplab_course"):
         for path in sorted((ROOT / "src" / top).rglob("*")):
-            if path.suffix in (".py", ".json", ".gz", ".html", ".css", ".js") and "sample" not in path.parts:
+            if path.suffix in (".py", ".pyi", ".json", ".gz", ".html", ".css", ".js") and "sample" not in path.parts:
                 yield str(path.relative_to(ROOT)), path.read_bytes()
     others = [LIVE.rglob("*.py"), (ROOT / "results").glob("*.json"), (ROOT / "notebooks").glob("*.py")]
     for path in [ROOT / "pyproject.toml", *(path for found in others for path in sorted(found))]:

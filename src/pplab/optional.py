@@ -1,7 +1,9 @@
 """What plain pplab doesn't bring, and the extra that does."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 _RUN = "torch transformers tokenizers huggingface_hub datasets pyarrow safetensors".split()
@@ -23,19 +25,17 @@ def bring(name: str) -> ModuleType:
         ) from None
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable, Callable]:
+def lazily(package: str, file: str) -> tuple[list[str], Callable, Callable]:
     """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open
-    when a name is asked for.
-
-    `homes`: of each module the names that it gives, with blanks between them; its own name is the
-    module.
+    when a name is asked for: those that the `.pyi` beside its `file` imports.
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    stub = Path(file).with_suffix(".pyi").read_text("utf-8")
+    home_of = {name: home for home, name in re.findall(r"^from \.(\w*) import (\w+) as", stub, re.M)}
 
     def find(name: str) -> object:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = bring(f"{package}.{home_of[name]}")
-        return module if name == home_of[name] else getattr(module, name)
+        module = bring(f"{package}.{home_of[name] or name}")
+        return getattr(module, name) if home_of[name] else module
 
     return list(home_of), find, lambda: sorted(home_of)

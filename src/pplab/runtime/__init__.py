@@ -9,29 +9,7 @@ from ..optional import bring as _bring
 from ..optional import lazily as _lazily
 
 _bring("torch")
-_, __getattr__, _ = _lazily(
-    __name__,
-    {
-        "comm": "Spec naming producer",
-        "context": "RankContext Status",
-        "deferred": "accumulate",
-        "devices": "choose_transport notes",
-        "executor": "Executor",
-        "failures": "RankError",
-        "gpu": "cuda",
-        "listener": "Extra Listener Listeners",
-        "options": "Job Options make_job",
-        "pool": "Pool make_run",
-        "rank": "Rank RankReport Whereabouts connect",
-        "reduction": "Reducer",
-        "reference": "TOLERANCE GradientReport Gradients "
-        "check_gradients collect_gradients train_whole",
-        "report": "Machine Run",
-        "stage": "Stage autocast roots_of",
-        "workload": "Batch EndOfBatches Places Workload "
-        "as_tuple check_divides loss_shares names_in_whole",
-    },
-)
+_, __getattr__, _ = _lazily(__name__, __file__)
 
 __all__ = (
     "Batch EndOfBatches Executor Extra GradientReport Job Listener Machine Options Pool Rank "

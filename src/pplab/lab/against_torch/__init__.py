@@ -6,11 +6,4 @@ Chapter 2 and the pages on PyTorch and on GPUs use it. Here alone private names 
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "torch_engine": "CLASSES TorchEngine",
-        "torch_rows": "lower_by_torch refusals take_steps",
-        "whole_model": "Reference reference",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -6,11 +6,4 @@ stopped.
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "checkpoint": "Checkpoint CheckpointError check_place",
-        "resuming": "Resume",
-        "saving": "NotSaved Save",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -5,13 +5,4 @@ Chapter 9 uses it. Gradients stay those of one process.
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "beside": "Beside",
-        "experts": "Experts",
-        "pieces": "Pieces",
-        "under_prediction": "Measured UnderPrediction measure_under",
-        "wire": "Wire",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

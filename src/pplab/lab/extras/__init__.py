@@ -6,18 +6,4 @@ Chapters 2 to 14 use them. Each is an `Extra`, which the runtime doesn't know by
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "budget": "Budget",
-        "causes": "Causes",
-        "clip": "Clip own_stages",
-        "evaluation": "Evaluate",
-        "learning_rate": "LearningRate",
-        "log": "Log",
-        "meter": "Held Meter readable_bytes",
-        "pace": "Pace paced settle",
-        "random_numbers": "random_state set_random_state",
-        "recompute": "Recompute",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

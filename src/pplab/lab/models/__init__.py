@@ -6,19 +6,4 @@ Chapters 2 to 14 use them. A stage computes what the same layers of the whole mo
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "_cutting": "LayeredModel cut layer_ranges weights_of",
-        "_by_step": "epochs",
-        "_distilbert": "distilbert",
-        "_gpt": "GPT GPTConfig LanguageModel gpt",
-        "_mixture": "Mixture MixtureConfig mixture",
-        "_modules": "Chain Modules",
-        "_sliced": "Sliced sliced",
-        "_transformers": "TransformersModel from_transformers",
-        "_workloads": "WORKLOADS workload",
-        "data": "data",
-        "small_case": "SmallCase",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -7,16 +7,4 @@ and `validate` and `simulate` take all.
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "block": "Block",
-        "controllable": "repeated v_block v_blocks v_half v_half_block v_min v_min_block zb_v_block",
-        "greedy": "depth_first",
-        "replicas": "replicate",
-        "sliced_case": "best_slices sliced_row",
-        "sliced_chart": "sliced_gantt",
-        "sliced_schedules": "check_slices last_first",
-        "slices": "Slices",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

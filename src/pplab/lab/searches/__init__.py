@@ -5,15 +5,4 @@ Chapters 8 and 10 use it. A problem is stated once (`Problem`); what is called o
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "bounds": "Floor floor",
-        "exact": "BestSoFar CLOSE Optimum optimum",
-        "frontier": "COMMAND Frontier Point bound_of frontier_chart frontiers",
-        "growth": "Policy",
-        "limits": "check_memory",
-        "problem": "Problem",
-        "searching": "Found search zb_1p zb_2p",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -1,4 +1,4 @@
-# Written by tools/names.py from __init__.py, for editors and type checkers.
+# The names that the package gives, each with its home: it opens when it is asked for.
 
 from .bounds import Floor as Floor
 from .bounds import floor as floor

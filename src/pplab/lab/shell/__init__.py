@@ -5,10 +5,4 @@ Chapters 13 and 14 and the page on GPUs use it. An error says what to do and end
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "commands": "main",
-        "torchrun": "is_torchrun train_here",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

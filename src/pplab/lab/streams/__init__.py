@@ -6,12 +6,4 @@ Chapters 5, 8, 11 and 14 use it. All of it runs on the package's one loop.
 
 from ...optional import lazily
 
-__all__, __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "offload": "Offload Offloaded leaving_of offloaded_row",
-        "queues": "compute_of parse_lowered simulate_lowered",
-        "sends": "SENDS posted sends_in simulate_sends",
-        "vocabulary": "VocabularyParallel vocabulary_row",
-    },
-)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)
