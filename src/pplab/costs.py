@@ -172,7 +172,7 @@ class Costs:
             return value if isinstance(value, str | None) else value / stages_per_rank
 
         return replace(
-            self, **{name: part(getattr(self, name)) for name in (*_DURATIONS, "overlap")}
+            self, **{name: part(getattr(self, name)) for name in (*DURATIONS, "overlap")}
         )
 
     def check(self, num_stages: int, num_ranks: int, num_microbatches: int | None = None) -> None:
@@ -219,8 +219,8 @@ _WORK = {
     I: ["backward_input", "recompute"],
     W: ["backward_weight"],
 }
-_DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
-_PER_STAGE = (*_DURATIONS, "overhead", "message")
+DURATIONS = ("forward", "backward_input", "backward_weight", "backward", "recompute")
+_PER_STAGE = (*DURATIONS, "overhead", "message")
 
 
 def per_stage(

@@ -4,13 +4,12 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
-from math import inf
 from pathlib import Path
 from zlib import compress
 
-from ...actions import B
+from ...actions import COMPUTE
 from ...builders import known
 from ...costs import Costs
 from ...errors import expect, shown
@@ -121,13 +120,12 @@ def _fields(costs: Costs, num_stages: int) -> str:
     """What the page's fields have to say for these costs; "" where they can't."""
     if costs.by_microbatch:
         return ""
-    plain = replace(costs, backward=None, recompute=0, bandwidth=inf, links={})
-    same = all(plain.of(B, stage) == costs.of(B, stage) for stage in range(num_stages))
-    if not same or plain != replace(costs, backward=None) or isinstance(costs.overlap, Mapping):
+    names = ("forward", "backward_input", "backward_weight", "overhead", "latency")
+    times = {name: getattr(costs, name) for name in names}
+    told = Costs(**times, overlap=costs.overlap, message=costs.message, unit=costs.unit)  # what the fields mean
+    same = all(told.of(kind, stage) == costs.of(kind, stage) for kind in COMPUTE for stage in range(num_stages))
+    if not same or isinstance(costs.overlap, Mapping) or costs.has_queues or costs.links:
         return ""
-    times = {
-        name: getattr(costs, name) for name in ("forward", "backward_input", "backward_weight", "overhead", "latency")
-    }
     times["overlap" if isinstance(costs.overlap, str) else "pair"] = costs.overlap
     said = "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
     return "&per=stage" + said.replace("_", "-")

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from math import sqrt
 
 from ...actions import INPUT_GRADIENT, Action, I, Overlap, parts
-from ...costs import Costs, PerStage, check_length, of_stage, per_stage
+from ...costs import DURATIONS, Costs, PerStage, check_length, of_stage, per_stage
 from ...errors import ScheduleError, accept, expect, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule
@@ -18,7 +18,8 @@ from ...simulator import simulate
 from ...timeline import Timeline, total
 from .sliced_schedules import check_slices
 
-_CUT = ("forward", "backward_input", "backward_weight", "recompute", "message")  # of costs
+_BY_WORK = ("forward", "backward", "recompute")  # a later token takes longer
+_BY_TOKENS = [name for name in (*DURATIONS, "message") if name not in (*_BY_WORK, "backward_input")]
 
 
 @dataclass(frozen=True)
@@ -125,21 +126,22 @@ class Slices:
         costs.check(schedule.num_stages, schedule.num_ranks)
         times, found = schedule.num_microbatches // self.count, defaultdict(list)
         for stage in range(schedule.num_stages):
-            forward, inputs, weights, again, message = (of_stage(getattr(costs, name), stage) for name in _CUT)
+            each_takes = {name: of_stage(getattr(costs, name), stage) for name in (*DURATIONS, "message")}
+            inputs, weights = each_takes["backward_input"], each_takes["backward_weight"]
             whole, share = inputs + weights, of_stage(self.attention, stage)
             if I in schedule.columns.kinds and share * whole > inputs * (1 + 1e-9):
                 raise ValueError(
                     f"attention's share of stage {stage}'s backward, {share:g} of {whole:g}, is more than "
                     f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
                 )
-            backward = whole if costs.backward is None else of_stage(costs.backward, stage)
+            if costs.backward is None:
+                each_takes["backward"] = whole
             parts = self._mixed(share)
             each = zip(parts, self.widths, strict=True)
             found["backward_input"].append([max(0, whole * part - weights * width) for part, width in each] * times)
-            for name, value in (("forward", forward), ("backward", backward), ("recompute", again)):
-                found[name].append([value * part for part in parts] * times)
-            for name, value in (("backward_weight", weights), ("message", message)):
-                found[name].append([value * width for width in self.widths] * times)
+            for names, shares in ((_BY_WORK, parts), (_BY_TOKENS, self.widths)):
+                for name in names:
+                    found[name].append([each_takes[name] * one for one in shares] * times)
         return replace(costs, **found)
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:

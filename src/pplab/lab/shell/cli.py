@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ... import __version__, builders
-from ...costs import Costs
+from ...costs import DURATIONS, Costs
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
 from ...schedule import Schedule
@@ -30,7 +30,7 @@ from ..streams import SENDS, simulate_sends
 
 Flag = Mapping[str, Any]
 
-_SHARED = ("forward", "backward_input", "backward_weight", "recompute")  # of a share, or of each stage
+_SHARED = [name for name in DURATIONS if name != "backward"]  # of a share, or of each stage
 MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some minutes
 
 
