@@ -30,7 +30,8 @@ def lazily(package: str, file: str) -> tuple[list[str], Callable, Callable]:
     when a name is asked for: those that the `.pyi` beside its `file` imports.
     """
     stub = Path(file).with_suffix(".pyi").read_text("utf-8")
-    home_of = {name: home for home, name in re.findall(r"^from \.(\w*) import (\w+) as", stub, re.M)}
+    found = re.findall(r"^from \.(\w*) import (\w+) as", stub, re.M)
+    home_of = {name: home for home, name in found}
 
     def find(name: str) -> object:
         if name not in home_of:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pplab.actions import F
 from pplab.builders import build
+from pplab.costs import DURATIONS
 from pplab.lab import Case, Transformer, partition
 from pplab.simulator import simulate
 
@@ -37,8 +38,8 @@ def with_slow_gpu(slow: int, counts: Sequence[int]) -> tuple[float, list[float]]
     """A step in seconds, and the GB of each rank: the case under 1F1B, one of its GPUs half as fast."""
     rows = build("1F1B", num_ranks=4, num_microbatches=16)
     plan = Case().plan(rows, 16, cut=counts)
-    names = ("forward", "backward_input", "backward_weight")
-    slower = {name: [t * (1 + (r == slow)) for r, t in enumerate(getattr(plan.costs, name))] for name in names}
+    times = {name: getattr(plan.costs, name) for name in DURATIONS}
+    slower = {n: [t * (1 + (r == slow)) for r, t in enumerate(x)] for n, x in times.items() if isinstance(x, tuple)}
     return simulate(rows, replace(plan.costs, **slower)).makespan, [size / 1e9 for size in rows.peak_held(plan.memory)]
 
 

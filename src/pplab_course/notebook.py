@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pplab import builders, lab  # noqa: F401 (with its schedules)
-from pplab.costs import Costs, PerStage
+from pplab.costs import DURATIONS, Costs, PerStage
 from pplab.lab.forms import LINES
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
@@ -167,8 +167,7 @@ def explored(
         costs = whole.finer(microbatches if per == "batch" else 1)
         if per == "stage":
             return costs
-        names = "forward", "backward_input", "backward_weight"
-        lists = {name: value for name in names if isinstance(value := getattr(costs, name), tuple)}
+        lists = {name: value for name in DURATIONS if isinstance(value := getattr(costs, name), tuple)}
         return replace(costs.finer(stages), **lists)
 
     found = []
