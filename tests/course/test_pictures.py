@@ -317,7 +317,7 @@ def test_a_message_rides_its_wire():
         (lambda: pictures.more_microbatches(1, 1, 8, (1, 3), (1,), 8), "divide 8 sequences, got 3"),
         (lambda: pictures.knobs(pp.build("GPipe", num_ranks=2, num_microbatches=2), cut=[1]), "per stage, 2, got 1"),
         (lambda: pictures.knobs(pp.build("GPipe", num_ranks=2, num_microbatches=2), words=["a"]), "3 knobs"),
-        (lambda: ridden("ZB-H1", 0), "whole backwards, got a schedule with"),
+        (lambda: ridden("ZB-H1", 0), "whole backwards, got ZB-H1"),
         (lambda: ridden("ZBVZeroBubble", 0), "one stage per rank, got 8 stages on 4 ranks"),
     ],
 )

@@ -30,8 +30,8 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
     schedule = timeline.schedule
     if schedule.num_stages != schedule.num_ranks or schedule.copies > 1:
         raise ValueError(f"expected one stage per rank, got {schedule.num_stages} stages on {schedule.num_ranks} ranks")
-    if split := set(schedule.columns.kinds) - {F, B}:
-        raise ValueError(f"expected whole backwards, got a schedule with {' and '.join(kind.name for kind in split)}")
+    if set(schedule.columns.kinds) - {F, B}:
+        raise ValueError(f"expected whole backwards, got {schedule.name}, which splits them")
     places = _places(timeline, at, latency)
     queue = [m for m, place in places.items() if place is None]
     riding = {m: place for m, place in places.items() if place is not None}
