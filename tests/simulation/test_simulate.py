@@ -709,9 +709,9 @@ def test_every_field_of_costs_is_divided_or_carried_by_finer(monkeypatch):
     """A new field has to be added above; a field that finer forgets, or shouldn't divide, is seen."""
     costs = pp.Costs(**{name: before for name, (before, _) in FINER.items()})
     assert is_finer_in_all(costs)
-    durations = costs_module._DURATIONS
+    durations = costs_module.DURATIONS
     for name in durations:  # as if finer forgot it
-        monkeypatch.setattr(costs_module, "_DURATIONS", tuple(each for each in durations if each != name))
+        monkeypatch.setattr(costs_module, "DURATIONS", tuple(each for each in durations if each != name))
         assert not is_finer_in_all(costs), name
 
 
