@@ -1,7 +1,8 @@
 """How long chapters take: their heads, the first page's paths and the README say what one rule counts.
 
-A minute is 200 words of prose, ten lines of visible code or three charts. Exercises and tables aren't counted, nor are
-code and formulas that are shown apart.
+A minute of reading is 200 words of prose, ten lines of visible code or three charts. Exercises and tables aren't
+counted, nor are code and formulas that are shown apart. On top come a minute for each folded answer, five for a game,
+two for an explorer, and one and a half for a formula.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ def said(path: Path) -> int:
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapters_head_says_how_long_it_takes(path):
     assert abs(said(path) - minutes(path)) <= 2, f"say *Reading time: {minutes(path):.0f} minutes* in its first cell"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapters_head_tells_reading_and_doing_apart(path):
+    cells = json.loads(path.read_text())["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    prose = prose.partition("## Exercises")[0]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    answers, formulas = prose.count('<details class="answer">'), prose.count("$$") / 2
+    games, explorers = (len(re.findall(rf"^{name}\(", code, re.M)) for name in ("play", "explore"))
+    takes = answers + 5 * games + 2 * explorers + 1.5 * formulas
+    what = "guess and play" if answers and games else "guess and think" if answers else "think"
+    found = re.search(rf"minutes, some (\d+) more to {what}, ", head(path))
+    assert found and abs(int(found[1]) - takes) <= 5, f"say some {max(5, 5 * round(takes / 5))} more to {what}"
 
 
 def test_the_course_is_read_in_seven_hours():
