@@ -162,6 +162,8 @@ def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
     for P, M, most in ((2, 4, 2), (4, 16, 4), (3, 7, 3), (4, 5, 8), (1, 3, 2), (3, 4, 1)):
         with told(f"at {P} ranks, {M} microbatches and at most {most}: "):
             schedule = schedule_from(answer, P, M, most)
+            if schedule.num_microbatches > M:
+                raise Wrong(f"you run microbatch {schedule.num_microbatches - 1}, and there are {M}: 0 to {M - 1}")
             if shape_of(schedule) != (P, P, M):
                 raise Wrong(f"expected a stage on each rank; your schedule has {sizes_of(schedule)}")
             _check_flushes(schedule, most)

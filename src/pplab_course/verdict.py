@@ -168,7 +168,7 @@ def number(
     for trap, explanation in (traps or {}).items():
         if _same(answer, trap, tolerance, digits):
             return wrong(explanation)
-    if not isinstance(expected, int) and 0 < expected <= 1 and _same(answer, 100 * expected, tolerance, digits):
+    if not isinstance(expected, int) and 0 < expected <= 1 and _near(answer, 100 * expected, 0.02):
         return wrong("that is in per cent: give it as a share of 1")
     direction = "smaller" if answer > expected else "larger"
     if isinstance(expected, int):

@@ -31,6 +31,11 @@ def one_f_one_b(P, M, most):
     return builds("1F1B")(P, M)
 
 
+def past_the_last(P, M, most):
+    """The last flush is as large as the others."""
+    return flushing(P, -(-M // most) * most, most)
+
+
 def even_flushes(P, M, most):
     """As few flushes, all of nearly the same size, and the backwards of each last in, first out."""
     count = -(-M // most)
@@ -79,6 +84,11 @@ WRONG = [
     (exercise.flushing_builder, one_by_one, "it takes 24 units (F = 1, B = 2), and GPipe with 2 flushes takes 18"),
     (exercise.flushing_builder, never, "at 2 ranks, 4 microbatches and at most 2: rank 0 holds 3 at 0F2"),
     (exercise.flushing_builder, one_f_one_b, "rank 0 starts 0F2 while it holds 1: GPipe finishes a flush before"),
+    (
+        exercise.flushing_builder,
+        past_the_last,
+        "at 3 ranks, 7 microbatches and at most 3: you run microbatch 8, and",
+    ),
     (exercise.flushing_builder, builds("GPipe"), "your function raised TypeError"),
     (exercise.flushing_builder, lambda P, M, most: flushing(2, 4, 2), "at 4 ranks, 16 microbatches and at most 4"),
     (exercise.flushing_builder, lambda P, M, most: None, "your function returned None: it must return the rows"),

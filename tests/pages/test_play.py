@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +16,24 @@ from javascript import Evaluate
 from pplab import Costs, Schedule, lab, simulate, validate
 from pplab.text import parse
 
+ROOT = Path(__file__).parents[2]
 LEVELS = (  # from the first steps to zero bubble
     *("first-steps", "eighteen", "memory-line", "latency", "two-stages", "split-backward"),
     *("zero-bubble", "zero-bubble-v"),
 )
+
+
+def test_the_levels_that_chapters_name_are_there():
+    sys.path.append(str(ROOT / "book" / "_ext"))
+    from pplab_levels import LEVELS as levels
+
+    titles, named = {level.title for level in levels}, []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            for paragraph in "".join(cell["source"]).split("\n\n"):
+                if "(../book/play.md) belong" in paragraph:
+                    named += re.findall(r'"([^"]+)"', " ".join(paragraph.split()))
+    assert len(named) == 4 and set(named) <= titles, named
 
 
 @pytest.fixture(params=LEVELS)

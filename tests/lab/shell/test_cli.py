@@ -45,6 +45,19 @@ def test_simulate_prints_and_writes_everything(tmp_path, capsys):
     assert lab.timeline_from_dict(data).makespan == data["makespan"] == 49
 
 
+def test_draw_prints_the_chart_and_a_deadlock_as_far_as_it_gets(tmp_path, capsys):
+    assert main(["draw", "1F1B", "--ranks", "4", "--microbatches", "8"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("rank 0  F0F1F2F3............B0--F4B1--") and "\x1b" not in said
+    assert "It takes 33, and 27.3% of all rank-time is idle. At most in flight: 4, 3, 2, 1." in said
+    assert said.split("\n\n")[0] in (Path(__file__).parents[3] / "README.md").read_text()
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    assert main(["draw", "--csv", str(file)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("rank 0  F0??") and "deadlock: rank 0 waits at 0B0" in said.err
+
+
 def test_simulate_takes_per_stage_times_and_prints_json(capsys):
     arguments = ["simulate", "--schedule", "GPipe", "--ranks", "2", "--microbatches", "1", "--json"]
     assert main([*arguments, "--forward", "1,2", "--backward-input", "3", "--backward-weight", "0.5,1"]) == 0
@@ -209,7 +222,7 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("simulate --schedule GPipe --ranks 0 --microbatches 2", "num_ranks must be an integer of at least 1, got 0"),
         ("simulate --schedule GPipe --ranks 2 --microbatches -3", "num_microbatches must be an integer of at least 1"),
         ("simulate --schedule GPipe --ranks 2", "needs --ranks and --microbatches"),
-        ("simulate", "name a schedule with --schedule"),
+        ("simulate", "name a schedule"),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2", "unknown option of GPipe"),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --forward 1,2,3", "3 values for 2"),
         ("validate 'no such file.csv'", "no such file.csv"),

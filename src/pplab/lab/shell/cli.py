@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import select
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +21,21 @@ from typing import Any, NamedTuple, TextIO
 
 from ... import __version__, builders
 from ...costs import DURATIONS, Costs
+from ...errors import ScheduleError
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
 from ...schedule import Schedule
 from ...timeline import Timeline
-from ..forms import num_messages, printable, read_csv, timeline_to_dict, to_csv, to_perfetto
+from ..forms import (
+    num_messages,
+    printable,
+    read_csv,
+    spans_until_stuck,
+    text_chart,
+    timeline_to_dict,
+    to_csv,
+    to_perfetto,
+)
 from ..searches import check_memory
 from ..streams import SENDS, simulate_sends
 
@@ -136,9 +147,35 @@ def _schedules(given: argparse.Namespace) -> None:
         say(json.dumps(listed, indent=1))
 
 
-def _simulate(given: argparse.Namespace) -> None:
+def _whole(given: argparse.Namespace) -> Costs:
+    """The flags COSTS, of ranks' whole shares."""
     names = (each["name"].lstrip("-").replace("-", "_") for each in _COSTS)
-    whole = Costs(**{name: getattr(given, name) for name in names})
+    return Costs(**{name: getattr(given, name) for name in names})
+
+
+def _draw(given: argparse.Namespace) -> None:
+    whole = _whole(given)
+    schedule = schedule_of(given, whole)
+    costs, fault = _of_stages(whole, _cut(schedule), schedule), None
+    try:
+        timeline = simulate_sends(schedule, costs, given.sends)
+    except ScheduleError as error:
+        spans, fault = spans_until_stuck(schedule, costs), error
+    else:
+        spans = timeline.spans
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else 100
+    print(text_chart(schedule, spans, max(width, 40), colour=terminal and "NO_COLOR" not in os.environ))
+    if fault:
+        raise fault
+    say(
+        f"It takes {timeline.makespan:g}, and {timeline.bubble_fraction:.1%} of all rank-time is idle. "
+        f"At most in flight: {_readable(timeline.peak_in_flight)}."
+    )
+
+
+def _simulate(given: argparse.Namespace) -> None:
+    whole = _whole(given)
     schedule = schedule_of(given, whole)
     cut = _cut(schedule)
     timeline = simulate_sends(schedule, _of_stages(whole, cut, schedule), given.sends)
@@ -193,7 +230,7 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     """What the flags SCHEDULE ask for: built, for these costs if its builder takes them, or read from a CSV file."""
     if given.schedule is None:
         if given.csv is None:
-            raise ValueError("name a schedule with --schedule (pplab schedules lists them), or a file with --csv")
+            raise ValueError("name a schedule (pplab schedules lists them), or a file with --csv")
         schedule = _read(given.csv, Path(given.csv).stem)
         _check_sizes(given, schedule)
         return schedule
@@ -326,9 +363,11 @@ _MEMORY = (
     flag("--activation", "of a forward, per stage", type=_times, default=1, metavar="X"),
     flag("--weight-input", "what stays of it after I (default: all)", type=_times, metavar="X"),
 )
+_NAMED = flag("schedule", "see pplab schedules", nargs="?", metavar="NAME")
 _LISTING = flag("--json", "as JSON", action="store_true")
 COMMANDS = (
     Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
+    Command("draw", "draw a schedule as text", _draw, lambda: (_NAMED, *SCHEDULE[1:], *_COSTS, *_LINKS)),
     Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT)),
     Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
 )

@@ -1,6 +1,6 @@
-"""Draw the picture that previews of the book's pages show: book/_static/social_card.png, 1200 by 630 pixels.
+"""Draw README's first picture, and the one that previews of the book's pages show: race.png and social_card.png.
 
-Run it again when the charts' colours or the book's title change.
+Run it again when the charts' colours, the running case or the book's title change.
 """
 
 from __future__ import annotations
@@ -11,14 +11,25 @@ import matplotlib
 from matplotlib import pyplot as plt
 
 import pplab as pp
+from pplab import lab
 
-OUT = Path(__file__).parents[1] / "book" / "_static" / "social_card.png"
+STATIC = Path(__file__).parents[1] / "book" / "_static"
 GROUND, TEXT, MUTED = "#14202e", "#f2f5f9", "#b4c0d0"
 
 
-def main() -> None:
-    """Draw and write the card."""
-    matplotlib.use("agg")
+def race() -> None:
+    """A step of the running case under three schedules, to scale: what README's first sentence is about."""
+    cuts = {"naive": None, "1F1B": None, "ZBVZeroBubble": (4, 5, 5, 3, 5, 4, 4, 2)}
+    rows = [lab.Case().row(name, 16, cut=cut) for name, cut in cuts.items()]
+    axes = pp.compare([row.timeline for row in rows])
+    for ax, name, row in zip(axes, ("The naive pipeline", "1F1B", "ZB-V"), rows, strict=True):
+        ax.set_title(f"{name}: {row.step_s:.1f} s, {row.busy:.0%} of the time paid for is work", loc="left", size=10)
+    axes[0].figure.set_size_inches(8, 5.2)
+    axes[0].figure.savefig(STATIC / "race.png", dpi=150, metadata={"Software": None})
+
+
+def card() -> None:
+    """The title above a chart, 1200 by 630 pixels."""
     figure = plt.figure(figsize=(12, 6.3), dpi=100, facecolor=GROUND)
     figure.text(0.06, 0.83, "Pipeline Parallelism, Measured", color=TEXT, size=40, weight="bold")
     figure.text(
@@ -45,8 +56,10 @@ def main() -> None:
     for label in ax.texts:
         label.set_size(13)
     figure.text(0.06, 0.06, "pplab", color="#7f93ad", size=26, weight="bold")
-    figure.savefig(OUT, facecolor=GROUND, metadata={"Software": None})
+    figure.savefig(STATIC / "social_card.png", facecolor=GROUND, metadata={"Software": None})
 
 
 if __name__ == "__main__":
-    main()
+    matplotlib.use("agg")
+    race()
+    card()
