@@ -67,7 +67,7 @@ sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "n
 config = GemmaConfig(**sizes, num_key_value_heads=1, head_dim=16, vocab_size=512, pad_token_id=None)
 
 if __name__ == "__main__":
-    with Pool(2) as pool:
+    with Pool(2, device="cpu") as pool:
         one_f_one_b = pp.build("1F1B", num_ranks=2, num_microbatches=8)
         print(pool.train(one_f_one_b, Gemma(config), check_gradients=True).gradients)
         print(pool.train(one_f_one_b, Gemma(config, cut=(4, 2)), check_gradients=True).gradients)

@@ -58,7 +58,8 @@ class Yours(Workload):
 if __name__ == "__main__":
     one_f_one_b = pp.build("1F1B", num_ranks=2, num_microbatches=8)
     how = {"steps": 5, "optimizer": torch.optim.AdamW}
-    with Pool(2) as pool:  # lab.Causes() compares gradients, and says why where they differ
+    # On your GPUs, if you leave `device` out: then PyTorch's classes need one for every rank.
+    with Pool(2, device="cpu") as pool:  # lab.Causes() compares gradients, and says why where they differ
         run = pool.train(one_f_one_b, Yours(), lab.Causes(), **how)
         print("losses", *(f"{loss:.3f}" for loss in run.losses))
         print("gradients", run.gradients)

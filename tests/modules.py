@@ -674,6 +674,30 @@ def pinned(context: object) -> tuple[int, int, int]:
     return len(fake.MADE), len(fake.PINNED), len(fake.LATE)
 
 
+def refuse_pinning(context: object) -> None:
+    """A rank's GPU, which is played, pins nothing from now on. As CUDA does, it raises the error once more where the
+    next kernel is launched."""
+    import pinned as fake
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Launches(TorchDispatchMode):
+        fails = False
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("CUDA error 801, of an earlier call")
+            return function(*arguments, **(options or {}))
+
+        def refused(self, ptr: int, size: int, flags: int) -> int:
+            self.fails = True
+            return 801
+
+    launches = Launches()
+    launches.__enter__()
+    fake.cudaHostRegister = launches.refused
+
+
 @cache
 def small_tokenizer() -> object:
     """A WordPiece tokenizer trained on the sample, in this process: the same every time."""

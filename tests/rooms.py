@@ -53,6 +53,33 @@ class _Counting(Listener):
         return self.most
 
 
+class Sent(Extra):
+    """How many messages each rank keeps room for at the end of each pass."""
+
+    name = "sent"
+
+    def listen(self, rank) -> Listener:
+        return _Keeping()
+
+    def finish(self, job, reports) -> list[list[int]]:
+        return reports
+
+
+class _Keeping(Listener):
+    def __init__(self) -> None:
+        self.found: list[int] = []
+        flush = process_groups.GroupComm.flush
+
+        def looked_at(comm: process_groups.GroupComm) -> None:
+            self.found.append(len(comm.reserved))
+            flush(comm)
+
+        process_groups.GroupComm.flush = looked_at
+
+    def report(self) -> list[int]:
+        return self.found
+
+
 def predicted(schedule: pp.Schedule) -> tuple[int, ...]:
     """What the rows ask for: from its post, a message has its room until the backward that uses it has ended."""
     found, home = [], schedule.home()

@@ -221,6 +221,17 @@ def solutions(path: Path) -> list[str]:
     return found
 
 
+def test_what_takes_gpus_has_a_size_for_them(path):
+    """A layer of width 128 is done on a GPU before its host has started the next kernel."""
+    code = [*map(text, cells(path, "code")), *solutions(path)]
+    taking = [each for each in code if re.search(r"\b(Pool|measure_layers)\((?![^)]*\bdevice=)", each)]
+    assert all("devices[0]" in each for each in taking), (
+        'say device="cpu", or give GPUs a wider model, as chapter 14 does'
+    )
+    head, *_ = (ROOT / "book" / "gpu.md").read_text().partition("## Before")
+    assert bool(taking) == (f"notebooks/{path.stem}`" in head), "book/gpu.md lists the chapters that use GPUs"
+
+
 def test_there_are_enough_exercises(path):
     asked = [text(cell) for cell in cells(path, "code") if text(cell).startswith("exercise.") and "(...)" in text(cell)]
     assert len(asked) >= 5, f"{len(asked)} exercises, five at least: cells like exercise.my_question(...)"

@@ -256,6 +256,40 @@ def test_a_fork_server_that_is_killed(pool):
         pool.run(modules.echo, torch.zeros(1))
 
 
+IMPORTING = """
+import sys
+import time
+from itertools import chain, repeat
+from types import SimpleNamespace
+
+sys.path.append({tests!r})
+import modules
+from pplab.runtime import Pool, processes
+
+if __name__ == "__main__":
+    after = chain([0.0], repeat({seconds}))  # seconds, by the pool's clock, since it asked
+    processes.time = SimpleNamespace(monotonic=lambda: time.monotonic() + next(after))
+    try:
+        with Pool(2, device="cpu", timeout_s={patience}) as pool:
+            print(pool.run(modules.echo, "it runs"))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "patience", "says"),
+    [(120.0, 20, r"\['it runs', 'it runs'\]"), (900.0, 1000, "the ranks .*fork server did nothing for 90.*")],
+)
+def test_a_fork_server_has_minutes_to_import_torch_whatever_the_pools_patience(tmp_path, seconds, patience, says):
+    """A wheel for CUDA takes more than one from a cold disk."""
+    program = tmp_path / "program.py"
+    tests = str(Path(__file__).parents[1])
+    program.write_text(IMPORTING.format(tests=tests, seconds=seconds, patience=patience))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert re.fullmatch(f"{says}\n", done.stdout), done.stdout + done.stderr[-2000:]
+
+
 def test_threads_take_turns(pool):
     """And each has its own results."""
     workload, runs = modules.workload(*good()), []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import weakref
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import mutate
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import modules
@@ -16,7 +20,8 @@ import pplab as pp
 import rooms
 from conftest import ROOT, on_fake_gpus
 from pplab import lab
-from pplab.runtime import Pool, devices
+from pplab.runtime import Batch, Pool, RankContext, devices
+from pplab.runtime.process_groups import GroupComm
 
 FAKE = ROOT / "tests" / "fake_gpus"
 FILES = [*sorted((ROOT / "src").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
@@ -90,6 +95,76 @@ def test_messages_between_ranks_of_one_gpu_are_in_pinned_memory_for_as_long_as_i
     program.write_text(SHARED)
     done = on_fake_gpus([str(program)], 1)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+UNPINNED = """
+import pplab as pp
+import modules
+from pplab.lab import models
+from pplab.runtime import Pool
+
+if __name__ == "__main__":
+    gpt = models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    with Pool(2, timeout_s=60) as pool:
+        pool.run(modules.refuse_pinning)
+        run = pool.train(pp.build("1F1B", num_ranks=2, num_microbatches=4), gpt, check_gradients=True)
+        assert run.gradients.equal and run.machine.transport == "shared", run
+        (said,) = [note for note in run.notes if "doesn't pin" in note]
+        assert "CUDA error 801" in said, said
+"""
+
+
+@pytest.mark.slow
+def test_a_system_that_pins_nothing_costs_time_alone(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(UNPINNED)
+    done = on_fake_gpus([str(program)], 1)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+RESERVED = """
+import pplab as pp
+import rooms
+from pplab.lab import models
+from pplab.runtime import Pool
+
+if __name__ == "__main__":
+    gpt = models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    with Pool(2, timeout_s=60) as pool:
+        run = pool.train(pp.build("GPipe", num_ranks=2, num_microbatches=4), gpt, rooms.Sent(), steps=2)
+    assert run.machine.transport == "nccl" and run.extras["sent"] == [[4, 4, 0, 0]] * 2, run.extras
+"""
+
+
+@pytest.mark.slow
+def test_the_passes_that_make_room_keep_what_they_send(tmp_path):
+    """Both of them, until the flush; NCCL's own passes need nothing of it."""
+    program = tmp_path / "program.py"
+    program.write_text(RESERVED)
+    done = on_fake_gpus([str(program)], 2)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("reserves", [False, True])
+def test_room_is_kept_where_the_message_was_made(monkeypatch, reserves):
+    """And not for its copy in the host's memory, which goes once it has left."""
+    context = RankContext(0, 2, torch.device("cpu"), "gloo", timedelta(seconds=9), dist.HashStore())
+    comm = GroupComm(context, {(stage, m): stage for stage in range(2) for m in range(3)}, "run")
+    comm.reserves = reserves
+    comm.expect([Batch((torch.zeros(2, 6),), torch.zeros(2, 6))] * 3)
+    copies, gone = [], SimpleNamespace(is_completed=lambda: True, wait=lambda: True)
+    monkeypatch.setattr(dist, "isend", lambda tensor, *more, **options: copies.append(weakref.ref(tensor)) or gone)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self.clone())  # as from a GPU
+    made = []
+    for m in range(3):
+        message = torch.ones(2, 6)
+        comm.send(pp.parse(f"0SEND_F{m}"), (message,))
+        made.append(weakref.ref(message))
+        del message
+    assert [each() is not None for each in made] == [reserves] * 3
+    assert [each() is not None for each in copies] == [False, False, True]
+    comm.flush()
+    assert not any(each() is not None for each in made + copies)
 
 
 @pytest.mark.slow

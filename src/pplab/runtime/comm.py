@@ -12,8 +12,8 @@ ever under way at once, so that no schedule can run out of them. A rank that wai
 pipe, and a rank whose peer has died reads its end.
 
 Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU
-into the slot, which is pinned, up from it to the receiver's. Both copies wait for the GPU: they are
-part of what a shared GPU shows.
+into the slot, which is pinned where the system allows it, up from it to the receiver's. Both copies
+wait for the GPU: they are part of what a shared GPU shows.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Comm:
         self.rank, self.device, self.store = context.rank, context.device, context.store
         self.home, self.key = home, key
         self.kinds: Sequence[str] = ()  # of the step's microbatches
+        self.notes: list[str] = []  # for the run
+        self.reserves = False  # room on the GPU, for all that a pass over NCCL may need
         # What a stage gives the next one, by the microbatch's kind.
         self.specs: dict[tuple[int, str], Spec] = {}
 
@@ -209,7 +211,11 @@ class SharedComm(Comm):
         if self.device.type == "cuda":
             from .gpu import pin
 
-            pin(slot, slot.content)
+            if refused := pin(slot, slot.content):
+                self.notes = [
+                    "messages cross in memory that this system doesn't pin, so that each takes "
+                    f"longer: {refused}"
+                ]
         return slot
 
 

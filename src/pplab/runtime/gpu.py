@@ -5,6 +5,7 @@
 import gc
 import time
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -39,12 +40,19 @@ def release() -> None:
     cuda.empty_cache()
 
 
-def pin(owner: object, memory: torch.Tensor) -> None:
+def pin(owner: object, memory: torch.Tensor) -> str:
     """Let the GPU read and write this memory itself while `owner` lives: the host would copy each
-    message once more.
+    message once more. Returns why that can't be, as under WSL2 or in a sandbox; "" where it can.
     """
-    cuda.check_error(cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    try:
+        cuda.check_error(cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except RuntimeError as error:
+        # CUDA keeps the error, and raises it again where the next kernel is launched: here.
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")
+        return str(error)
     weakref.finalize(owner, cuda.cudart().cudaHostUnregister, memory.data_ptr())
+    return ""
 
 
 def nccl(patience: timedelta) -> dict[str, object]:

@@ -221,7 +221,8 @@ def make_run(
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
     for extra in job.extras:
         notes = extra.notes(devices, notes)
-    notes = [*job.workload.notes, *notes]
+    of_ranks = dict.fromkeys(note for report in reports for note in report.notes)
+    notes = [*job.workload.notes, *notes, *of_ranks]
     if unsplit := ", ".join(sorted(set().union(*(report.unsplit for report in reports)))):
         notes.append(
             f"gradients of weights in {unsplit} are computed with the input's, not put off"

@@ -15,7 +15,8 @@ so the allocator, which reuses memory in the compute stream's order, can't give 
 
 A host that allocates may wait for its whole GPU, and hosts that wait while messages are on their
 GPUs may hang. So a run's first two passes are on gloo, with room for each message made on the GPU,
-where and when it will be made later.
+where and when it will be made later, and what is sent kept there until the flush, since over NCCL
+it may have to wait so long for its receive.
 """
 
 from collections import defaultdict, deque
@@ -44,6 +45,7 @@ class GroupComm(Comm):
         # Per peer, in the order to post them.
         self.unposted: dict[int, deque[Action]] = defaultdict(deque)
         self.sending: list[tuple[dist.Work, Tensor]] = []
+        self.reserved: list[Tensor] = []  # what NCCL may have to keep until the flush
 
     def warm_up(self, channels: Sequence[tuple[int, int]]) -> None:
         """Send one number through every channel, in one order for all ranks."""
@@ -89,7 +91,10 @@ class GroupComm(Comm):
         peer = self.peer(send)
         group = self.channel(self.rank, peer)
         for part, tensor in enumerate(tensors):
-            tensor = tensor.to(self.wire).contiguous()
+            tensor = tensor.contiguous()
+            if self.reserves:
+                self.reserved.append(tensor)
+            tensor = tensor.to(self.wire)
             work = dist.isend(tensor, peer, group=group, tag=_tag(send, part))
             self.sending.append((work, tensor))
 
@@ -99,6 +104,7 @@ class GroupComm(Comm):
             for work, _ in self.sending:
                 work.wait()
         self.sending.clear()
+        self.reserved.clear()
 
     def _post(self, receive: Action) -> None:
         peer, posted = self.peer(receive), []

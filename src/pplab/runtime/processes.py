@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 # What ranks take from the environment of now.
 _SAID = ("CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_")
-_IMPORT_S = 60.0  # what a fork server may need at least, for it imports torch when it starts
+# What a fork server may need, whatever the pool's own patience: it imports torch when it starts,
+# whose wheel for CUDA takes more than a minute from a cold disk.
+_IMPORT_S = 300.0
 _PEERS_S = (
     10.0  # so much more time than the pool, which knows who is late, has what ranks do together
 )
@@ -112,14 +114,10 @@ class Ranks:
             process = server.Process(target=rank_main, args=(rank, joining, far, board, log))
             process.name, process.daemon = f"pplab rank {rank}", True
             made.append(process)
-        self._launch(made, theirs, line, pool.timeout_s)
+        self._launch(made, theirs, line)
 
     def _launch(
-        self,
-        made: list[mp.Process],
-        theirs: list[Connection],
-        line: socket.socket,
-        timeout_s: float,
+        self, made: list[mp.Process], theirs: list[Connection], line: socket.socket
     ) -> None:
         """Start the processes in a thread, which no interrupt stops between a rank's start and the
         guard's knowing of it. A fork server that stands still is killed: the next pool has a new
@@ -146,7 +144,7 @@ class Ranks:
             thread.join(0.1)
             server, took = _server._forkserver_pid, time.monotonic() - began
             stopped = took > STOPPED_S and server and state(server) == "T"
-            if stopped or took > max(timeout_s, _IMPORT_S):
+            if stopped or took > _IMPORT_S:
                 with suppress(OSError, TypeError):
                     os.kill(server, signal.SIGKILL)
                     # Once it has ended the next pool sees that it needs one.

@@ -39,6 +39,7 @@ class RankReport:
     extras: tuple[object, ...]  # what the extras' listeners report
     transport: str  # by which tensors crossed
     ended: str = ""  # why no further batch came
+    notes: tuple[str, ...] = ()  # what its run couldn't have
 
 
 class Rank:
@@ -137,11 +138,12 @@ class Rank:
         splitting = [stage.deferred for stage in self.stages.values() if stage.split]
         unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)
         extras = tuple(listener.report() for listener in self._extras)
+        notes = tuple(self.comm.notes) if self.comm else ()
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
         return RankReport(
-            traces, losses, first_loss, gradients, unsplit, extras, self.transport, ended
+            traces, losses, first_loss, gradients, unsplit, extras, self.transport, ended, notes
         )
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
@@ -237,7 +239,7 @@ def train(context: RankContext, job: Job) -> RankReport:
     passes = []  # who sends in the first ones: memory is reserved in them, which NCCL can't bear
     if context.transport == "nccl":
         by_host = type(comm)(replace(context, transport="gloo"), home, comm.key)
-        by_host.specs = comm.specs
+        by_host.specs, by_host.reserves = comm.specs, True
         passes = [by_host, by_host]
 
     around = rank.listen(Whereabouts(rows[number], num_stages, context.watch))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ import modules
 import pplab as pp
 from pplab import lab
 from pplab.lab import lower_by_torch, refusals, take_steps
-from pplab.runtime import Job, Pool, RankError, make_job
+from pplab.runtime import Job, Pool, RankContext, RankError, make_job
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,13 @@ def test_what_a_step_of_torch_returns(pool, name):
 def test_a_stage_without_a_weight_is_named():
     with Pool(2, device="cpu") as pool, pytest.raises(RankError, match="stage 1 has no weight that is trained"):
         pool.run(take_steps, modules.workload(nn.Linear(6, 6), nn.Tanh()), "1F1B", 4)
+
+
+def test_ranks_on_gpus_are_refused():
+    """torch's stage would send to the pool's group by gloo, which takes no tensors of GPUs."""
+    context = RankContext(0, 2, torch.device("cuda:0"), "shared", timedelta(seconds=9))
+    with pytest.raises(ValueError, match=r'ranks on the CPU, and this one is on cuda:0: Pool\(2, device="cpu"\)'):
+        take_steps(context, stages(2), "1F1B", 4)
 
 
 def test_gradients_accumulate_where_torch_doesnt_scale(pool):

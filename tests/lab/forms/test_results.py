@@ -266,7 +266,7 @@ def test_the_flight_recorder_has_the_names_that_the_page_gives():
     """In the PyTorch that is installed, which may be built without NCCL."""
     headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
     known = "".join((headers / name).read_text() for name in ("FlightRecorder.hpp", "ProcessGroupNCCL.hpp"))
-    names = set(re.findall(r"TORCH_[A-Z_]+", HANGS_PAGE))
+    names = set(re.findall(r"\bTORCH_[A-Z_]+", HANGS_PAGE))
     file_names = {"TORCH_FR_DUMP_TEMP_FILE"}
     settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG"}
     assert names == {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} | settings | file_names
@@ -338,13 +338,17 @@ def between(found: list[float], form: str = ".2f") -> str:
 
 def test_what_pages_say_of_the_h100_is_recorded():
     (h100,) = [each for each in results.load(ROOT / "results") if each.data["kind"] == "cuda"]
-    bf16 = {(row["width"], row["tokens"]): row for row in h100.rows("stages") if row["dtype"] == "bf16"}
+    bf16, fp32 = (
+        {(row["width"], row["tokens"]): row for row in h100.rows("stages") if row["dtype"] == dtype}
+        for dtype in ("bf16", "fp32")
+    )
     speed = {tokens: f"{row['tflops']['F']:.0f}" for (width, tokens), row in bf16.items() if width == 4096}
     paced = [row for row in bf16.values() if row["pace"] == "GPU"]
     of_f = {kind: between([row["ratios"][f"{kind}/F"][1] for row in paced]) for kind in "BIW"}
-    halves = between([row["ratios"]["(I+W)/B"][1] for row in paced])
+    halves = between([row["ratios"]["(I+W)/B"][1] for row in fp32.values() if row["pace"] == "GPU"])
     wide = bf16[4096, 8192]["ms"]
-    copies = [row["slower"] for row in h100.rows("copies") if row["memory"] == "pinned"]
+    pinned = [row for row in h100.rows("copies") if row["memory"] == "pinned"]
+    copies = [row["slower"] for row in pinned]
     errors = [
         one["error"] for row in h100.rows("predicted") for one in row["schedules"] if one["schedule"] != row["measured"]
     ]
@@ -360,6 +364,8 @@ def test_what_pages_say_of_the_h100_is_recorded():
         row = next(row for row in lab.explain(traced).what_ifs if row.what == other)
         told[other] = f"{row.timeline.makespan:.1f} ms ± {row.error:.1%}".replace("%", " %")
     assert {round(bf16[768, tokens]["ms"]["F"], 1) for tokens in (1024, 8192)} == {1.2}
+    assert {width for width, _ in fp32} == {768} and halves == between([row["ratios"]["(I+W)/B"][1] for row in paced])
+    assert {round(row["beside_gb_per_s"]) for row in pinned[:2]} == {55}
     assert len(h100.rows("gradients")) == 4 * 19 and not any(row["wrong"] for row in h100.rows("gradients"))
     assert all(row["ended"] for row in h100.rows("nccl")) and round(100 * (max(took) / min(took) - 1)) == 11
     assert [row["agrees"] for row in h100.rows("assumptions")] == [False] + 6 * [True]
@@ -367,7 +373,8 @@ def test_what_pages_say_of_the_h100_is_recorded():
         "book/gpu.md": [
             f"{speed[1024]} TFLOP/s with 1,024 tokens, {speed[8192]} with 8,192 and {speed[32768]} with 32,768",
             f"$B$ took {of_f['B']} times as long as $F$, $I$ {of_f['I']} times and $W$ {of_f['W']} times",
-            f"$I + W$ took {halves} times as long as $B$",
+            f"at width 768, where the GPU set the pace, $I + W$ took {halves} times as long as autograd's own $B$",
+            "{:.1f} GB/s out and {:.1f} back".format(*(row["alone_gb_per_s"] for row in pinned[:2])),
             f"{copies[0]:.2f} to {copies[1]:.2f} times as long; both ways, {copies[2]:.2f} times",
             f"each takes {between(shared['mps'])} times as long as alone",
             "In turns it is {:.2f} and {:.2f} times".format(*shared["turns"]),
@@ -377,7 +384,8 @@ def test_what_pages_say_of_the_h100_is_recorded():
             f"{speed[1024]} TFLOP/s in microbatches of 1,024 tokens, and {speed[8192]} in those of"
         ],
         "notebooks/08_zero_bubble.ipynb": [
-            f"{halves} times as long as $B$, with $I : W = {wide['I'] / wide['W']:.1f} : 1$"
+            f"width 768 both halves together took {halves} times as long as autograd's own $B$",
+            f"width 4,096 at 8,192 tokens, $I : W = {wide['I'] / wide['W']:.1f} : 1$",
         ],
         "notebooks/11_balance.ipynb": [
             f"{copies[0]:.2f} to {copies[1]:.2f} times as long",

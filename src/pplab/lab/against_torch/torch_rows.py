@@ -47,8 +47,12 @@ def take_steps(
     """On a rank: take steps by a class of torch's on one stage per rank, without clearing the gradients in between.
 
     Returns what the last `step` returned (its shape, or None), the losses it left, how often each step called the
-    module, and the gradient of the stage's first parameter after every step.
+    module, and the gradient of the stage's first parameter after every step. ValueError for ranks on GPUs.
     """
+    if context.device.type != "cpu":
+        raise ValueError(
+            f'take_steps needs ranks on the CPU, and this one is on {context.device}: Pool(2, device="cpu")'
+        )
     batch, losses = workload.batch(0), []
     module = workload.build_stage(context.rank, context.num_ranks)
     weight = next((p for p in module.parameters() if p.requires_grad), None)
