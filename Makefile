@@ -63,11 +63,11 @@ _build/fresh: $(SOURCES) $(wildcard results/*.json) requirements.txt
 	@touch .venv/ready
 
 .venv/packages: requirements.txt
-	@python=; for candidate in "$(PYTHON)" python3 python3.13 python3.12 python3.11; do \
-	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	@python=; for candidate in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; \
 	  then python="$$candidate"; break; fi; done; \
 	if [ -z "$$python" ]; then \
-	  echo "pplab needs Python 3.11 to 3.13, and python3 is `python3 --version 2>&1`." \
+	  echo "pplab needs Python 3.11 to 3.14, and python3 is `python3 --version 2>&1`." \
 	    "Name one: make PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	echo "== making the environment in .venv with `"$$python" --version` (a minute or some; torch is large)"; \
 	"$$python" -m venv .venv

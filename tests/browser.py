@@ -1,6 +1,6 @@
-"""The browser that the page's checks use: Chromium, from the system or from playwright.
+"""The browser that the page's checks use: Chromium, from the system or from Playwright.
 
-`python tests/browser.py` installs one where there is none, and says what it did; it never fails.
+`python tests/browser.py` installs one where there is none, and says what it did. It never fails.
 """
 
 from __future__ import annotations
@@ -11,43 +11,55 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-HOW = "no Chromium found: install one with `python -m playwright install chromium` or `apt-get install chromium`"
+HOW = (
+    "apt-get install libatomic1 chromium "
+    "(on Ubuntu: apt-get install libatomic1, then python -m playwright install --with-deps chromium)"
+)
 # Popups of the address bar, which Chromium loads beside every tab: they take as long as a page of the book. The others
 # are what playwright itself leaves out, which this replaces.
 WITHOUT = ["WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable"]
 WITHOUT += ["DestroyProfileOnBrowserClose", "LensOverlay", "MediaRouter", "OptimizationHints", "PaintHolding"]
 INSTALLERS = (
     [sys.executable, "-m", "playwright", "install", "chromium"],
-    ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"],
+    ["apt-get", "update", "--quiet"],
+    ["apt-get", "install", "--yes", "--no-install-recommends", "chromium", "libatomic1"],
 )
 
 
-def find() -> str | None:
-    """The path of a Chromium that starts, or None."""
-    candidates = [path for name in NAMES if (path := shutil.which(name))]
+class NoBrowser(Exception):
+    """Says what is missing, and how to install it."""
+
+
+@cache
+def find() -> str:
+    """The path of a Chromium that starts, or NoBrowser."""
+    if refusal := _refusal(sys.executable, "-m", "playwright"):
+        raise NoBrowser(f"Playwright doesn't start ({refusal}): {HOW}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        names = (*NAMES, playwright.chromium.executable_path)
+    for path in filter(None, map(shutil.which, names)):
+        if not _refusal(path):
+            return path
+    raise NoBrowser(f"no Chromium starts: {HOW}")
+
+
+def _refusal(*command: str) -> str:
+    """Why a program doesn't start, which may be a distribution's stub, or lack a library. Nothing if it does."""
     try:
-        from playwright.sync_api import sync_playwright
-
-        with sync_playwright() as playwright:
-            candidates.append(playwright.chromium.executable_path)
-    except ImportError:
-        return None
-    return next((path for path in candidates if Path(path).exists() and _starts(path)), None)
-
-
-def _starts(path: str) -> bool:
-    """Whether it is more than a file of that name: a stub of the distribution's, or a browser without its libraries."""
-    try:
-        return subprocess.run([path, "--version"], capture_output=True, timeout=60).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return str(problem)
+    said = done.stderr.strip().rpartition("\n")[2].rpartition("/")[2]  # without the program's folder
+    return said or f"exit status {done.returncode}" if done.returncode else ""
 
 
 @contextmanager
@@ -55,14 +67,14 @@ def launched_or_skipped() -> Iterator[Browser]:
     """The browser that there is, headless; skips the test where there is none."""
     import pytest
 
-    if (path := find()) is None:
-        pytest.skip(HOW)
+    try:
+        path = find()
+    except NoBrowser as reason:
+        pytest.skip(str(reason))
     from playwright.sync_api import sync_playwright
 
-    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # which root can't have
     with sync_playwright() as playwright:
-        arguments = [*sandbox, f"--disable-features={','.join(WITHOUT)}"]
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = playwright.chromium.launch(executable_path=path, args=[f"--disable-features={','.join(WITHOUT)}"])
         yield browser
         browser.close()
 
@@ -91,16 +103,16 @@ def watched_tabs(browser: Browser, *known: str) -> Iterator[Callable[..., Page]]
 def main() -> None:
     """Install Chromium where it is missing."""
     for command in INSTALLERS:
-        if found := find():
-            print(f"the page's checks use {found}")
-            return
-        print(f"no Chromium yet: {' '.join(command)}", flush=True)
-        if command[0] == "apt-get":
-            if os.geteuid() or not shutil.which("apt-get"):
-                continue
-            _run(["apt-get", "update", "--quiet"])
-        _run(command)
-    print(f"the page's checks use {path}" if (path := find()) else f"the page's checks will be skipped: {HOW}")
+        try:
+            find()
+        except NoBrowser:
+            if command[0] != "apt-get" or os.geteuid() == 0:
+                print(f"no browser yet: {' '.join(command)}", flush=True)
+                _run(command)
+    try:
+        print(f"the page's checks use {find()}")
+    except NoBrowser as reason:
+        print(f"the page's checks will be skipped: {reason}")
 
 
 def _run(command: list[str]) -> None:

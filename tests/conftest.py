@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
@@ -112,6 +113,14 @@ def pytest_collection_finish() -> None:
     """What has been imported, torch among it, stays for good: looking through it for garbage is lost time."""
     gc.enable()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say last how many tests were skipped, and why: where something is missing, the reason says how to install it."""
+    skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    for reason, number in skipped.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason}")
 
 
 ROOM = ExitStack()  # what this process holds of it

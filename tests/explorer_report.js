@@ -2,7 +2,7 @@
 
 var level, state, found, kept; // of a game, and the page while a test has another; only var and function outlive a call in every engine
 
-if (typeof URLSearchParams === "undefined") { // quickjs has none; the page's addresses need no more
+if (typeof URLSearchParams === "undefined") { // an engine alone has none; the page's addresses need no more
   globalThis.URLSearchParams = class {
     constructor(text) {
       this.pairs = text.split("&").filter(Boolean).map((pair) => pair.split("=").map(decodeURIComponent));

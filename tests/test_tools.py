@@ -180,3 +180,19 @@ def test_several_processes_need_no_cache_to_run_the_tests():
     command = ["-m", "pytest", "tests/lab/planning/test_fsdp.py", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "INTERNALERROR" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_what_is_skipped_for_want_of_a_browser_is_counted_at_the_end_and_what_to_install(tmp_path):
+    """On a slim Debian the node that comes with Playwright finds no libatomic."""
+    node = tmp_path / "node"
+    node.write_text('#!/bin/sh\necho "$0: error while loading shared libraries: libatomic.so.1" >&2\nexit 127\n')
+    node.chmod(0o755)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "tests/pages/test_editor.py"]
+    without = {**os.environ, "PLAYWRIGHT_NODEJS_PATH": str(node)}
+    done = subprocess.run(command, cwd=ROOT, env=without, text=True, capture_output=True, timeout=120)
+    *_, counted, closing = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout
+    assert closing.startswith("2 skipped in ")
+    why = "Playwright doesn't start (node: error while loading shared libraries: libatomic.so.1)"
+    assert counted.startswith(f"2 skipped: {why}: apt-get install libatomic1 chromium (on Ubuntu: ")

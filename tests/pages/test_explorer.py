@@ -13,9 +13,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
+import browser
 import pplab
 from conftest import random_schedule
-from javascript import HAS_QUICKJS, Evaluate, chromium_engine, opened
+from javascript import Evaluate, loaded
 from pplab import Costs, Schedule, Span, Timeline, lab, simulate
 from pplab.actions import Action, parts
 from pplab.builders import find, known, register
@@ -708,10 +709,12 @@ def test_an_idle_interval_says_why(evaluate: Evaluate, name: str) -> None:
             )
 
 
-@pytest.mark.skipif(not HAS_QUICKJS, reason="all other tests ran in a browser")
 def test_a_browser_says_the_same() -> None:
     rng = random.Random(5)
-    with opened(chromium_engine) as evaluate:
+    with browser.launched_or_skipped() as chromium:
+        page = chromium.new_page()
+        # Indirect eval, so that a script's functions become globals.
+        evaluate = loaded(lambda code: page.evaluate("code => (0, eval)(code)", code))
         made = evaluate("Object.keys(pplab.builders)")
         sizes = [(2, 4), (3, 3), (2, 5)]
         agree(evaluate, [configuration(name, P, M, None, random_costs(rng)) for name in made for P, M in sizes])

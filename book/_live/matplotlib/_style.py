@@ -76,7 +76,8 @@ class Lacking(AttributeError, TypeError, ValueError):
 
 
 def lacking(what: str) -> Lacking:
-    return Lacking(f"the page's charts have no {what}: open the notebook for this one")
+    # Without an object, Python doesn't guess what else was meant: "Did you mean: 'show'?" after plt.imshow.
+    return Lacking(f"the page's charts have no {what}: open the notebook for this one", obj=None)
 
 
 class Told:

@@ -715,7 +715,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
         assert (found == []) == runs and ("compute capability 9.0" in "".join(found)) == (not runs), kernels_for
     worse = {
         **box,
-        "versions": {"python": "3.14.0", "torch": "2.9.1", "transformers": "4.57.6"},
+        "versions": {"python": "3.15.0", "torch": "2.9.1", "transformers": "4.57.6"},
         "compute_mode": ["Exclusive_Process", "Default"],
         "peer_access": [[True, False], [True, True]],
         "mps": {"control": True, "running": True},
@@ -723,7 +723,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     said = "\n".join(problems(worse))
     for words in (
         "torch is 2.9.1, and pplab is tested with 2.10 to 2.13",
-        "python is 3.14.0, and pplab is tested with 3.11 to 3.13",
+        "python is 3.15.0, and pplab is tested with 3.11 to 3.14",
         "5.17 on",
         "by MPS only",
         "0 to 1",

@@ -17,7 +17,7 @@ from pplab import lab
 from pplab.lab import models
 from pplab.runtime import Batch
 
-peft = pytest.importorskip("peft")
+peft = pytest.importorskip("peft", reason="no adapters: pip install peft")
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[3] / "book" / "own_family.md"
