@@ -180,3 +180,14 @@ def test_several_processes_need_no_cache_to_run_the_tests():
     command = ["-m", "pytest", "tests/lab/planning/test_fsdp.py", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "INTERNALERROR" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_notebooks_are_compared_on_another_processor_than_tests(tmp_path):
+    path = notebook(tmp_path / "a.ipynb", "import torch\nassert torch.backends.cpu.get_cpu_capability() == 'DEFAULT'")
+    (tmp_path / "test_a.py").write_text("import os\ndef test(): assert 'ATEN_CPU_CAPABILITY' not in os.environ\n")
+    quick = "tests/test_tools.py::test_the_chapters_that_take_too_long_are_named"  # brings tests/conftest.py
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", "--nbval", quick]
+    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    done = subprocess.run([*command, path, tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert " 3 passed" in done.stdout, done.stdout
