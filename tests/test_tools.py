@@ -196,3 +196,14 @@ def test_what_is_skipped_for_want_of_a_browser_is_counted_at_the_end_and_what_to
     assert closing.startswith("2 skipped in ")
     why = "Playwright doesn't start (node: error while loading shared libraries: libatomic.so.1)"
     assert counted.startswith(f"2 skipped: {why}: apt-get install libatomic1 chromium (on Ubuntu: ")
+
+
+@pytest.mark.slow
+def test_notebooks_are_compared_on_another_processor_than_tests(tmp_path):
+    path = notebook(tmp_path / "a.ipynb", "import torch\nassert torch.backends.cpu.get_cpu_capability() == 'DEFAULT'")
+    (tmp_path / "test_a.py").write_text("import os\ndef test(): assert 'ATEN_CPU_CAPABILITY' not in os.environ\n")
+    quick = "tests/test_tools.py::test_the_chapters_that_take_too_long_are_named"  # brings tests/conftest.py
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", "--nbval", quick]
+    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    done = subprocess.run([*command, path, tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert " 3 passed" in done.stdout, done.stdout

@@ -176,6 +176,19 @@ def test_every_patient_has_its_own_signs():
 
 
 @pytest.mark.slow
+def test_patients_draw_the_same_numbers_on_every_processor(monkeypatch):
+    """Here torch draws others on an Intel processor than elsewhere, and what the chapter prints is recorded."""
+    import torch
+
+    def draws(*given, **how):
+        raise AssertionError("on an Intel processor these numbers are others")
+
+    for owner, name in ((torch.nn.functional, "dropout"), (torch, "bernoulli"), (torch.Tensor, "bernoulli_")):
+        monkeypatch.setattr(owner, name, draws)
+    assert exercise.patients()["D"].again > 0.1
+
+
+@pytest.mark.slow
 def test_who_counts_rows_gets_what_the_chapter_shows():
     import torch
     from transformers import LlamaConfig
