@@ -185,7 +185,13 @@ def as_cards(table: re.Match) -> str:
         return table[0]
     columns = cycle(names)
     body = re.sub("<td", lambda cell: f'{cell[0]} data-of="{next(columns)}"', table["body"])
-    return f'<div class="pplab-table pplab-cards"{table["head"]}{body}'
+    return f'<div class="pplab-table pplab-cards" tabindex="0"{table["head"]}{body}'
+
+
+def speak_plainly(app, pagename, templatename, context, doctree) -> None:
+    """Leave out what a screen reader would say in place of a fold's own words, and roles that are no more."""
+    for said in (' aria-label="Toggle hidden content"', ' role="doc-biblioentry"', ' role="list"'):
+        context["body"] = context.get("body", "").replace(said, "")
 
 
 def load_playhead(app, pagename, templatename, context, doctree) -> None:
@@ -203,6 +209,7 @@ def setup(app) -> dict:
     app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
+    app.connect("html-page-context", speak_plainly)
     app.connect("html-page-context", load_playhead, priority=800)  # after the explorer, whose scripts come first
     app.connect("build-finished", describe_front, priority=900)  # after sphinx-external-toc has written it
     app.add_js_file("pplab_page.js")

@@ -26,6 +26,7 @@ ABSENT = {
 }
 PAGE = "application/vnd.pplab.page+html"
 MOST_PRINTED = 200_000  # characters of a cell
+MOST_SHOWN = 500, 20_000_000  # displays of a cell, and their characters: charts have many
 MOST_FRAMES = 400  # of calls within calls; the browser's own stack ends soon after
 
 space: dict = {}  # the namespace
@@ -45,6 +46,21 @@ class NotInThePage(ImportError):
 
 class NoInput(RuntimeError):
     """A cell asked for typed input."""
+
+
+class Shown:
+    """Passes on what a cell shows, as much as a page can take while its reader looks on."""
+
+    def __init__(self, emit):
+        self.emit, self.count, self.size = emit, 0, 0
+
+    def __call__(self, kind: str, *what) -> None:
+        if kind == "display":
+            self.count, self.size = self.count + 1, self.size + sum(map(len, what[0].values()))
+            if self.count > MOST_SHOWN[0] or self.size > MOST_SHOWN[1] or len(what[0]["text/plain"]) > MOST_PRINTED:
+                most = f"{MOST_SHOWN[0]} outputs, or {MOST_PRINTED:,} characters in one of them"
+                raise OutputLimit(f"more than {most}: the cell was stopped")
+        self.emit(kind, *what)
 
 
 OutputLimit.__module__ = NotInThePage.__module__ = NoInput.__module__ = "builtins"  # a last line is name and words
@@ -137,7 +153,7 @@ def run(source: str, emit) -> str:
     """Run a cell; returns "ok", "error", or "absent" where it used what the page can't have."""
     global _count
     _count += 1
-    name = f"<cell {_count}>"
+    name, emit = f"<cell {_count}>", Shown(emit)
     space["display"] = lambda *things: display(*things, emit=emit)
     streams = sys.stdin, sys.stdout, sys.stderr
     sys.stdin, sys.stdout, sys.stderr = NoKeyboard(), Stream("stdout", emit), Stream("stderr", emit)
@@ -224,11 +240,15 @@ def bundle_of(thing: object) -> dict[str, str]:
     if isinstance(thing, Schedule):
         return {"text/html": figures.schedule_html(thing), "text/plain": repr(thing)}
     made = {} if isinstance(thing, type) else {name: getattr(thing, name, None) for name in FORMS}
-    if made.get("_repr_mimebundle_"):
-        found = made["_repr_mimebundle_"]()
-        return found[0] if isinstance(found, tuple) else found
-    texts = {FORMS[name]: form() for name, form in made.items() if form}
-    return {kind: text for kind, text in texts.items() if text is not None} | {"text/plain": _pretty(thing)}
+    texts = {"text/plain": _pretty(thing)}
+    bundle = made.pop("_repr_mimebundle_", None)
+    if bundle and (found := bundle()) is not None:  # None: as if it weren't there
+        found = found[0] if isinstance(found, tuple) else found
+        if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+            raise TypeError(f"_repr_mimebundle_ has to return a dict of texts, got {found!r:.80}")
+        return texts | found
+    texts |= {FORMS[name]: form() for name, form in made.items() if form}
+    return {kind: text for kind, text in texts.items() if text is not None}
 
 
 FORMS = {

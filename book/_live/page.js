@@ -12,8 +12,9 @@
   const make = (tag, name = "", text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
   const button = (name, text, act) => Object.assign(make("button", name, text), { type: "button", onclick: act });
 
-  /** What the reader has done, by cell; a browser may refuse to keep it. */
+  /** What the reader has done, by cell; a browser may refuse to keep it, and a second tab may have changed it. */
   const kept = {
+    trouble: "",
     key: (id) => `pplab:${chapter}:${id}`,
     get(id) { try { return JSON.parse(localStorage.getItem(this.key(id))) || {}; } catch { return {}; } },
     set(id, values) {
@@ -21,9 +22,17 @@
       try {
         if (all.length) localStorage.setItem(this.key(id), JSON.stringify(Object.fromEntries(all)));
         else localStorage.removeItem(this.key(id));
-      } catch { /* not kept */ }
+      } catch {
+        this.trouble = "Your browser has no room to keep what you write: download it before you leave. ";
+        tally();
+      }
     },
   };
+  addEventListener("storage", ({ key }) => {
+    if (!key?.startsWith(kept.key(""))) return;
+    kept.trouble = "You are working on this chapter in a second tab, too. The tab that changes an answer last keeps it: reload this one before you go on. ";
+    tally();
+  });
 
   // ---- what is loaded on demand -----------------------------------------------------------------------------------
   const loading = {};
@@ -146,9 +155,15 @@
       this.output = node.querySelector(".cell_output");
       this.recorded = [...(this.output?.childNodes || [])];
       this.printed = this.code?.textContent.trimEnd();
-      const { text, of } = kept.get(id);
+      const { text, of, verdict } = kept.get(id);
       if (text !== undefined && of === this.printed) this.text = text; // else the book's cell has changed since
       this.dress();
+      if (this.text !== undefined && verdict) {
+        this.clear();
+        this.judge(verdict);
+        this.output.style.minHeight = "";
+        this.mark();
+      } else if (this.text !== undefined && this.recorded.length) this.outdated("changed since it ran");
       if (kept.get(`${id}-mine`).text) this.addMine();
     }
 
@@ -242,7 +257,7 @@
       this.text = text.trimEnd() === this.printed ? undefined : text;
       this.ran = false;
       if (this.replaced) this.outdated("changed since it ran");
-      kept.set(this.id, this.text === undefined ? { text: null, of: null } : { text, of: this.printed });
+      kept.set(this.id, this.text === undefined ? { text: null, of: null, verdict: null } : { text, of: this.printed, verdict: null });
       this.mark();
     }
 
@@ -259,7 +274,7 @@
         this.shown(this.printed);
       }
       kept.set(this.id, { right: null });
-      if (this.replaced) this.recall();
+      this.recall();
       this.ran = false;
       this.note.textContent = "";
       this.leave?.();
@@ -268,7 +283,7 @@
 
     /** Show what the book has recorded. */
     recall() {
-      this.output.replaceChildren(...this.recorded);
+      this.output?.replaceChildren(...this.recorded);
       this.replaced = false;
       this.node.classList.remove("live-mine", "live-old");
     }
@@ -304,7 +319,7 @@
     judge(text) {
       this.output.append(make("p", `live-verdict ${{ "✓": "right", "✗": "wrong" }[text[0]] || ""}`, text));
       if (!this.asks) return;
-      kept.set(this.id, { right: text[0] === "✓" || null });
+      kept.set(this.id, { right: text[0] === "✓" || null, verdict: text });
       tally();
     }
 
@@ -429,7 +444,7 @@
   function tally() {
     if (!line) return;
     const asked = cells.filter((cell) => cell.asks), right = asked.filter((cell) => kept.get(cell.id).right).length;
-    line.firstChild.textContent = `${right} of ${asked.length} answers are right. `;
+    line.firstChild.textContent = `${kept.trouble}${right} of ${asked.length} answers are right. `;
     for (const each of line.querySelectorAll("button")) each.hidden = !cells.some((cell) => cell.text !== undefined || cell.replaced);
   }
 

@@ -99,6 +99,36 @@ def run(tab: Page, cell: dict, text: str | None = None) -> Outcome:
     return outcome(tab.evaluate(RUN, [cell["id"], text]))
 
 
+def answer(tab: Page, cell: dict, text: str) -> None:
+    """Answer an exercise as a hand does: open its editor, type key by key, check."""
+    place = tab.locator(f"#cell-{cell['id']}")
+    place.get_by_role("button", name="Answer").click()
+    place.get_by_role("textbox").press("Control+a")
+    for number, line in enumerate(text.splitlines()):
+        if number:
+            tab.keyboard.press("Enter")
+            tab.keyboard.press("Shift+Home")  # the editor's own indentation
+        tab.keyboard.type(line)
+    assert written(tab, cell).strip() == text.strip(), written(tab, cell)
+    place.get_by_role("button", name="Check").click()
+
+
+def written(tab: Page, cell: dict) -> str:
+    """What a cell's editor has."""
+    lines = tab.locator(f"#cell-{cell['id']} .cm-line").all_inner_texts()
+    return "\n".join(line.rstrip("\n") for line in lines)
+
+
+def read_again(tab: Page, book: Path, chapter: str, cell: dict) -> None:
+    """Open the page anew: the answer is there with its verdict, and counts."""
+    tab.reload()
+    open_chapter(tab, book, chapter)
+    tab.locator(f"#cell-{cell['id']}").get_by_text("✓ right").wait_for()
+    assert "not answered" not in tab.locator(f"#cell-{cell['id']}").inner_text()
+    assert not tab.locator(".live-tally").inner_text().startswith("0 of")
+    tab.evaluate("localStorage.clear()")
+
+
 def needs(tab: Page, book: Path) -> dict[str, dict[str, str]]:
     """What cells and exercises' solutions need, by chapter and cell: the absent thing that they used, or that of a cell
     above which they need."""

@@ -176,7 +176,7 @@ var pplab = ((schedules) => {
   /** Per rank, the most forwards whose activations are held at once: from F until B, or until W when split. */
   function peakInFlight({ rows }) {
     return rows.map((row) => {
-      let during, now = 0, peak = -Infinity;
+      let during, now = 0, peak = 0; // of a row that gets nowhere
       for (const item of row) {
         [during, now] = levelsOf(item, now);
         peak = Math.max(peak, during);

@@ -48,6 +48,7 @@ var pplabSettings = (() => {
 
   /** The durations of an action of a stage, of which a rank has `stages`. A list has the stages' own: they aren't divided. */
   function costsOf(state, stages) {
+    areNumbers(state, [...PER_STAGE, "latency"]);
     const [forward, backwardInput, backwardWeight] = DURATIONS.map((name) => state[name]);
     const { overhead, latency, pair } = state, overlap = pair === 0 ? state.overlap : pair; // a number that isn't one is refused there
     const whole = pplab.costs({ forward, backwardInput, backwardWeight, overhead, latency, overlap });
@@ -60,7 +61,14 @@ var pplabSettings = (() => {
   /** Whether the schedule `name` has that option in the package. */
   const takes = (name, option) => Boolean(pplab.find(name)?.options.includes(option));
 
+  /** Refuse settings whose field, or whose place in an address, has no number. */
+  function areNumbers(state, names) {
+    const empty = names.find((name) => [state[name]].flat().some(Number.isNaN));
+    if (empty) throw new pplab.ScheduleError(`${empty.replaceAll("-", " ")} has to be a number`, "put one into its field");
+  }
+
   function optionsOf(state, name) {
+    areNumbers(state, ["ranks", "microbatches", "stages-per-rank", "more-in-flight"]);
     const { ranks, microbatches, "stages-per-rank": stagesPerRank } = state, slices = slicesOf(state, name);
     const actions = ranks * microbatches * slices * (takes(name, "stages_per_rank") ? stagesPerRank : 2) * 2;
     checkSize(`${ranks} ranks and ${microbatches} microbatches are some ${actions} actions`, actions);
