@@ -196,3 +196,25 @@ def test_what_is_skipped_for_want_of_a_browser_is_counted_at_the_end_and_what_to
     assert closing.startswith("2 skipped in ")
     why = "Playwright doesn't start (node: error while loading shared libraries: libatomic.so.1)"
     assert counted.startswith(f"2 skipped: {why}: apt-get install libatomic1 chromium (on Ubuntu: ")
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_in_a_test_fails_it_and_the_others_run(tmp_path):
+    """As one does that hangs, after `faulthandler_timeout`."""
+    (tmp_path / "pytest.ini").touch()
+    for letter in "abcdef":
+        (tmp_path / f"test_{letter}.py").write_text("def test_1(): pass\n\n\ndef test_2(): pass\n")
+    (tmp_path / "test_e.py").write_text("""
+import os
+
+def test_ends():
+    if not os.path.exists("ended"):
+        open("ended", "w")
+        os._exit(1)
+""")
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tools"), str(ROOT / "src")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-n", "2", "--dist", "loadfile"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, timeout=120
+    )
+    assert "1 failed, 11 passed in" in done.stdout.splitlines()[-1], done.stdout + done.stderr
