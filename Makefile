@@ -28,7 +28,7 @@ test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, t
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style, types and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
-	@$(PY) -m pytest tests -m "not slow" -n 2 $(PARALLEL)
+	@$(PY) -m pytest tests -m "not slow and not long" -n 2 $(PARALLEL)
 
 lab: $(ENVIRONMENT) ## open the notebooks in JupyterLab
 	@$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks

@@ -102,6 +102,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
         def _split_scope(self, nodeid: str) -> str:
             return ALONE if nodeid in self.alone else super()._split_scope(nodeid)
 
+        def remove_node(self, node) -> str | None:
+            """Forget what a process had done when it ended: xdist hands its files out again, and waits for tests of
+            theirs for ever if none is left."""
+            work = self.assigned_work[node]
+            self.assigned_work[node] = {scope: tests for scope, tests in work.items() if not all(tests.values())}
+            return super().remove_node(node)
+
     return ByFiles(config, log)
 
 

@@ -207,3 +207,25 @@ def test_notebooks_are_compared_on_another_processor_than_tests(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     done = subprocess.run([*command, path, tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert " 3 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_in_a_test_fails_it_and_the_others_run(tmp_path):
+    """As one does that hangs, after `faulthandler_timeout`."""
+    (tmp_path / "pytest.ini").touch()
+    for letter in "abcdef":
+        (tmp_path / f"test_{letter}.py").write_text("def test_1(): pass\n\n\ndef test_2(): pass\n")
+    (tmp_path / "test_e.py").write_text("""
+import os
+
+def test_ends():
+    if not os.path.exists("ended"):
+        open("ended", "w")
+        os._exit(1)
+""")
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tools"), str(ROOT / "src")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-n", "2", "--dist", "loadfile"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, timeout=120
+    )
+    assert "1 failed, 11 passed in" in done.stdout.splitlines()[-1], done.stdout + done.stderr
