@@ -39,6 +39,15 @@ FOLDS = {  # what JupyterLab folds, by the tag with which the page hides it
 }
 
 
+# JupyterLab shows the first line of a folded output, which would be the answer of the guess above it. This comes before
+# it there. The page leaves out what is marked so, and so does the comparison of outputs.
+GUESS = {
+    "output_type": "display_data",
+    "data": {"text/plain": "The answer is folded here: open it when you have guessed."},
+    "metadata": {"pplab": "folded"},
+}
+
+
 def main(names: list[str]) -> int:
     """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
     only = {"--clean": clean, "--frames": show_again}.get(names[0] if names else "")
@@ -114,7 +123,9 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         kept = {"figure": figure, "jupyter": folded, "tags": tags}
         cell.metadata = {name: value for name, value in kept.items() if value}
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            made = [each for each in cell.outputs if each.get("metadata") != GUESS["metadata"]]
+            guess = [nbformat.from_dict(GUESS)] * ("answer" in tags)
+            cell.outputs = guess + [each for each in made if each.get("name") != "stderr"]
 
 
 def show_again(notebook: nbformat.NotebookNode) -> None:
@@ -125,6 +136,7 @@ def show_again(notebook: nbformat.NotebookNode) -> None:
     NotebookClient(apart, record_timing=False, resources={"metadata": {"path": NOTEBOOKS}}).execute()
     for view, shown in zip(views, apart.cells[1:], strict=True):
         view.outputs = shown.outputs
+    clean(notebook)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from execute_notebooks import GUESS
+
+from conftest import without_folds
 
 ROOT = Path(__file__).parents[2]
 PAGE = "application/vnd.pplab.page+html"  # a chart's form for the book's page
@@ -27,7 +30,9 @@ pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.st
 
 
 def cells(path: Path, kind: str) -> list[dict]:
-    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+    """Without what stands before the answers of guesses."""
+    found = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+    return [cell | {"outputs": without_folds(cell["outputs"])} for cell in found] if kind == "code" else found
 
 
 def text(cell: dict) -> str:
@@ -192,6 +197,13 @@ def test_explorers_and_the_game_are_frames_and_what_is_there_without(path):
         assert len(frame) < 100e3 and not re.search(r"(src|href)=", frame), "too much for a frame, or not all of it"
         assert sentence.startswith("The explorer shows here" if pictures else "The game shows here")
         assert not pictures or "picture" in sentence
+
+
+def test_a_folded_answer_does_not_tell_itself(path):
+    """JupyterLab shows the first line of a folded output."""
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code" and "answer" in cell["metadata"].get("tags", ()):
+            assert "".join(cell["outputs"][0]["data"]["text/plain"]) == GUESS["data"]["text/plain"], "run --clean"
 
 
 def test_cells_are_short(path):

@@ -67,6 +67,8 @@ def recorded(cell: dict) -> Outcome:
     """What the notebook has kept of a cell."""
     made = Outcome()
     for output in cell["outputs"]:
+        if output.get("metadata", {}) == {"pplab": "folded"}:
+            continue
         if output["output_type"] == "stream":
             made.text += "".join(output["text"]) * (output["name"] == "stdout")
         else:
