@@ -84,17 +84,25 @@ def cores(quick: bool, folder: Path) -> int:
 
 
 def simulator() -> list[dict]:
-    """Operations per second of building, simulating for the first time, again, with narrow links, and validating."""
+    """Operations per second of building, simulating for the first time, again, with narrow links, validating, and
+    simulating once more, with figures."""
     rows = []
-    print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
+    print("simulator, million operations per second on one core (best of 5; first: with the dependency graph;")
+    print("figures: again, and then the bubble and every idle interval)")
     heads = " ".join(f"{name:>8}" for name in ("build", *_TIMED))
     print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {heads}")
     for builder in pp.builders.known():
         searches = "costs" in builder.options  # these simulate hundreds of schedules to build one
         rows.append(_speed(builder, *((8, 64) if searches else (64, 1024))))
-    for num_microbatches in (7_800, 78_125):
-        rows.append(_speed(pp.builders.find("1F1B"), 64, num_microbatches, rounds=1))
+    for num_ranks, num_microbatches in ((256, 1024), (64, 7_800), (64, 78_125)):
+        rows.append(_speed(pp.builders.find("1F1B"), num_ranks, num_microbatches, rounds=1))
     return rows
+
+
+def with_figures(schedule: pp.Schedule) -> tuple:
+    """A simulation's bubble, and when each rank is idle."""
+    timeline = pp.simulate(schedule)
+    return timeline.bubble_fraction, pp.idle_intervals(timeline)
 
 
 _TIMED = {
@@ -102,6 +110,7 @@ _TIMED = {
     "again": pp.simulate,
     "narrow": lambda schedule: pp.simulate(schedule, pp.Costs(latency=1, bandwidth=2)),
     "validate": pp.validate,
+    "figures": with_figures,
 }
 
 
