@@ -124,15 +124,18 @@ def measure(
 
 def _turns(parts: Mapping[str, Piece], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
     """The parts that lack something, in order, and until when each may run. With a deadline, each has its own seconds
-    first, with those that it had in earlier commands; what is left goes to those that then still lack something."""
+    first, less those that it had in earlier commands, or as much of them as leaves time for all; what is left goes to
+    those that then still lack something."""
     done = {name for name in parts if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
     for name in done:
         print(f"kept: {name}: it was done before", flush=True)
+    own = {name: max(0, parts[name].seconds - found[name][0]["seconds"]) for name in parts if name not in done}
+    share = min(1, (deadline - time.monotonic()) / (sum(own.values()) or 1)) if deadline else 1
     for first in (True, False) if deadline else (False,):
         for name in (name for name in parts if name not in done):
             until = deadline
             if first:
-                until = min(until, time.monotonic() + parts[name].seconds - found[name][0]["seconds"])
+                until = min(until, time.monotonic() + share * own[name])
             if until is None or time.monotonic() < until:
                 yield name, until
                 done |= set() if _lacks(found[name][1]) else {name}

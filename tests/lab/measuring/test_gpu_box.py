@@ -395,6 +395,17 @@ def test_four_short_commands_do_what_a_long_one_does(gpu, tmp_path, monkeypatch)
     assert 0 < len(measured) < 24 and results.load(tmp_path)[0].data == recording.data
 
 
+def test_a_short_deadline_leaves_every_part_its_turn(gpu, monkeypatch):
+    now, turns = [0.0], []
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    parts = pieces({name: lambda setting, part: None for name in "abcdef"}, seconds=100)
+    found = {name: ({"state": "not run", "seconds": 0}, [{"why": gpu.NOT_REACHED}]) for name in parts}
+    for name, until in gpu._turns(parts, found, 60.0):
+        turns.append((name, until - now[0]))
+        now[0] = until - 9 * (len(turns) == 1)  # the first is left early
+    assert turns[:6] == [(name, 10.0) for name in "abcdef"] and turns[6] == ("a", 9.0) and len(turns) == 7
+
+
 def test_a_deadline_before_anything_is_measured_is_said(gpu, tmp_path, monkeypatch):
     def rings(*_):
         raise gpu.Late(gpu.LATE)
