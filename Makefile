@@ -40,6 +40,7 @@ attack: $(ENVIRONMENT) ## break what can be broken, far more often than the test
 
 bench: $(ENVIRONMENT) ## measure the simulator, the runtime against PyTorch's, and this machine's cores; write results/<processor>.json (minutes)
 	@$(PY) benchmarks/bench.py
+	@$(PY) benchmarks/gpu.py --device cpu --size cores --only stages predicted runs
 
 frontier: $(ENVIRONMENT) ## search for the shortest order in every memory limit; write results/frontier.json (a minute for each that is open: an hour or two)
 	@$(PY) benchmarks/frontier.py

@@ -1,11 +1,9 @@
-"""`make bench`: how fast the simulator is, the runtime against PyTorch's own on the same stages, and what cores do.
+"""The first half of `make bench`: how fast the simulator is, and the runtime against PyTorch's own on the same stages.
 
-    python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime|cores ...] [--folder FOLDER]
+    python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime]
 
 Runtime figures are ratios of medians of runs that take turns, with the spread of the ratios of neighbouring runs: the
-machine's mood is then in both. Of the cores it measures those parts of `make gpu` that a processor can have: how long
-F, B, I and W take, copies beside them, what one schedule's durations predict of others, and runs without pace where
-every rank has a core. They are recorded in results/<processor>.json; with --quick, as a trial, in _build/results.
+machine's mood is then in both. The other half is of the cores: `gpu.py --device cpu --size cores` measures them.
 """
 
 from __future__ import annotations
@@ -13,17 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 
-import gpu
-import gpu_box
-import gpu_setting
 import torch
-from gpu_parts import ON_CORES, PARTS
 from torch import nn
-from versus import HEADINGS, versus
+from versus import HEADINGS, compare
 
 import pplab as pp
 from pplab.lab import models, multiply_times
@@ -51,50 +44,42 @@ SIZES = {  # workload, microbatches, steps of a round
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the tables, and write them as JSON where asked; returns the exit status."""
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables, and write them as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and of the cores a trial")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures of simulator and runtime there")
-    parser.add_argument("--only", nargs="+", choices=("simulator", "runtime", "cores"), help="not all three")
-    parser.add_argument("--folder", type=Path, help="where the cores' file goes: results, or of a trial _build/results")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--only", choices=("simulator", "runtime"), help="not both")
     options = parser.parse_args(arguments)
-    asked = options.only or ("simulator", "runtime", "cores")
     figures = {"versions": versions()}
-    if "simulator" in asked:
+    if options.only != "runtime":
         figures["simulator"] = simulator()
-    if "runtime" in asked:
+    if options.only != "simulator":
         figures["runtime"] = runtime(2 if options.quick else 5)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
-    if "cores" not in asked:
-        return 0
-    return cores(options.quick, options.folder or gpu_setting.ROOT / ("_build/results" if options.quick else "results"))
-
-
-def cores(quick: bool, folder: Path) -> int:
-    """Record what this machine's cores do; returns the exit status."""
-    setting = gpu_setting.Setting("cpu", gpu_box.cores(), gpu_setting.SIZES["small" if quick else "cores"])
-    path = folder / gpu.file_name(gpu_box.facts("cpu")["devices"][0]["name"])
-    command = f"python benchmarks/bench.py --only cores{' --quick' * quick}"
-    data = gpu.measure(setting, path, command, parts={name: PARTS[name] for name in ON_CORES})
-    failed = [part["name"] for part in data["parts"] if part["state"] == "failed"]
-    print(f"== FAILED: {', '.join(failed)}" if failed else "== nothing failed")
-    return 1 if failed else 0
 
 
 def simulator() -> list[dict]:
-    """Operations per second of building, simulating for the first time, again, with narrow links, and validating."""
+    """Operations per second of building, simulating for the first time, again, with narrow links, validating, and
+    simulating once more, with figures."""
     rows = []
-    print("simulator, million operations per second on one core (best of 5; first: with the dependency graph)")
+    print("simulator, million operations per second on one core (best of 5; first: with the dependency graph;")
+    print("figures: again, and then the bubble and every idle interval)")
     heads = " ".join(f"{name:>8}" for name in ("build", *_TIMED))
     print(f"{'schedule':22} {'ranks x microbatches':>20} {'operations':>11} {heads}")
     for builder in pp.builders.known():
         searches = "costs" in builder.options  # these simulate hundreds of schedules to build one
         rows.append(_speed(builder, *((8, 64) if searches else (64, 1024))))
-    for num_microbatches in (7_800, 78_125):
-        rows.append(_speed(pp.builders.find("1F1B"), 64, num_microbatches, rounds=1))
+    for num_ranks, num_microbatches in ((256, 1024), (64, 7_800), (64, 78_125)):
+        rows.append(_speed(pp.builders.find("1F1B"), num_ranks, num_microbatches, rounds=1))
     return rows
+
+
+def with_figures(schedule: pp.Schedule) -> tuple:
+    """A simulation's bubble, and when each rank is idle."""
+    timeline = pp.simulate(schedule)
+    return timeline.bubble_fraction, pp.idle_intervals(timeline)
 
 
 _TIMED = {
@@ -102,6 +87,7 @@ _TIMED = {
     "again": pp.simulate,
     "narrow": lambda schedule: pp.simulate(schedule, pp.Costs(latency=1, bandwidth=2)),
     "validate": pp.validate,
+    "figures": with_figures,
 }
 
 
@@ -138,11 +124,10 @@ def runtime(rounds: int) -> list[dict]:
             print(HEADINGS)
             for name in CLASSES:
                 schedule = pp.build(name, num_ranks=2, num_microbatches=M)
-                found = versus(pool, schedule, make(schedule.num_stages), rounds=rounds, steps=steps)
-                print(found, flush=True)
-                rows.append({"size": size, "capacity": capacity, **found.to_dict()})
+                found = compare(pool, schedule, make(schedule.num_stages), rounds=rounds, steps=steps)
+                rows.append({"size": size, "capacity": capacity, **found})
     return rows
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,12 +5,13 @@
 
 Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
 earlier run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same
-command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth. With
---deadline, the command ends in time whatever runs: each part has some seconds at first, and what is left goes to those
-that aren't done, in order; what remains is measured when the command is given again. With --only, the file keeps its
-other parts; `--only smoke` takes half a minute. Whatever is not run is printed with its reason and listed in the file.
-The exit status is 1 when anything failed. `--device cpu` tries the command itself: it measures nothing about a GPU, and
-its file says so.
+command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth, which on
+one GPU isn't that on several. With --deadline, the command ends in time whatever runs: each part has some seconds at
+first, and what is left goes to those that aren't done, in order; what remains is measured when the command is given
+again. With --only, the file keeps its other parts; `--only smoke` takes half a minute. Whatever is not run is printed
+with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the command
+itself: it measures nothing about a GPU, and its file says so. With `--size cores`, it measures the processor, as far as
+a rank has a core: `make bench` does that.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ gpu_needs.require()  # before what imports torch
 # ruff: noqa: E402
 import gpu_box
 import gpu_tests
-import records
 import torch
-from gpu_parts import PARTS
+from gpu_parts import PARTS, in_order
 from gpu_setting import LATE, ROOT, SIZES, Late, Part, Piece, Setting, for_machine
 
 from pplab.lab import results
@@ -64,7 +64,7 @@ def measure(
 
     Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
     """
-    parts = PARTS if parts is None else parts
+    parts = in_order(PARTS if parts is None else parts, setting.num_devices if setting.device == "cuda" else 1)
     unfinished = path.with_suffix("".join(f".{name}" for name in only) + ".unfinished")
     box = gpu_box.facts(setting.device)
     missing = gpu_needs.missing(parts)
@@ -124,15 +124,18 @@ def measure(
 
 def _turns(parts: Mapping[str, Piece], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
     """The parts that lack something, in order, and until when each may run. With a deadline, each has its own seconds
-    first, with those that it had in earlier commands; what is left goes to those that then still lack something."""
+    first, less those that it had in earlier commands, or as much of them as leaves time for all; what is left goes to
+    those that then still lack something."""
     done = {name for name in parts if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
     for name in done:
         print(f"kept: {name}: it was done before", flush=True)
+    own = {name: max(0, parts[name].seconds - found[name][0]["seconds"]) for name in parts if name not in done}
+    share = min(1, (deadline - time.monotonic()) / (sum(own.values()) or 1)) if deadline else 1
     for first in (True, False) if deadline else (False,):
         for name in (name for name in parts if name not in done):
             until = deadline
             if first:
-                until = min(until, time.monotonic() + parts[name].seconds - found[name][0]["seconds"])
+                until = min(until, time.monotonic() + share * own[name])
             if until is None or time.monotonic() < until:
                 yield name, until
                 done |= set() if _lacks(found[name][1]) else {name}
@@ -163,7 +166,7 @@ def _run_part(
     def added(*, rest: bool = True) -> None:
         took = time.monotonic() - started
         # Who is ended in the middle of a part has used up its first turn, so that one that hangs isn't the first again.
-        said = _checked(data, part, begun.get("seconds", 0) + (max(took, piece.seconds) if rest else took))
+        said = part.to_dict(begun.get("seconds", 0) + (max(took, piece.seconds) if rest else took))
         save({**said, "date": date, "by": data["command"]}, part.left_out + [_rest(part)] * rest)
 
     part.added = added
@@ -188,9 +191,8 @@ def _begun(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
         older = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    same = ("form", "device", "kind", "versions")
     commands = [re.sub(r" --deadline \S+", "", each["command"]) for each in (older, data)]
-    if records.problems(older) or any(older[name] != data[name] for name in same) or len(set(commands)) > 1:
+    if not _is_of_here(older, data) or len(set(commands)) > 1:
         print(f"{path} is of another command, machine or version: everything is measured anew", flush=True)
         return {}
     print(f"going on with {path}: delete it to measure everything anew", flush=True)
@@ -221,12 +223,16 @@ def _kept(path: Path, data: dict) -> dict[str, tuple[dict, list[dict]]]:
     if not path.exists():
         return {}
     older = json.loads(path.read_text())
-    same = ("form", "device", "kind", "versions")
-    if records.problems(older) or any(older[name] != data[name] for name in same):
+    if not _is_of_here(older, data):
         raise SystemExit(
             f"{path} is of another machine or other versions: --only would mix them: measure all, or name a --folder"
         )
     return _parts(older)
+
+
+def _is_of_here(older: dict, data: dict) -> bool:
+    """Whether a file is of this machine with these versions."""
+    return all(older.get(name) == data[name] for name in ("form", "device", "kind", "versions"))
 
 
 def _parts(older: dict) -> dict[str, tuple[dict, list[dict]]]:
@@ -234,19 +240,6 @@ def _parts(older: dict) -> dict[str, tuple[dict, list[dict]]]:
         part["name"]: (part, [each for each in older["not_run"] if each["what"].startswith(f"{part['name']}: ")])
         for part in older["parts"]
     }
-
-
-def _checked(data: dict, part: Part, seconds: float) -> dict:
-    """The part as the file has it, without its rows if those are no rows of a recording."""
-    try:
-        wrong = records.problems(json.loads(json.dumps({**data, "not_run": [], "parts": [part.to_dict(seconds)]})))
-    except (TypeError, ValueError) as error:
-        wrong = [str(error)]
-    if wrong:
-        print(f"FAILED: {part.name}: {'; '.join(wrong)}", flush=True)
-        part.errors.append(f"what was measured is no recording: {'; '.join(wrong[:5])}")
-        part.rows, part.names, part.more = [], [], {}
-    return part.to_dict(seconds)
 
 
 def write(path: Path, data: dict) -> None:
@@ -326,18 +319,22 @@ def main(arguments: list[str] | None = None) -> int:
         said = f"make gpu needs a CUDA device, and torch finds none here {built}{why and ': '}{why}"
         print(*filter(None, (gpu_needs.show(PARTS), said)), sep="\n", file=sys.stderr)
         return 1
-    num_devices = door.cuda.device_count() if options.device == "cuda" else max(SIZES[options.size].ranks)
+    size = SIZES[options.size]
+    trial = options.device == "cpu" and options.size != "cores"
+    if options.device == "cuda":
+        num_devices = door.cuda.device_count()
+    else:
+        num_devices = max(size.ranks) if trial else gpu_box.cores()
     deadline = end = None
     if options.deadline:
         closing = min(_CLOSING_S, options.deadline / 10)
         deadline, end = (started + options.deadline - closing * part for part in (1, 0.3))
         _ring_at(deadline)
-    size = SIZES[options.size]
     if options.size == "full":
         size = for_machine(size, num_devices)
     setting = Setting(options.device, num_devices, size, deadline, end)
-    name = door.cuda.get_device_name(0) if options.device == "cuda" else "cpu trial"
-    folder = options.folder or ROOT / ("results" if options.device == "cuda" else "_build/results")
+    name = "cpu trial" if trial else gpu_box.facts(options.device)["devices"][0]["name"]
+    folder = options.folder or ROOT / ("_build/results" if trial else "results")
     path = folder / file_name(name, num_devices if options.device == "cuda" else 1)
     words = sys.argv[1:] if arguments is None else arguments
     try:

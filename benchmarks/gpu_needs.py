@@ -13,7 +13,6 @@ from pathlib import Path
 STARTED = time.monotonic()  # of the command
 ESSENTIAL = ("torch", "numpy")  # without one of these nothing runs
 OLDEST = {"Python": (3, 11), "torch": (2, 10)}
-LESS = {"datasets": "the text is the sample that comes with pplab, which is what most parts use anyway"}
 
 
 def here(package: str) -> bool:
@@ -60,4 +59,4 @@ def show(parts: dict) -> str:
     """What is missing, a line each; nothing where nothing is."""
     needed = dict.fromkeys(package for part in parts.values() for package in part.needs)
     lost = {each: f"not run: {', '.join(name for name in parts if each in parts[name].needs)}" for each in needed}
-    return "\n".join(f"{name} is not installed: {why}" for name, why in (lost | LESS).items() if not here(name))
+    return "\n".join(f"{name} is not installed: {why}" for name, why in lost.items() if not here(name))

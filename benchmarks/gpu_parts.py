@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import gpu_box
-from gpu_assumptions import assumptions
-from gpu_ranks import predicted, without_pace
-from gpu_runs import batch, gradients, paced, runs, smoke
+from gpu_ranks import predicted, versus
+from gpu_runs import batch, gradients, runs, smoke
 from gpu_setting import Part, Piece, Setting, piece
-from gpu_sharing import links, nccl, slow_down
-from gpu_stages import copies, offload, stages
-from gpu_tests import tests
-from gpu_versus import profile, versus
+from gpu_sharing import links, nccl
+from gpu_stages import copies, stages
+from gpu_tests import chapters, tests
 
 
 @piece(20)
@@ -22,25 +22,27 @@ def check(setting: Setting, part: Part) -> None:
         print(f"note: {problem}", flush=True)
 
 
-# A part is a function `@piece(seconds, *packages)` in a file of its own kind, and its line here.
+# A part is a function `@piece(seconds, *packages)` in a file of its own kind, and its line here: what several GPUs show
+# first.
 PARTS: dict[str, Piece] = {
     "check": check,
     "smoke": smoke,
-    "assumptions": assumptions,
-    "stages": stages,
-    "batch": batch,
-    "predicted": predicted,
-    "slow_down": slow_down,
-    "nccl": nccl,
-    "links": links,
     "gradients": gradients,
-    "tests": tests,
-    "paced": paced,
-    "copies": copies,
-    "offload": offload,
-    "profile": profile,
+    "links": links,
+    "batch": batch,  # of what follows
     "versus": versus,
-    "cores": without_pace,
+    "predicted": predicted,
+    "tests": tests,
+    "nccl": nccl,
+    "chapters": chapters,
+    "stages": stages,
+    "copies": copies,
     "runs": runs,
 }
-ON_CORES = ("stages", "copies", "offload", "predicted", "cores")  # those that `make bench` records of a processor
+_ONE_GPU_FIRST = ("check", "smoke", "nccl", "chapters", "stages", "copies", "tests", "batch", "predicted")
+
+
+def in_order(parts: Mapping[str, Piece], num_gpus: int) -> dict[str, Piece]:
+    """These parts in the order for so many GPUs."""
+    first = _ONE_GPU_FIRST if num_gpus == 1 else ()
+    return dict(sorted(parts.items(), key=lambda each: first.index(each[0]) if each[0] in first else len(first)))

@@ -1,22 +1,23 @@
-"""Several ranks, for `make gpu` and `make bench`: how well one schedule's durations predict the others, and the
-course's runs without pace, which take a core for every rank."""
+"""Several ranks, for `make gpu` and `make bench`: how well one schedule's durations predict the others, and pplab's
+runtime beside PyTorch's."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
-from gpu_box import cores
-from gpu_runs import paced_run, with_room
-from gpu_setting import SIZES, Part, Setting, piece
+from gpu_runs import with_room
+from gpu_setting import Part, Setting, piece
+from versus import HEADINGS, compare
 
 import pplab as pp
 from pplab import lab
 from pplab.actions import Kind
 from pplab.lab import models
+from pplab.lab.against_torch import CLASSES
 from pplab.runtime import Pool, Workload
 
 _PREDICTED = (
@@ -30,22 +31,13 @@ def predicted(setting: Setting, part: Part) -> None:
     """Schedules' makespans, simulated with the durations of one run of one of them, and measured."""
     dtype = torch.bfloat16 if setting.device == "cuda" else None
     workload = models.gpt(source="sample", **setting.size.gpt)
-    for num_ranks in reversed([*_ranks(setting, part)]):  # schedules differ most on most ranks
-        sharing = next(iter(("cores",) if setting.device == "cpu" else setting.sharings(num_ranks, part)))
-        with setting.pool(num_ranks, sharing) as pool:
-            for first, others in _alike(setting.schedules(num_ranks)):
-                run = partial(_predicted, pool, sharing, setting, dtype, first, others)
-                what = f"from {first.name}, {num_ranks} ranks, {sharing}"
-                part.attempt(what, partial(with_room, run, workload, first.num_microbatches))
-
-
-def _ranks(setting: Setting, part: Part) -> Iterator[int]:
-    """How many there can be without taking turns on cores."""
-    for num_ranks in setting.size.ranks:
-        if setting.device == "cpu" and num_ranks > setting.num_devices:
-            part.leave_out(f"{num_ranks} ranks without pace", f"there are {setting.num_devices} cores")
-        else:
-            yield num_ranks
+    for num_ranks in reversed(setting.size.ranks):  # schedules differ most on most ranks
+        for sharing in islice(setting.sharings(num_ranks, part), 1):
+            with setting.pool(num_ranks, sharing) as pool:
+                for first, others in _alike(setting.schedules(num_ranks)):
+                    run = partial(_predicted, pool, sharing, setting, dtype, first, others)
+                    what = f"from {first.name}, {num_ranks} ranks, {sharing}"
+                    part.attempt(what, partial(with_room, run, workload, first.num_microbatches))
 
 
 def _alike(schedules: list[pp.Schedule]) -> Iterator[tuple[pp.Schedule, list[pp.Schedule]]]:
@@ -99,13 +91,18 @@ def _predicted(
 
 
 @piece(60)
-def without_pace(setting: Setting, part: Part) -> None:
-    """The course's runs on the processor's cores, without pace, and beside each the same at a given pace."""
-    if setting.device == "cuda":
-        setting = replace(setting, device="cpu", num_devices=cores(), size=SIZES[setting.size.on_cores])
-    workload = models.gpt(source="sample", **setting.size.gpt)
-    for num_ranks in _ranks(setting, part):
-        with setting.pool(num_ranks, "cores") as pool:
-            for schedule in setting.schedules(num_ranks, part):
-                run = partial(paced_run, pool, schedule, setting.size, workload)
-                part.attempt(f"{schedule.name}, {num_ranks} ranks", run)
+def versus(setting: Setting, part: Part) -> None:
+    """pplab's runtime and PyTorch's in turn, where every rank has a device."""
+    size = setting.size
+    workload = models.gpt(source="sample", **size.gpt)
+    for num_ranks in size.ranks:
+        if setting.device == "cuda" and num_ranks > setting.num_devices:
+            part.leave_out(f"{num_ranks} ranks", "PyTorch's runtime can't send between ranks that share a GPU")
+            continue
+        with setting.pool(num_ranks, "a GPU each") as pool:
+            print(HEADINGS, flush=True)
+            for schedule in setting.schedules(num_ranks):
+                if schedule.name in CLASSES:
+                    run = partial(compare, pool, schedule, rounds=size.rounds, steps=size.steps)
+                    measure = partial(with_room, run, workload, size.num_microbatches)
+                    part.attempt(f"{schedule.name}, {num_ranks} ranks", measure)

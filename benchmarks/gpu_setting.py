@@ -6,13 +6,13 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_mps import Mps
 
 import pplab as pp
-from pplab.runtime import Pool
+from pplab.runtime import Pool, RankError
 from pplab.runtime.processes import Ranks
 
 ROOT = Path(__file__).parents[1]
@@ -27,15 +27,15 @@ class Size:
     schedules: tuple[str, ...]
     num_microbatches: int = 8
     steps: int = 5
+    more_steps: int = 20  # over NCCL, after those that gradients are compared in
     rounds: int = 5
     widths: tuple[int, ...] = (768, 4096)  # of layers in one process
     tokens: tuple[int, ...] = tuple(2**n for n in range(10, 17))
     longest_ms: float = 200.0  # of their forward: with more tokens they aren't measured
     copy_bytes: int = 2**28
-    on_cores: str = "cores"  # the size of what is measured on the processor
-    product: int = 4096  # rows and columns of the matrices that say how far ranks slow each other down
-    tests: tuple[str, ...] = ()  # more arguments for pytest
-    profile: dict = field(default_factory=dict)  # of the profile's DistilBERT: batch_size, length, checkpoint
+    on_one_gpu: tuple[int, ...] = (4, 8)  # ranks that share a GPU and send by NCCL all the same
+    tests: tuple[str, ...] = ("2-mps", "4-mps", "4-turns", "2-turns", "1-turns", "not turns and not mps")  # pytest's -k
+    chapters: tuple[str, ...] = ()  # the first two take a GPU where there is one
     timeout_s: float = 300.0
     warm_ms: float = 500.0  # of steps before the measured ones: an idle GPU's clock takes so long to rise
     most_warm_up: int = 200  # steps, until two agree
@@ -47,7 +47,7 @@ SIZES = {
         gpt={"num_layers": 12, "width": 768, "num_heads": 12, "context": 512, "batch_size": 32},
         ranks=(2, 4),
         schedules=tuple(builder.name for builder in pp.builders.known()),
-        profile={"batch_size": 32, "length": 128, "checkpoint": "auto", "source": "auto"},
+        chapters=("08_zero_bubble", "14_profile", "11_balance", "13_own_model"),
     ),
     "small": Size(
         gpt={"num_layers": 4, "width": 16, "num_heads": 2, "context": 8, "batch_size": 4},
@@ -55,15 +55,14 @@ SIZES = {
         schedules=("1F1B", "ZB-H1"),
         num_microbatches=4,
         steps=1,
+        more_steps=0,
         rounds=1,
         widths=(16,),
         tokens=(16, 32),
         copy_bytes=2**16,
-        on_cores="small",
-        product=64,
+        on_one_gpu=(2,),
         # What no other test has on the CPU: mixed precision under every schedule, memory that isn't there, and so on.
-        tests=("-k", "2-turns and (bf16 or recomputing) or memory_that or test_whether"),
-        profile={"batch_size": 8, "length": 16, "checkpoint": "small", "source": "sample"},
+        tests=("2-turns and (bf16 or recomputing)", "memory_that or test_whether"),
         timeout_s=60.0,
         warm_ms=1.0,
         most_warm_up=2,
@@ -92,10 +91,11 @@ class Late(BaseException):
 
 def for_machine(size: Size, num_devices: int) -> Size:
     """The size with as many ranks as there are GPUs beside its own numbers, and two layers or more for each of them."""
-    if num_devices in size.ranks:
+    if num_devices <= max(size.ranks):
         return size
     gpt = {**size.gpt, "num_layers": max(size.gpt["num_layers"], 2 * num_devices)}
-    return replace(size, gpt=gpt, ranks=(*size.ranks, num_devices)) if num_devices > max(size.ranks) else size
+    tests = (f"{num_devices}-turns", *size.tests)  # of whom none has to wait
+    return replace(size, gpt=gpt, ranks=(*size.ranks, num_devices), tests=tests)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,12 @@ class Piece:
     def says(self) -> str:
         """What it is about, in a line."""
         return self.run.__doc__.splitlines()[0]
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a rank failed because a GPU, or the host's shared memory, had no room."""
+    said = ("OutOfMemory", "out of memory", "ALLOC_FAILED", "No space left")
+    return isinstance(error, RankError) and any(words in error.cause for words in said)
 
 
 def piece(seconds: float, *needs: str) -> Callable[[Callable], Piece]:
@@ -137,7 +143,8 @@ class Part:
         self.left_out.append({"what": f"{self.name}: {what}", "why": why})
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
-        """Add a row; when it fails say so, and let the part go on. Late where it would not end in time."""
+        """Add a row; when it fails or finds no memory say so, and let the part go on. Late where it would not end in
+        time."""
         if row := self.begun.get(what):
             self.add(what, row)
             return row
@@ -148,6 +155,9 @@ class Part:
         try:
             row = {**measure(), **self.beside()}
         except Exception as error:
+            if out_of_memory(error):
+                self.leave_out(what, f"no room: {str(error).splitlines()[0][:300]}")
+                return None
             print(f"FAILED: {self.name}: {what}: {error}", flush=True)
             self.errors.append(f"{what}: {''.join(traceback.format_exception(error))[-4000:]}")
             return None
@@ -184,7 +194,7 @@ class Setting:
     """Where the parts run: the kind of device, how many there are, and how much to measure."""
 
     device: str
-    num_devices: int  # GPUs, or on the CPU as many as ranks
+    num_devices: int  # GPUs, or on the CPU cores, or in a trial as many as ranks
     size: Size
     deadline: float | None = None  # on the monotonic clock: nothing is measured any more
     end: float | None = None  # a little later: whatever still runs is ended
@@ -193,8 +203,9 @@ class Setting:
         """How `num_ranks` ranks can have the devices, what shows most first: the ways that this machine lacks are left
         out with a reason."""
         what = f"{num_ranks} ranks"
-        if self.device == "cpu":
-            part.leave_out(f"{what} on GPUs", "this is a trial of the command on the CPU")
+        if self.device == "cpu" and num_ranks > self.num_devices:
+            part.leave_out(what, f"there are {self.num_devices} cores")
+        elif self.device == "cpu":
             yield "cores"
         elif num_ranks <= self.num_devices:
             part.leave_out(f"{what} on a shared GPU", "every rank has a GPU; CUDA_VISIBLE_DEVICES=0 leaves one to all")

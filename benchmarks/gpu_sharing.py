@@ -1,114 +1,119 @@
-"""What ranks of a machine's GPUs do to each other, for `make gpu`: how far they slow each other down, what messages
-between them take, and whether NCCL can send between ranks of one GPU."""
+"""What crosses between a machine's ranks, for `make gpu`: what messages take and whether they arrive whole; and ranks
+of one GPU that send by NCCL."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from contextlib import suppress
 from functools import partial
-from itertools import combinations
 
+import torch
+import torch.distributed as dist
 from gpu_mps import Mps
-from gpu_setting import Part, Setting, Size, piece
-from one_gpu import SWITCH, OneGpuPool
+from gpu_runs import all_gradients
+from gpu_setting import Part, Setting, piece
+from one_gpu import OneGpuPool
 
-import pplab as pp
 from pplab import lab
-from pplab.lab import message_times, models, multiply_times
-from pplab.runtime import Pool, RankError
+from pplab.lab import message_times
+from pplab.runtime import Pool, RankContext
+from pplab.runtime import gpu as door
 
 _MESSAGES = (64, 2**16, 2**20, 2**24)  # bytes
 _PATIENCE_S = 20.0  # with kernels that may wait for each other for good
 
 
 @piece(20)
-def slow_down(setting: Setting, part: Part) -> None:
-    """How far ranks that compute at once slow each other down: 1 where each has a device, or a part of one, to itself;
-    the number of ranks where they take turns."""
-    for num_ranks in setting.size.ranks:
-        for sharing in setting.sharings(num_ranks, part):
-            with setting.pool(num_ranks, sharing) as pool:
-                measure = partial(_slow_down, pool, sharing, setting.size)
-                if row := part.attempt(f"{num_ranks} ranks, {sharing}", measure):
-                    print(
-                        f"{num_ranks} ranks, {sharing}: all at once take {row['ratio']:.2f} times one alone", flush=True
-                    )
-
-
-def _slow_down(pool: Pool, sharing: str, size: Size) -> dict:
-    ratios = []
-    for _ in range(size.rounds):
-        alone, together = (
-            statistics.median(pool.run(multiply_times, ranks, size.product)[0])
-            for ranks in ((0,), tuple(range(pool.num_ranks)))
-        )
-        ratios.append(together / alone)
-    notes = list(pool.notes)
-    return {
-        "num_ranks": pool.num_ranks,
-        "sharing": sharing,
-        "product": size.product,
-        "alone_ms": alone,
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "notes": notes,
-    }
-
-
-@piece(20)
 def links(setting: Setting, part: Part) -> None:
-    """What messages take from rank to rank: by NCCL where every rank has a GPU, by gloo where they share one."""
+    """What messages take between neighbours, and whether bytes arrive whole.
+
+    The last rank and the first are neighbours, too. It is by NCCL where every rank has a GPU, by gloo where they share
+    one.
+    """
     num_ranks = setting.num_devices if setting.device == "cuda" and setting.num_devices > 1 else 2
+    neighbours = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks if num_ranks > 2 else 1)]
     with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
-        for pair in combinations(range(num_ranks), 2):
+        for pair in neighbours:
             part.attempt(f"ranks {pair[0]} and {pair[1]}", partial(_link, pool, pair))
 
 
 def _link(pool: Pool, pair: tuple[int, int]) -> dict:
     times = {size: statistics.median(pool.run(message_times, size, 10, pair)[pair[0]][1:]) for size in _MESSAGES}
     link = lab.fit_link(times)
+    lost = [size for size in _MESSAGES if not all(pool.run(arrives_whole, size, pair))]
     print(f"ranks {pair}: {link.latency * 1e3:.1f} us, {link.bandwidth / 1e6:.2f} GB/s", flush=True)
     found = {"latency_ms": link.latency, "bytes_per_ms": min(link.bandwidth, 1e300), "ms_of_bytes": times}
+    found["wrong"] = [f"a message of {size} bytes arrives changed" for size in lost]
     return {"pair": list(pair), "transport": "nccl" if pool.transport == "nccl" else "gloo", **found}
 
 
-@piece(60)
+def arrives_whole(context: RankContext, num_bytes: int, pair: tuple[int, int]) -> bool:
+    """On a pair's two ranks: whether the bytes that the other one sends are those that it should send."""
+    one, other = pair
+    down, up = context.channel(one, other), context.channel(other, one)
+    random = torch.Generator().manual_seed(num_bytes)
+    there, back = torch.randint(256, (2, num_bytes), dtype=torch.uint8, generator=random).to(context.wire)
+    if context.rank not in pair:
+        return True
+    if context.rank == one:
+        dist.send(there, other, group=down)
+        dist.recv(there.zero_(), other, group=up)
+        return torch.equal(there, back)
+    found = torch.zeros_like(there)
+    dist.recv(found, one, group=down)
+    dist.send(back, one, group=up)
+    return torch.equal(found, there)
+
+
+@piece(150)
 def nccl(setting: Setting, part: Part) -> None:
-    """Ranks on one GPU that send by NCCL, with MPS and without: do receives that spin beside each other end?"""
+    """Memory that is asked for while a receive by NCCL waits; and ranks of one GPU that send by NCCL.
+
+    They do what those of several GPUs do, side by side by MPS, or where there is none, in turns: every schedule's
+    gradients.
+    """
     if setting.device != "cuda":
-        part.leave_out("all of it", "this is a trial of the command on the CPU")
-        return
-    if setting.num_devices > 2:
-        part.leave_out("all of it", "every rank has a GPU; CUDA_VISIBLE_DEVICES=0 leaves one to all")
-        return
-    beside: list[Mps | None] = [None]
-    with suppress(ValueError):
-        (mps := Mps()).check(["cuda:0"] * 3)
-        beside.insert(0, mps)
-    before, os.environ[SWITCH] = os.environ.get(SWITCH), "1"
-    try:
-        for each in beside:
-            for name in ("1F1B", "InterleavedZeroBubble"):
-                part.attempt(f"{name}, {'mps' if each else 'turns'}", partial(_nccl, setting, name, each))
-    finally:
-        os.environ.pop(SWITCH)
-        if before is not None:
-            os.environ[SWITCH] = before
+        part.leave_out("all of it", "needs a GPU")
+    elif setting.num_devices > 1:
+        with setting.pool(2, "a GPU each") as pool:
+            part.attempt("memory", partial(_memory_beside_a_receive, pool, "a GPU each"))
+        part.leave_out("ranks of one GPU", "every rank has a GPU; CUDA_VISIBLE_DEVICES=0 leaves one to all")
+    else:
+        for num_ranks in setting.size.on_one_gpu:
+            sharing = next(setting.sharings(num_ranks, part))
+            beside = Mps() if sharing == "mps" else None
+            with OneGpuPool(num_ranks, device="cuda", beside=beside, timeout_s=_PATIENCE_S) as pool:
+                part.attempt(f"memory, {num_ranks} ranks, {sharing}", partial(_memory_beside_a_receive, pool, sharing))
+                all_gradients(setting, part, pool, sharing)
 
 
-def _nccl(setting: Setting, name: str, beside: Mps | None) -> dict:
-    """A run that ends, or the sentence of whoever ended it: which is a finding, no failure."""
-    s = pp.build(name, num_ranks=3, num_microbatches=4)
-    gpt = models.gpt(source="sample", num_layers=6, width=64, num_heads=2, context=32, batch_size=8)
-    started, said, equal = time.monotonic(), "", None
-    with OneGpuPool(3, device=setting.device, beside=beside, timeout_s=_PATIENCE_S) as pool:
-        try:
-            equal = pool.train(s, gpt, steps=3, check_gradients=True).gradients.equal
-        except RankError as error:
-            said = error.cause[:1000]
-    row = {"schedule": name, "num_ranks": 3, "sharing": "mps" if beside else "turns", "ended": not said, "said": said}
-    print(f"NCCL on one GPU, {name}, {row['sharing']}: {said.splitlines()[0] if said else 'ends'}", flush=True)
-    wrong = ["gradients differ from one process"] if equal is False else []
-    return {**row, "seconds": round(time.monotonic() - started, 1), "wrong": wrong}
+def _memory_beside_a_receive(pool: Pool, sharing: str) -> dict:
+    waited, ms = pool.run(allocate_beside_a_receive)[0]
+    print(f"cudaMalloc beside a receive that waits took {ms:.2f} ms{', and waited for it' * waited}", flush=True)
+    return {"num_ranks": pool.num_ranks, "sharing": sharing, "waited": waited, "host_ms": ms}
+
+
+def allocate_beside_a_receive(context: RankContext, num_bytes: int = 2**26) -> tuple[bool, float]:
+    """On rank 0: whether CUDA gave new memory only once a receive that was there had its message, and the host's
+    milliseconds. Rank 1 sends half a second later."""
+    channel, message = context.channel(1, 0), torch.ones(1024, device=context.device)
+    if context.rank == 0:
+        dist.recv(message, 1, group=channel)  # the first makes NCCL's communicator
+        door.release()  # or the allocator would give what it has
+    elif context.rank == 1:
+        dist.send(message, 0, group=channel)
+    dist.barrier()
+    if context.rank == 1:
+        time.sleep(0.5)
+        dist.send(message, 0, group=channel)
+    if context.rank:
+        return False, 0.0
+    receive = dist.irecv(message, 1, group=channel)
+    time.sleep(0.1)  # until it waits on the GPU
+    started = time.perf_counter()
+    held = torch.empty(num_bytes, dtype=torch.uint8, device=context.device)
+    ms, waited = (time.perf_counter() - started) * 1e3, receive.is_completed()
+    receive.wait()
+    door.cuda.synchronize()
+    del held
+    return waited, ms

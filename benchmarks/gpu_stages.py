@@ -1,35 +1,31 @@
-"""What the course assumes of a stage, in one process: how long F, B, I and W take, what copies beside them cost, and
-whether what `lab.Offload` says of copies holds. For `make gpu`, and on a core for `make bench`."""
+"""What the course assumes of a stage, in one process: how long F, B, I and W take, and what copies beside them cost.
+For `make gpu`, and on a core for `make bench`."""
 
 from __future__ import annotations
 
 import copy
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import lru_cache, partial
 
 import torch
-from gpu_batch import kept_by_layer, parameters
-from gpu_launches import BOUND
-from gpu_runs import warm_up_steps
 from gpu_setting import Part, Setting, piece
-from to_host import ToHost
 from torch import Tensor
 
-import pplab as pp
 from pplab import lab
 from pplab.lab import models
-from pplab.runtime import Batch, Pool, RankContext, Stage
+from pplab.runtime import Batch, Pool, RankContext, Stage, autocast
 from pplab.runtime import gpu as door
 
 _LAYERS = 2  # of the stage, which is the second of three: it has neither embedding nor head
 _ROUNDS = (3, 50)  # of every measurement: as many as take twice as long as warming up, but no fewer and no more
 _DTYPES = {"bf16": torch.bfloat16, "fp32": None}
-RATIOS = {"B/F": ("B", "F"), "(I+W)/B": ("IW", "B"), "I/F": ("I", "F"), "W/F": ("W", "F")}
+_BOUND = 0.7  # of a GPU's time: where its host asks for so long, the asking sets the pace
+RATIOS = {
+    **{"B/F": ("B", "F"), "(I+W)/B": ("IW", "B"), "I/F": ("I", "F"), "W/F": ("W", "F")},
+    **{"B/autograd's B": ("B", "autograd's B"), "torch's (I+W)/autograd's B": ("torch's IW", "autograd's B")},
+}
 
 
 @piece(60)
@@ -42,14 +38,12 @@ def stages(setting: Setting, part: Part) -> None:
             for width in size.widths:
                 for tokens in size.tokens:
                     what = f"width {width}, {tokens} tokens, {dtype}"
-                    if why := _no_room(setting, width, tokens):
-                        part.leave_out(f"{what} and more", why)
-                        break
                     samples = max(1, tokens // size.gpt["context"])
                     asked = (width, size.gpt["context"], samples, dtype, size.warm_ms)
                     row = part.attempt(what, partial(_stage, pool, *asked))
                     if row and row["ms"]["F"] > size.longest_ms:
                         part.leave_out(f"more than {what}", f"a forward takes {row['ms']['F']:.0f} ms already")
+                    if not row or row["ms"]["F"] > size.longest_ms:
                         break
 
 
@@ -67,39 +61,30 @@ def _pool(setting: Setting) -> Pool:
     return Pool(1, device=setting.device, threads=1, timeout_s=setting.size.timeout_s)
 
 
-def _no_room(setting: Setting, width: int, tokens: int) -> str:
-    """Why a stage can't be measured with so many tokens; nothing where it can be."""
-    if setting.device == "cpu":
-        return ""
-    config = models.GPTConfig(width=width, num_heads=_heads(width))
-    room = door.cuda.get_device_properties(0).total_memory
-    # What it keeps, as much again for what is put off, and two copies of weights and gradients.
-    needed = 2 * _LAYERS * kept_by_layer(config) * tokens + 16 * parameters(config, _LAYERS, False, False)
-    return "" if needed < 0.8 * room else f"needs up to {needed / 1e9:.0f} GB, and the GPU has {room / 1e9:.0f}"
-
-
 def _heads(width: int) -> int:
     return max(1, width // 64)
 
 
 @lru_cache(maxsize=1)  # the last ones: to build wide layers takes seconds, and runs of one dtype leave them changed
-def _modules(width: int, context: int, dtype: str, device: torch.device) -> tuple[torch.nn.Module, torch.nn.Module]:
+def _modules(width: int, context: int, dtype: str, device: torch.device) -> tuple[torch.nn.Module, ...]:
     gpt = models.gpt(
         source="sample", num_layers=3 * _LAYERS, width=width, num_heads=_heads(width), context=context, batch_size=1
     )
     module = gpt.build_stage(1, 3).to(device)
-    return module, copy.deepcopy(module)
+    return module, copy.deepcopy(module), copy.deepcopy(module)
 
 
 class Subject:
-    """A stage of a GPT whose backwards are whole, and the same with halves, as a rank has them in a run."""
+    """A stage of a GPT whose backwards are whole, and the same with halves, as a rank has them in a run; and its module
+    alone, for autograd's own backward and PyTorch's halves. In mixed precision a stage has Linears of its own."""
 
     def __init__(self, context: RankContext, width: int, length: int, samples: int, dtype: str):
-        made = zip(_modules(width, length, dtype, context.device), (False, True), strict=True)
+        *modules, self.module = _modules(width, length, dtype, context.device)
         options = {"index": 1, "num_stages": 3, "loss": None, "shares": [1.0], "autocast": _DTYPES[dtype]}
+        made = zip(modules, (False, True), strict=True)
         self.whole, self.halves = (Stage(module, split=split, **options) for module, split in made)
         self.x, self.gradient = torch.randn(2, samples, length, width, device=context.device)
-        self.device, self.batch = context.device, Batch((self.x,), self.x)
+        self.device, self.batch, self.dtype = context.device, Batch((self.x,), self.x), _DTYPES[dtype]
 
     def round(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """What is measured, in this order."""
@@ -111,6 +96,30 @@ class Subject:
                 "W": partial(stage.backward_weight, 0),
             }
             yield from ((kind, calls[kind]) for kind in kinds)
+        yield "autograd's F", self.forward
+        yield "autograd's B", lambda: self.y.backward(self.gradient)
+        yield "torch's F", self.forward
+        yield "torch's I", self.torchs_input_gradient
+        yield "torch's W", self.torchs_weight_gradient
+
+    def forward(self) -> None:
+        """The module's, without a stage around it."""
+        self.leaf = self.x.detach().requires_grad_()
+        with autocast(self.device, self.dtype):
+            self.y = self.module(self.leaf)
+
+    def torchs_input_gradient(self) -> None:
+        """What `torch.distributed.pipelining` runs as I."""
+        from torch.distributed.pipelining._backward import stage_backward_input
+
+        weights = self.module.parameters()
+        _, self.groups = stage_backward_input([self.y], [self.gradient], [self.leaf], weights)
+
+    def torchs_weight_gradient(self) -> None:
+        """What it runs as W."""
+        from torch.distributed.pipelining._backward import stage_backward_weight
+
+        stage_backward_weight(self.module.parameters(), self.groups)
 
     def step(self) -> None:
         """A forward and a backward."""
@@ -120,7 +129,7 @@ class Subject:
 
 def stage_times(context: RankContext, width: int, length: int, samples: int, dtype: str, warm_ms: float) -> dict:
     """On a rank: a row. Times are the GPU's, between events, or the core's; `hosts_share` is what the host takes of
-    them to ask, as in `Launches`. A ratio is its quartiles over rounds, each of which measures everything once."""
+    them to ask. A ratio is its quartiles over rounds, each of which measures everything once."""
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, lambda: [call() for _, call in subject.round()], warm_ms)
     rounds, asked_ms = [], 0.0
@@ -129,16 +138,16 @@ def stage_times(context: RankContext, width: int, length: int, samples: int, dty
         for kind, call in subject.round():
             start, began = _mark(subject.device), time.perf_counter()
             call()
-            asked_ms += (time.perf_counter() - began) * 1e3
+            asked_ms += (time.perf_counter() - began) * 1e3 if kind in "FBIW" else 0
             marks.append((kind, start, _mark(subject.device)))
         _settle(subject.device)
         rounds.append([(kind, _ms(start, end)) for kind, start, end in marks])
-    whole_ms = sum(ms for marks in rounds for _, ms in marks)
+    whole_ms = sum(ms for marks in rounds for kind, ms in marks if kind in "FBIW")
     by_round = [{**dict(marks), "F": marks[0][1]} for marks in rounds]  # F of whole backwards, as B is
     for each in by_round:
-        each["IW"] = each["I"] + each["W"]
+        each["IW"], each["torch's IW"] = each["I"] + each["W"], each["torch's I"] + each["torch's W"]
     ratios = {name: [each[a] / each[b] for each in by_round] for name, (a, b) in RATIOS.items()}
-    ms = {kind: statistics.median(each[kind] for each in by_round) for kind in "FBIW"}
+    ms = {kind: statistics.median(each[kind] for each in by_round) for kind in by_round[0]}
     share = None if subject.device.type == "cpu" else asked_ms / whole_ms
     flops = counted_flops(width, length, samples)
     return {
@@ -152,7 +161,7 @@ def stage_times(context: RankContext, width: int, length: int, samples: int, dty
         "tflops": {kind: flops[kind] / ms[kind] / 1e9 for kind in "FBIW"},
         "ratios": {name: statistics.quantiles(found, n=4) for name, found in ratios.items()},
         "hosts_share": share,
-        "pace": "core" if share is None else "launches" if share > BOUND else "GPU",
+        "pace": "core" if share is None else "launches" if share > _BOUND else "GPU",
         "rounds": len(rounds),
     }
 
@@ -203,18 +212,16 @@ def _settle(device: torch.device) -> None:
 
 @piece(40)
 def copies(setting: Setting, part: Part) -> None:
-    """Copies to the host and back beside compute: `lab.Offload` assumes that neither slows the other down."""
+    """Copies to pinned memory and back beside compute: `lab.Offload` assumes that neither slows the other down."""
     size = setting.size
+    if setting.device == "cpu":
+        part.leave_out("all of it", "needs a GPU, which copies while it computes")
+        return
     samples = max(1, size.tokens[-1] // 4 // size.gpt["context"])
     with _pool(setting) as pool:
-        for pinned in (True, False):
-            if pinned and setting.device == "cpu":
-                part.leave_out("pinned memory", "needs a GPU")
-                continue
-            for ways in (("out",), ("back",), ("out", "back")):
-                asked = (size.widths[0], size.gpt["context"], samples, size.copy_bytes, pinned, ways, size.warm_ms)
-                what = f"{'pinned' if pinned else 'pageable'}, {' and '.join(ways)}"
-                part.attempt(what, partial(_copies, pool, *asked))
+        for ways in (("out",), ("back",), ("out", "back")):
+            asked = (size.widths[0], size.gpt["context"], samples, size.copy_bytes, ways, size.warm_ms)
+            part.attempt(f"pinned, {' and '.join(ways)}", partial(_copies, pool, *asked))
 
 
 def _copies(pool: Pool, *asked: object) -> dict:
@@ -228,139 +235,63 @@ def _copies(pool: Pool, *asked: object) -> dict:
 
 
 def copy_times(
-    context: RankContext,
-    width: int,
-    length: int,
-    samples: int,
-    num_bytes: int,
-    pinned: bool,
-    ways: tuple[str, ...],
-    warm_ms: float,
+    context: RankContext, width: int, length: int, samples: int, num_bytes: int, ways: tuple[str, ...], warm_ms: float
 ) -> dict:
-    """On a rank: a row. A thread for each direction copies on a stream of its own, as `ToHost`'s engines do."""
-    dtype = "fp32" if context.device.type == "cpu" else "bf16"
-    subject = Subject(context, width, length, samples, dtype)
-    took = _warm_up(subject.device, subject.step, warm_ms)
-    count = _count(warm_ms, took)
-    pairs = [_ends(way, context.device, num_bytes, pinned) for way in ways]
-    _, copied_alone = _beside(context.device, pairs, lambda: time.sleep(took * count / 1e3))
-    before_ms = _steps(subject, count)
-    beside_ms, copied = _beside(context.device, pairs, lambda: _steps(subject, count))
-    alone_ms = (before_ms + _steps(subject, count)) / 2
+    """On a rank: a row. The copies of each direction are on a stream of their own, and are asked for ahead: so many
+    that they last a little longer than the steps beside them."""
+    subject, device = Subject(context, width, length, samples, "bf16"), context.device
+    lanes = [(door.cuda.Stream(device), *_ends(way, device, num_bytes)) for way in ways]
+    step_ms, copy_ms = (_warm_up(device, work, warm_ms) for work in (subject.step, lambda: _copy(device, lanes, 1)))
+    steps = _count(warm_ms, step_ms)
+    count = max(1, round(1.2 * steps * step_ms / copy_ms))
+    alone = _copy(device, lanes, count)
+    _settle(device)
+    before_ms = _steps(subject, steps)
+    beside = _copy(device, lanes, count)
+    beside_ms = _steps(subject, steps)
+    compute_ms = (before_ms + _steps(subject, steps)) / 2
+    each = {
+        name: statistics.mean(count * num_bytes / _ms(*marks) / 1e6 for marks in found)
+        for name, found in (("alone", alone), ("beside", beside))
+    }
     return {
-        "memory": "pinned" if pinned else "pageable",
+        "memory": "pinned",
         "ways": " and ".join(ways),
         "bytes": num_bytes,
-        "alone_gb_per_s": _rate(num_bytes, copied_alone),
-        "beside_gb_per_s": _rate(num_bytes, copied),
-        "compute_ms": alone_ms,
+        "alone_gb_per_s": each["alone"],
+        "beside_gb_per_s": each["beside"],
+        "compute_ms": compute_ms,
         "beside_ms": beside_ms,
-        "slower": beside_ms / alone_ms,
+        "slower": beside_ms / compute_ms,
     }
 
 
-def _ends(way: str, device: torch.device, num_bytes: int, pinned: bool) -> tuple[Tensor, Tensor]:
+def _ends(way: str, device: torch.device, num_bytes: int) -> tuple[Tensor, Tensor]:
     """Where a copy starts and ends."""
     there = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
     return (there, host) if way == "out" else (host, there)
 
 
+def _copy(device: torch.device, lanes: list[tuple], count: int) -> list[tuple[object, object]]:
+    """Ask for so many copies on every stream, once what was asked for before is done; returns when they start and end,
+    which is to be waited for."""
+    _settle(device)
+    found = []
+    for stream, source, target in lanes:
+        with door.cuda.stream(stream):
+            start = _mark(device)
+            for _ in range(count):
+                target.copy_(source, non_blocking=True)
+            found.append((start, _mark(device)))
+    return found
+
+
 def _steps(subject: Subject, count: int) -> float:
-    """The median of so many steps, in milliseconds."""
+    """The median of so many steps, in milliseconds, when all that was asked for is done."""
     marks = [_mark(subject.device)]
     for _ in range(count):
         subject.step()
         marks.append(_mark(subject.device))
-        _settle(subject.device)
+    _settle(subject.device)
     return statistics.median(_ms(start, end) for start, end in zip(marks, marks[1:], strict=False))
-
-
-def _beside(
-    device: torch.device, pairs: list[tuple[Tensor, Tensor]], work: Callable[[], object]
-) -> tuple[object, list[tuple[int, float]]]:
-    """What the work returns, and how many copies each engine made beside it, in how many seconds."""
-    begun, enough, made = threading.Barrier(len(pairs) + 1), threading.Event(), _mark(device)
-    with ThreadPoolExecutor(len(pairs)) as engines:
-        found = [engines.submit(_copy, device, *pair, made, begun, enough) for pair in pairs]
-        try:
-            begun.wait()
-            done = work()
-        except threading.BrokenBarrierError:
-            done = None  # an engine failed: its result says why
-        finally:
-            enough.set()
-        return done, [each.result() for each in found]
-
-
-def _copy(
-    device: torch.device,
-    source: Tensor,
-    target: Tensor,
-    made: object,
-    begun: threading.Barrier,
-    enough: threading.Event,
-) -> tuple[int, float]:
-    """Copy what is there once the GPU has `made` it, again and again, until it is enough."""
-    stream = door.cuda.Stream(device) if device.type == "cuda" else None
-    with door.cuda.stream(stream) if stream else nullcontext():
-        try:
-            if stream:
-                made.synchronize()
-            target.copy_(source, non_blocking=True)
-            if stream:
-                stream.synchronize()
-        except Exception:
-            begun.abort()  # or the others would wait for this one
-            raise
-        begun.wait()
-        started, count = time.perf_counter(), 0
-        while not (count and enough.is_set()):
-            target.copy_(source, non_blocking=True)
-            if stream:
-                stream.synchronize()
-            count += 1
-        return count, time.perf_counter() - started
-
-
-def _rate(num_bytes: int, copied: list[tuple[int, float]]) -> float:
-    """Gigabytes per second in each direction, on average."""
-    return statistics.mean(count * num_bytes / seconds / 1e9 for count, seconds in copied)
-
-
-@piece(20)
-def offload(setting: Setting, part: Part) -> None:
-    """A step whose activations wait on the host, measured, and as `lab.Offload` predicts it from a step without."""
-    with _pool(setting) as pool:
-        part.attempt("GPipe on one rank", partial(_offload, pool, setting))
-
-
-def _offload(pool: Pool, setting: Setting) -> dict:
-    size = setting.size
-    s = pp.build("GPipe", num_ranks=1, num_microbatches=size.num_microbatches)
-    gpt = models.gpt(source="sample", **size.gpt)
-    options: dict = {"autocast": torch.bfloat16 if setting.device == "cuda" else None}
-    warmup = warm_up_steps(partial(pool.train, s, gpt, **options), size, pool.devices[0])
-    options |= {"steps": max(3, size.steps), "warmup": warmup}
-    plain = pool.train(s, gpt, lab.Meter(), **options)
-    run = pool.train(s, gpt, lab.Meter(), ToHost(), **options)
-    copied = run.extras["to_host"]
-    predicted = copied.offload(plain.held.bytes_of).simulate(s, lab.calibrate(plain.timeline)).timeline.makespan
-    row = {
-        "schedule": s.name,
-        "num_microbatches": s.num_microbatches,
-        "workload": gpt.name,
-        "copied_bytes": copied.copied_bytes[0],
-        "out_ms": copied.out_ms[0],
-        "back_ms": copied.back_ms[0],
-        "plain_ms": plain.timeline.makespan,
-        "measured_ms": run.timeline.makespan,
-        "predicted_ms": predicted,
-        "error": predicted / run.timeline.makespan - 1,
-    }
-    print(
-        f"{s.name} on one rank: {row['plain_ms']:.1f} ms a step; with copies {row['measured_ms']:.1f}, predicted "
-        f"{predicted:.1f} ({row['error']:+.1%})",
-        flush=True,
-    )
-    return row

@@ -16,9 +16,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from records import failed, load, not_run
+from records import failed, not_run
 
-from pplab.lab.forms import Recording, Table, reading
+from pplab.lab.forms import Recording, Table, load, reading
 
 LONG = 24  # rows: a longer table is folded on the page
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
@@ -108,9 +108,10 @@ def _machine(recording: Recording) -> Iterator[Mapping]:
 def _gradients(recording: Recording) -> Iterator[Mapping]:
     """Whether every schedule computes what one process does, and holds the bytes that it should: of a tiny model."""
     found: dict[tuple, dict[str, Mapping]] = defaultdict(dict)
-    for part in ("smoke", "gradients"):
+    for part in ("smoke", "gradients", "nccl"):
         for row in recording.rows(part):
-            found[recording.title(part), row["num_ranks"], row["dtype"], row["transport"]][row["schedule"]] = row
+            if "transport" in row:
+                found[recording.title(part), row["num_ranks"], row["dtype"], row["transport"]][row["schedule"]] = row
     for (title, *_), schedules in found.items():
         wrong = [name for name, row in schedules.items() if row["wrong"]]
         yield {
@@ -132,12 +133,19 @@ def _assumption(row: Mapping) -> Mapping:
 def _link(row: Mapping) -> Mapping:
     each = ", ".join(f"{_bytes(int(n))} {ms:.3g} ms" for n, ms in row["ms_of_bytes"].items())
     ranks = " and ".join(map(str, row["pair"]))
-    return {"ranks": ranks, "us": row["latency_ms"] * 1e3, "gb_per_s": row["bytes_per_ms"] / 1e6, "each": each}
+    whole = "-" if "wrong" not in row else "; ".join(row["wrong"]) or "whole"  # older recordings only have times
+    speed = {"us": row["latency_ms"] * 1e3, "gb_per_s": row["bytes_per_ms"] / 1e6}
+    return {"ranks": ranks, **speed, "each": each, "whole": whole}
 
 
-def _room(row: Mapping) -> Mapping:
-    needs = f"{row['needed'] / 1e9:.1f} of {row['card_bytes'] / 1e9:.1f}" if "needed" in row else "-"
-    return {"most": row.get("most", "-"), "needs": needs}
+def _nccl(recording: Recording) -> Iterator[Mapping]:
+    """Runs that came to their end or didn't, and memory that was asked for meanwhile."""
+    for row in recording.rows("nccl"):
+        if "ended" in row:
+            yield {**row, "what": row["schedule"], "how": "ends" if row["ended"] else row["said"].splitlines()[0]}
+        elif "waited" in row:
+            how = f"takes {row['host_ms']:.2f} ms, and {'waits' if row['waited'] else 'waits not'} for the receive"
+            yield {**row, "what": "cudaMalloc beside a receive", "how": how}
 
 
 def _by_width(recording: Recording) -> Iterator[Mapping]:
@@ -150,15 +158,21 @@ def _by_width(recording: Recording) -> Iterator[Mapping]:
         launched = [f"{row['tokens']:,} tokens" for row in each if row["pace"] == "launches"]
         found = {name: [ratios[name][1] for ratios in own] for name in each[0]["ratios"]}
         said = {name: f"{min(some):.2f} to {max(some):.2f}" if some else "-" for name, some in found.items()}
-        yield {**said, "width": width, "dtype": dtype, "launched": (launched or ["-"])[-1]}
+        said |= {"width": width, "dtype": dtype, "launched": (launched or ["-"])[-1]}
+        yield defaultdict(lambda: "-", said)  # what older recordings lack
 
 
 def _run(row: Mapping) -> Mapping:
+    """What was measured, with what was simulated in brackets."""
+    share = {cause: time / sum(row["where"].values()) for cause, time in row["where"].items() if time}
     return {
-        "equal": "equal" if row["gradients"]["equal"] else "NOT equal",
-        "held": _mega(row["peak_bytes"]),
-        "expected": _mega(row["predicted_peak_bytes"]),
+        "makespan": "{measured[makespan_ms]:.1f} ({predicted[makespan_ms]:.1f})".format_map(row),
+        "bubble": "{measured[bubble_fraction]:.3f} ({predicted[bubble_fraction]:.3f})".format_map(row),
+        "held": f"{_mega(row['peak_bytes'])} ({_mega(row['predicted_peak_bytes'])})",
         "allocator": _allocator(row),
+        "settled": _yes(row["settled"]),
+        "mhz": _span(row.get("clocks", ()), "sm"),
+        "shares": ", ".join(f"{cause} {part:.1%}" for cause, part in share.items()),
     }
 
 
@@ -171,30 +185,6 @@ def _allocator(row: Mapping) -> str:
     return f"{row['allocated_bytes'][fullest] / 1e6:.1f} ({expected[fullest] / 1e6:.1f})"
 
 
-def _simulated(row: Mapping) -> Mapping:
-    """What was measured, and in brackets what was simulated where it could be."""
-    forms = {"makespan_ms": ".1f", "bubble_fraction": ".3f"}
-    by = [row["measured"], *([row["predicted"]] if "predicted" in row else [])]
-    said = {
-        name: " (".join(f"{each[name]:{form}}" for each in by) + ")" * (len(by) > 1) for name, form in forms.items()
-    }
-    hosts = f"{max(row['hosts_share']):.0%}" if row.get("hosts_share") else "-"
-    return {**said, "hosts": hosts, "settled": _yes(row.get("settled")), "mhz": _span(row.get("clocks", ()), "sm")}
-
-
-def _where(row: Mapping) -> Mapping:
-    parts = row.get("where", {})
-    shares = (f"{cause} {time / sum(parts.values()):.1%}" for cause, time in parts.items() if time)
-    return {"shares": ", ".join(shares) or "-"}
-
-
-def _profile(row: Mapping) -> Mapping:
-    """Means over the ranks, and the slowest one's step."""
-    names = ("utilisation", "communication_share", "overlap_share")
-    shares = {name: statistics.fmean(rank[name] for rank in row["profile"]) for name in names}
-    return {**shares, "slowest": max(rank["step_ms"] for rank in row["profile"])}
-
-
 def _clocks(recording: Recording) -> Iterator[Mapping]:
     """The GPUs' clock, power and temperature behind the rows of each part: from the least to the most."""
     for part in recording.data["parts"]:
@@ -204,8 +194,10 @@ def _clocks(recording: Recording) -> Iterator[Mapping]:
 
 
 def _tests(recording: Recording) -> Iterator[Mapping]:
+    """In pytest's words. In older recordings each test has a row of its own."""
     if found := Counter(row["outcome"] for row in recording.rows("tests") if "outcome" in row):
-        yield dict.fromkeys(("passed", "failed", "skipped"), 0) | found
+        yield {"what": "all", "closing_line": ", ".join(f"{count} {outcome}" for outcome, count in found.items())}
+    yield from (row for part in ("tests", "chapters") for row in recording.rows(part) if "closing_line" in row)
 
 
 def _not_run(recording: Recording) -> Iterator[Mapping]:
@@ -264,25 +256,25 @@ SHAPES = (
     Shape(
         "nccl",
         "nccl",
-        "Ranks on one GPU that send by NCCL: do receives that wait there beside each other end?",
-        "ranks {num_ranks} | sharing {sharing} | schedule {schedule} | the run {how} | s {seconds:.1f}",
-        of("nccl", lambda row: {"how": "ends" if row["ended"] else row["said"].splitlines()[0]}),
+        "Ranks on one GPU that send by NCCL: do receives that wait there beside each other end, and does memory wait?",
+        "ranks {num_ranks} | sharing {sharing} | what {what} | it {how}",
+        _nccl,
         of_gpus=True,
     ),
     Shape(
         "links",
         "links",
         "Messages from rank to rank. By gloo, they go through the host's memory.",
-        "ranks {ranks} | messages {transport} | latency, us {us:.1f} | GB/s {gb_per_s:.2f} | one way {each}",
+        "ranks {ranks} | messages {transport} | latency, us {us:.1f} | GB/s {gb_per_s:.2f} | one way {each} | "
+        "bytes arrive {whole}",
         of("links", _link),
         of_gpus=True,
     ),
     Shape(
         "batch",
         "batch",
-        "The measured GPT's batch: so large that every stage's forward takes its time, as far as there is room.",
-        "sequences {batch_size} | room for {most} | GB at most, of {needs}",
-        of("batch", _room),
+        "Batches of the measured GPT, the last of which is taken: until every stage's forward takes its time.",
+        "sequences {batch_size} | shortest forward, ms {forward_ms:.1f}",
         of_gpus=True,
     ),
     Shape(
@@ -300,6 +292,7 @@ SHAPES = (
         "What is assumed of durations, after the colon, and between what the measured medians are, for all numbers of "
         "tokens at which launches don't set the pace.",
         "width {width} | dtype {dtype} | B / F: 2 {B/F} | (I + W) / B: 1 {(I+W)/B} | I / F: 1 {I/F} | W / F: 1 {W/F} | "
+        "B / autograd's B {B/autograd's B} | torch's (I + W) / autograd's B {torch's (I+W)/autograd's B} | "
         "launches set the pace up to {launched}",
         _by_width,
     ),
@@ -321,14 +314,6 @@ SHAPES = (
         "beside compute, GB/s {beside_gb_per_s:.1f} | compute takes {slower:.2f} times as long",
     ),
     Shape(
-        "offload",
-        "offload",
-        "A step on one rank whose activations wait on the host: measured, and as lab.Offload predicts it from a step "
-        "without copies.",
-        "workload {workload} | schedule {schedule} | without copies, ms {plain_ms:.1f} | with, ms {measured_ms:.1f} | "
-        "predicted, ms {predicted_ms:.1f} | error {error:+.1%}",
-    ),
-    Shape(
         "predicted",
         "predicted",
         "Steps predicted from the durations of runs of one schedule, and measured: the fastest of each.",
@@ -337,54 +322,18 @@ SHAPES = (
         lambda recording: ({**row, **each} for row in recording.rows("predicted") for each in row["schedules"]),
     ),
     Shape(
-        "cores",
-        "cores",
-        "Runs without pace on a processor that has a core for every rank: their bubbles, beside those of simulations "
-        "with the runs' own durations. Then the same at a pace, and the schedule's bubble at these durations.",
-        "ranks {num_ranks} | schedule {schedule} | without pace, ms {free[makespan_ms]:.1f} | "
-        "bubble {free[bubble_fraction]:.3f} | simulated {free[predicted_bubble_fraction]:.3f} | "
-        "paced, ms {makespan_ms:.1f} | paced to simulated {ratio:.3f} | paced, bubble {bubble_fraction:.3f} | "
-        "the schedule's {predicted_bubble_fraction:.3f}",
-        of("cores", lambda row: {"ratio": row["makespan_ms"] / row["predicted_makespan_ms"]}),
-    ),
-    Shape(
         "runs",
         "runs",
-        "Training runs. Memory is the fullest rank's, in MB. The allocator's peak has weights, gradients and the "
-        "optimizer in it: expected are four times the weights (AdamW) and what is held. Step times are the schedule's "
-        "only where every rank has a GPU.",
+        "Training runs beside their simulation with their own durations: what differs is order and waiting. Memory is "
+        "the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: expected are "
+        "four times the weights (AdamW) and what is held. Times are the schedule's only where every rank has a GPU or "
+        "a core. Settled are runs whose last two steps agree within a twentieth. Where a step's time went is the mean "
+        "of the ranks.",
         "ranks {num_ranks} | sharing {sharing} | workload {workload} | dtype {dtype} | schedule {schedule} | "
-        "step ms {step_time_ms:.1f} | gradients {equal} | held (predicted) {held} ({expected}) | "
-        "allocator (expected) {allocator}",
+        "step ms {step_time_ms:.1f} | makespan, ms (simulated) {makespan} | bubble (simulated) {bubble} | "
+        "held (predicted) {held} | allocator (expected) {allocator} | settled {settled} | MHz {mhz} | "
+        "where the time went {shares}",
         of("runs", _run),
-    ),
-    Shape(
-        "simulated",
-        "runs",
-        "Runs beside their simulation with their own durations: what differs is order and waiting. Near a hosts' share "
-        "of 100 %, a run is bound by its launches. Settled are runs whose last two steps agree within a twentieth.",
-        "ranks {num_ranks} | sharing {sharing} | dtype {dtype} | schedule {schedule} | "
-        "makespan, ms (simulated) {makespan_ms} | bubble (simulated) {bubble_fraction} | "
-        "computing {compute_share:.0%} | hosts' share {hosts} | settled {settled} | MHz {mhz}",
-        of("runs", _simulated),
-        of_gpus=True,
-    ),
-    Shape(
-        "where",
-        "runs",
-        "Where the time of a step went, as the mean of the ranks.",
-        "ranks {num_ranks} | sharing {sharing} | dtype {dtype} | schedule {schedule} | shares {shares}",
-        of("runs", _where),
-        of_gpus=True,
-    ),
-    Shape(
-        "paced",
-        "paced",
-        "Paced runs. Every action is stretched to one duration: order and waits are the schedule's, times say nothing "
-        "of speed.",
-        "ranks {num_ranks} | schedule {schedule} | an action, ms {pace_ms:.1f} | measured, ms {makespan_ms:.1f} | "
-        "simulated, ms {predicted_makespan_ms:.1f} | ratio {ratio:.3f}",
-        of("paced", lambda row: {"ratio": row["makespan_ms"] / row["predicted_makespan_ms"]}),
     ),
     Shape(
         "versus",
@@ -393,17 +342,6 @@ SHAPES = (
         "ranks {num_ranks} | workload {workload} | schedule {schedule} | pplab ms {pplab_ms:.1f} | "
         "torch ms {torch_ms:.1f} | ratio {ratio:.2f} | of rounds {least:.2f} to {most:.2f}",
         of("versus", lambda row: {"least": min(row["ratios"]), "most": max(row["ratios"])}),
-    ),
-    Shape(
-        "profile",
-        "profile",
-        "Three ranks, eight microbatches, DistilBERT: means over the ranks of their torch.profiler traces, which slow "
-        "every operation. Communication, as a share of it and compute, contains "
-        "waiting.",
-        "sharing {sharing} | workload {workload} | schedule {schedule} | runtime {engine} | "
-        "step ms {slowest:.1f} | compute {utilisation:.1%} | communication {communication_share:.1%} | "
-        "overlapped {overlap_share:.1%}",
-        of("profile", _profile),
     ),
     Shape(
         "clocks",
@@ -417,8 +355,8 @@ SHAPES = (
     Shape(
         "tests",
         "tests",
-        "The runtime's tests on the GPUs.",
-        "passed {passed} | failed {failed} | skipped {skipped}",
+        "The runtime's tests on the GPUs, and chapters, executed there.",
+        "what {what} | outcome {closing_line}",
         _tests,
         of_gpus=True,
     ),

@@ -14,23 +14,17 @@ import os
 
 from pplab.runtime import Pool, RankContext
 
-SWITCH = "PPLAB_NCCL_ON_ONE_GPU"
 _SHARED_GPU = (2, 30)  # from which NCCL on shares a GPU when asked to
 
 
 class OneGpuPool(Pool):
-    """A pool whose ranks share GPUs and send by NCCL all the same: `OneGpuPool(2)`, where SWITCH is 1.
-
-    ValueError where it isn't, or the ranks don't share a GPU.
-    """
+    """A pool whose ranks share GPUs and send by NCCL all the same. ValueError where they share none."""
 
     def __init__(self, num_ranks: int, **options: object):
-        if os.environ.get(SWITCH) != "1":
-            raise ValueError(f"NCCL between ranks on one GPU is for tests alone: {SWITCH}=1 asks for it")
         super().__init__(num_ranks, **options)
         if self.devices[0] == "cpu" or len(set(self.devices)) == num_ranks:
             where = "are on the CPU" if self.devices[0] == "cpu" else "have a GPU each"
-            raise ValueError(f"{SWITCH}=1 is for ranks that share a GPU, and these {where}: unset it")
+            raise ValueError(f"OneGpuPool is for ranks that share a GPU, and these {where}: take a Pool")
         self.transport = "nccl"
         self.notes = (
             *self.notes,

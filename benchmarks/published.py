@@ -124,7 +124,7 @@ def sizes(r: Any) -> Found:
 
 @cache
 def _rates() -> dict:
-    """Bubble rates of the zero-bubble paper's rows: benchmarks/zero_bubble_table.py simulates them, in minutes."""
+    """Bubble rates of the zero-bubble paper's rows, simulated once in some minutes."""
     rows = json.loads((ROOT / "results" / "zero_bubble_table.json").read_text())["parts"][0]["rows"]
     return {(row["times_ms"]["forward"], row["num_microbatches"]): row["span_bubble"] for row in rows}
 

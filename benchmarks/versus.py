@@ -3,67 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 
 from pplab.lab import TorchEngine
 from pplab.runtime import Pool, Workload
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
-
-
-@dataclass(frozen=True)
-class Versus:
-    """Step times of both runtimes under one schedule."""
-
-    schedule: Schedule
-    workload: str
-    device: str
-    transport: str  # of pplab's; torch takes gloo, or NCCL on GPUs
-    pplab_ms: float  # the median of all steps
-    torch_ms: float
-    ratios: tuple[float, ...]  # pplab's median over torch's, of each round
-    limit_ms: float  # simulated, with the durations that pplab's own actions had
-
-    @property
-    def ratio(self) -> float:
-        """The median of the rounds' ratios; below 1, pplab is faster."""
-        return statistics.median(self.ratios)
-
-    @property
-    def share_of_limit(self) -> float:
-        """How much of pplab's step time the schedule itself takes."""
-        return self.limit_ms / self.pplab_ms
-
-    def us_per_action(self, milliseconds: float) -> float:
-        """A step's time over the actions of its longest row, in microseconds."""
-        return milliseconds / max(map(len, self.schedule.rows)) * 1e3
-
-    def to_dict(self) -> dict:
-        """The figures as plain JSON values."""
-        return {
-            "schedule": self.schedule.name,
-            "num_ranks": self.schedule.num_ranks,
-            "num_microbatches": self.schedule.num_microbatches,
-            "workload": self.workload,
-            "device": self.device,
-            "transport": self.transport,
-            "pplab_ms": self.pplab_ms,
-            "torch_ms": self.torch_ms,
-            "ratio": self.ratio,
-            "ratios": self.ratios,
-            "pplab_us_per_action": self.us_per_action(self.pplab_ms),
-            "torch_us_per_action": self.us_per_action(self.torch_ms),
-            "limit_ms": self.limit_ms,
-            "share_of_limit": self.share_of_limit,
-        }
-
-    def __str__(self) -> str:
-        return (
-            f"{self.schedule.name:22} {self.pplab_ms:9.1f} {self.torch_ms:9.1f} {self.ratio:6.2f} "
-            f"{f'{min(self.ratios):.2f} to {max(self.ratios):.2f}':>13}  {self.us_per_action(self.pplab_ms):7.0f} "
-            f"{self.us_per_action(self.torch_ms):7.0f} {self.limit_ms:9.1f} {self.share_of_limit:6.2f}"
-        )
-
 
 HEADINGS = (
     f"{'schedule':22} {'pplab ms':>9} {'torch ms':>9} {'ratio':>6} {'of rounds':>13}  {'us per action':>15} "
@@ -71,8 +15,14 @@ HEADINGS = (
 )
 
 
-def versus(pool: Pool, schedule: Schedule, workload: Workload, *, rounds: int = 5, steps: int = 6) -> Versus:
-    """Run `steps` steps by pplab and `steps` by torch, `rounds` times: the machine's mood is in both."""
+def compare(pool: Pool, schedule: Schedule, workload: Workload, *, rounds: int = 5, steps: int = 6) -> dict:
+    """Run `steps` steps by pplab and `steps` by torch, `rounds` times: the machine's mood is in both. Returns, and
+    prints under HEADINGS, plain JSON values:
+
+    - the medians of all steps; the rounds' ratios, below 1 where pplab is faster, and their median;
+    - a step's time over the actions of its longest row, in microseconds;
+    - the step simulated with the durations that pplab's own actions had, and how much of pplab's step that is.
+    """
     ours, theirs, ratios, limits = [], [], [], []
     for _ in range(rounds):
         run = pool.train(schedule, workload, steps=steps)
@@ -81,13 +31,28 @@ def versus(pool: Pool, schedule: Schedule, workload: Workload, *, rounds: int = 
         theirs += other.step_times_ms
         ratios.append(run.step_time_ms / other.step_time_ms)
         limits.append(simulate(schedule, run.costs).makespan)
-    return Versus(
-        schedule,
-        workload.name,
-        pool.devices[0],
-        pool.transport,
-        statistics.median(ours),
-        statistics.median(theirs),
-        tuple(ratios),
-        statistics.median(limits),
+    pplab_ms, torch_ms, ratio, limit_ms = map(statistics.median, (ours, theirs, ratios, limits))
+    pplab_us, torch_us = (ms / max(map(len, schedule.rows)) * 1e3 for ms in (pplab_ms, torch_ms))
+    share = limit_ms / pplab_ms
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(
+        f"{schedule.name:22} {pplab_ms:9.1f} {torch_ms:9.1f} {ratio:6.2f} {spread:>13}  "
+        f"{pplab_us:7.0f} {torch_us:7.0f} {limit_ms:9.1f} {share:6.2f}",
+        flush=True,
     )
+    return {
+        "schedule": schedule.name,
+        "num_ranks": schedule.num_ranks,
+        "num_microbatches": schedule.num_microbatches,
+        "workload": workload.name,
+        "device": pool.devices[0],
+        "transport": pool.transport,  # of pplab's; torch takes gloo, or NCCL on GPUs
+        "pplab_ms": pplab_ms,
+        "torch_ms": torch_ms,
+        "ratio": ratio,
+        "ratios": ratios,
+        "pplab_us_per_action": pplab_us,
+        "torch_us_per_action": torch_us,
+        "limit_ms": limit_ms,
+        "share_of_limit": share,
+    }

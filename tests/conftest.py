@@ -10,8 +10,10 @@ from __future__ import annotations
 import fcntl
 import functools
 import gc
+import gzip
 import heapq
 import itertools
+import json
 import os
 import random
 import shutil
@@ -403,6 +405,12 @@ def built(builder, P: int, M: int, **options) -> Schedule | None:
     except ValueError as error:
         assert builder.name in str(error) and "got" in str(error), error
         return None
+
+
+def traced(path: str | Path, name: str) -> list[float]:
+    """How long each span lasts, in ms, whose name begins so in a trace of `lab.Profile`."""
+    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+    return [each["dur"] / 1e3 for each in events if each.get("ph") == "X" and each["name"].startswith(name)]
 
 
 @functools.cache

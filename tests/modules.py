@@ -47,23 +47,6 @@ def losses_of_one_process(workload: Workload, steps: int, make_optimizer: Callab
     return losses
 
 
-def peak_of(context: RankContext, train: Callable, workload: Workload) -> tuple[float, int] | None:
-    """On rank 0: the loss of one process with the whole model, and the bytes that it kept for backwards."""
-    from pplab.lab.extras.meter import SavedBytes  # of which plain runs know nothing
-
-    meter, build = SavedBytes([]), workload.build_whole
-
-    def build_whole() -> nn.Module:
-        model = build()
-        meter._resident |= {p.untyped_storage().data_ptr() for p in model.parameters()}
-        return model
-
-    vars(workload)["build_whole"] = build_whole
-    with meter:
-        found = train(context, workload, dtype=None)
-    return found and (found[0], meter.peak)
-
-
 def open_slowly(context: RankContext, seconds: float) -> None:
     """From now on each channel of this rank takes so long to open."""
     channel, opened = RankContext.channel, set()

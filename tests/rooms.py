@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 import torch
-from gpu_calls import host_calls
 
 import pplab as pp
+from gpu_calls import host_calls
 from pplab.actions import INPUT_GRADIENT, F, parts
 from pplab.deps import incoming, other_end
 from pplab.runtime import Extra, Listener, process_groups

@@ -24,9 +24,8 @@ def stages_are_sane(rows: list[dict], paces: dict[str, tuple[str, ...]]) -> None
 
 
 def copies_are_sane(recording: results.Recording) -> None:
-    """Of copies and offload."""
+    """Of copies one way, the other, and both."""
+    assert [row["ways"] for row in recording.rows("copies")] == ["out", "back", "out and back"]
     for row in recording.rows("copies"):
-        assert row["slower"] == row["beside_ms"] / row["compute_ms"] and row["alone_gb_per_s"] > 0
-    (row,) = recording.rows("offload")
-    assert row["copied_bytes"] > 0 and row["out_ms"] > 0 and row["back_ms"] > 0
-    assert row["error"] == row["predicted_ms"] / row["measured_ms"] - 1
+        assert row["slower"] == row["beside_ms"] / row["compute_ms"]
+        assert row["alone_gb_per_s"] > 0 < row["beside_gb_per_s"]

@@ -106,7 +106,7 @@ class Schedule:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, lowest first."""
-        return tuple(sorted(set(self.columns.of_rank(rank, self.columns.stages))))
+        return self.columns.stages_of[rank]
 
     def home(self) -> dict[tuple[int, int], int]:
         """The rank of every (stage, microbatch)."""
@@ -197,11 +197,17 @@ class Columns:
         return ranks + [ranks[i] for i in self.overlaps]
 
     @cached_property
+    def stages_of(self) -> list[tuple[int, ...]]:
+        """Of every rank: the stages of which it runs something, lowest first."""
+        ranks = range(len(self.bounds) - 1)
+        return [tuple(sorted(set(self.of_rank(rank, self.stages)))) for rank in ranks]
+
+    @cached_property
     def holders(self) -> list[list[int]]:
         """Of every stage: the ranks that run something of it."""
         holders: list[list[int]] = [[] for _ in range(self.num_stages)]
-        for rank in range(len(self.bounds) - 1):
-            for stage in set(self.of_rank(rank, self.stages)):
+        for rank, stages in enumerate(self.stages_of):
+            for stage in stages:
                 holders[stage].append(rank)
         return holders
 

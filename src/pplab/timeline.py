@@ -40,7 +40,7 @@ class Timeline:
     how: str = "simulated"  # or "measured", or "paced": measured, with actions as long as told
     others: tuple[Span, ...] = ()
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """From 0 to the end of the last action of any rank."""
         return max(self.ends)
@@ -100,6 +100,17 @@ class Timeline:
         """A rank's actions with start and end, in order."""
         first, end = self.schedule.columns.bounds[rank : rank + 2]
         return list(self.spans[first:end])
+
+    @cached_property
+    def _others_by_rank(self) -> dict[int, list[Span]]:
+        found: dict[int, list[Span]] = {}
+        for span in self.others:
+            found.setdefault(span.rank, []).append(span)
+        return found
+
+    def others_of(self, rank: int) -> list[Span]:
+        """What else a rank did, with start and end, in the order of `others`."""
+        return list(self._others_by_rank.get(rank, ()))
 
     def __repr__(self) -> str:
         return (

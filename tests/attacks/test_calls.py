@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import records
 import torch
 
 import pplab as pp
@@ -100,7 +99,7 @@ def calls() -> Iterator[tuple[str, str, Callable[[], object]]]:
         "check_divides(..., 3)": lambda v: check_divides(v, 3),
         "partition(...)": lambda v: partition([1, 2, 3], v),
         "replicate(...)": lambda v: replicate(SMALL, v),
-        "records.problems(...)": records.problems,
+        "timeline_from_dict(...)": lab.timeline_from_dict,
     }
     for entry, act in entries.items():
         for name, value in VALUES.items():

@@ -23,7 +23,7 @@ from conftest import built, in_turn, names_of_schedules, random_schedule
 from pplab import builders, lab
 from pplab.lab import models
 from pplab.lab.models import Modules
-from pplab.runtime import Executor, Listeners, Pool, RankContext, RankError, RankReport, make_job, make_run, train_whole
+from pplab.runtime import Executor, Listeners, Pool, RankContext, RankError, RankReport, make_job, make_run
 from pplab.runtime.context import pack, unpack
 from pplab.runtime.listener import StepTrace
 from pplab.runtime.reference import report_gradients
@@ -466,22 +466,6 @@ def test_the_tolerance_knows_how_many_tokens_a_batch_has(pools):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     runs = [pools(2).train(s, each, steps=1, check_gradients=True) for each in (few, many)]
     assert [run.gradients.tolerance for run in runs] == [1e-5, 2**7 * 2**-23] and all(r.gradients.equal for r in runs)
-
-
-def test_one_process_can_take_the_microbatches_in_turn(pools, gpt):
-    """It has the batch's gradients while it holds one microbatch."""
-    from in_microbatches import InMicrobatches, train_in_turn
-
-    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
-    run = pools(2).train(s, gpt, InMicrobatches(), check_gradients=True, steps=1)
-    whole = pools(2).train(s, gpt, check_gradients=True, steps=1)
-    assert run.gradients.equal and whole.gradients.equal and run.first_loss == whole.first_loss
-    assert run.gradients.difference <= whole.gradients.difference  # the sums have one order
-    in_turn, at_once = (
-        pools(2).run(modules.peak_of, each, gpt)[0]
-        for each in (functools.partial(train_in_turn, num_microbatches=4), train_whole)
-    )
-    assert in_turn[0] == pytest.approx(at_once[0]) and in_turn[1] == pytest.approx(at_once[1] / 4, rel=0.02)
 
 
 def test_train_from_the_shell(tmp_path, capsys):

@@ -4,7 +4,7 @@ exchange something.
 Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of
 sending, in which the receiver posts its receives (`lower` sees to it): so a transport that keeps
 order, like NCCL, doesn't deadlock while a GPU has room for the transfers of four channels at once,
-queues for them, and no host waits for it (`benchmarks/gpu_machine.py`).
+queues for them, and no host waits for it (`tests/gpu_machine.py`).
 
 On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside
 the compute stream. torch orders them by events: a send or a receive starts after what the compute

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from pplab.lab import results
 from stage_rows import copies_are_sane, stages_are_sane
 
 ROOT = Path(__file__).parents[3]
+TESTED = ["memory_that or test_whether"]
 
 pytestmark = pytest.mark.slow
 
@@ -69,60 +69,48 @@ def test_every_part_runs_and_is_recorded(recorded):
     assert "gpu.py --size small" in data["command"]
     assert data["versions"]["torch"] == torch.__version__ and data["versions"]["transformers"]
     assert [part["name"] for part in data["parts"]] == [
-        *("check", "smoke", "assumptions", "stages", "batch", "predicted", "slow_down", "nccl", "links"),
-        *("gradients", "tests", "paced", "copies", "offload", "profile", "versus", "cores", "runs"),
+        *("check", "smoke", "nccl", "chapters", "stages", "copies", "tests", "batch", "predicted"),
+        *("gradients", "links", "versus", "runs"),
     ]
     states = {part["name"]: part["state"] for part in data["parts"]}
-    assert states.pop("assumptions") == states.pop("versus") == "not run" and set(states.values()) == {"done"}
-    left_out = [each for each in data["not_run"] if each["what"].startswith("assumptions: ")]
-    assert len(left_out) == 7 and all("a kernel that spins" in each["why"] for each in left_out)
+    assert states.pop("versus") == states.pop("chapters") == "not run" and set(states.values()) == {"done"}
     assert "== nothing failed" in printed and f"== wrote {recording.path}" in printed
 
 
 @pytest.mark.long
 def test_what_was_measured_is_whole(recorded):
     (recording,) = results.load(recorded[0])
-    runs, (batch,) = recording.rows("runs"), recording.rows("batch")
-    assert 4 <= batch["batch_size"] <= batch["most"] <= 4096 and batch["needed"] < 0.9 * batch["card_bytes"]
+    runs, batches = recording.rows("runs"), recording.rows("batch")
+    assert [row["batch_size"] for row in batches] == [4 * 2**n for n in range(len(batches))]
+    assert batches[-1]["forward_ms"] >= 0.1 > max([row["forward_ms"] for row in batches[:-1]], default=0)
     assert [row["schedule"] for row in recording.rows("smoke")] == ["1F1B", "ZB-H1"]
     assert {(row["schedule"], row["dtype"]) for row in recording.rows("gradients")} == {
         (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
     }
-    assert [(row["schedule"], row["ended"]) for row in recording.rows("nccl")] == [
-        ("1F1B", True),
-        ("InterleavedZeroBubble", True),
+    memory, *by_nccl = recording.rows("nccl")
+    assert memory["sharing"] == "turns" and memory["host_ms"] > 0
+    assert [(row["schedule"], row["transport"], row["wrong"]) for row in by_nccl] == [
+        (name, "nccl", []) for name in ("1F1B", "ZB-H1") * 2
     ]
     assert all(row["latency_ms"] > 0 and len(row["ms_of_bytes"]) == 4 for row in recording.rows("links"))
     assert [(row["schedule"], row["dtype"]) for row in runs] == [
         (name, dtype) for dtype in ("bf16", "fp32") for name in ("1F1B", "ZB-H1")
     ]
     for row in runs:
-        assert row["gradients"]["equal"] and row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
-        assert row["sharing"] == "turns" and len(row["allocated_bytes"]) == 2 and len(row["hosts_share"]) == 2
+        assert row["peak_bytes"] == row["predicted_peak_bytes"] and not row["wrong"]
+        assert row["sharing"] == "turns" and len(row["allocated_bytes"]) == 2
         assert row["warmup"] == 2 and row["settled"] is None  # one step
-        assert row["halved"] == [] and row["batch_size"] == batch["batch_size"]
+        assert row["halved"] == [] and row["batch_size"] == batches[-1]["batch_size"]
         assert lab.timeline_from_dict(row["timelines"][0]).makespan == row["measured"]["makespan_ms"]
         assert sum(row["where"].values()) > 0 and 0 < row["compute_share"] < 1
-    for row in recording.rows("paced"):
-        assert row["makespan_ms"] >= row["predicted_makespan_ms"] > 0  # how close depends on the machine
-    assert [row["ratio"] > 0 for row in recording.rows("slow_down")] == [True]
     stages_are_sane(recording.rows("stages"), {"bf16": ("GPU", "launches"), "fp32": ("GPU", "launches")})
     copies_are_sane(recording)
-    assert len(recording.rows("copies")) == 6 and len(recording.rows("cores")) == 2
     (row,) = recording.rows("predicted")
     assert (row["measured"], row["sharing"], row["dtype"]) == ("ZB-H1", "turns", "bf16")
     assert [each["schedule"] for each in row["schedules"]] == ["ZB-H1", "1F1B"] and row["halved"] == []
     assert recording.rows("versus") == []  # torch's runtime takes a GPU for each rank
-    assert [(row["schedule"], row["engine"]) for row in recording.rows("profile")] == [
-        ("naive", "pplab"),
-        ("GPipe", "pplab"),
-        ("1F1B", "pplab"),
-    ]
-    tests = recording.rows("tests")
-    assert {row["outcome"] for row in tests} == {"passed", "skipped"}
-    ran = [row["test"] for row in tests if row["outcome"] == "passed"]
-    for builder in pp.builders.known():
-        assert f"test_every_schedule_equals_one_process[2-turns-{builder.name}-bf16]" in ran
+    assert [row["what"] for row in recording.rows("tests")] == ["2-turns and (bf16 or recomputing)", *TESTED]
+    assert all(re.match(r"\d+ passed", row["closing_line"]) and not row["wrong"] for row in recording.rows("tests"))
 
 
 @pytest.mark.long
@@ -131,9 +119,7 @@ def test_nothing_is_left_out_without_a_word(recorded):
     (recording,) = results.load(folder)
     left_out = dict(records.not_run(recording))
     assert left_out["runs: 2 ranks with a GPU each"] == "the machine has 1"
-    assert "by torch, turns" in " ".join(left_out)
-    skipped = [row["test"] for row in recording.rows("tests") if row["outcome"] == "skipped"]
-    assert all(f"tests: {name}" in left_out for name in skipped) and skipped
+    assert "PyTorch's runtime can't send" in left_out["versus: 2 ranks"]
     for what in left_out:
         assert f"not run: {what}" in printed
 
@@ -143,13 +129,11 @@ def test_the_tables_show_the_recording(recorded):
     folder = recorded[0]
     shown = gpu_tables.tables(folder)
     text = str(shown["runs"])
-    assert text.startswith("Training runs. Memory is the fullest rank's")
-    assert all(word in text for word in ("ZB-H1", "bf16", "equal")) and "NOT" not in text
+    assert text.startswith("Training runs beside their simulation")
+    assert all(word in text for word in ("ZB-H1", "bf16", "turns"))
     page = shown["runs"]._repr_html_()
     assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
-    profile = str(shown["profile"]).splitlines()
-    assert [line.split()[-5] for line in profile[2:]] == ["pplab"] * 3
-    assert "times that" in str(shown["sharing"]) and "ZB-H1" in str(shown["paced"])
+    assert "cudaMalloc beside a receive" in str(shown["nccl"]) and "passed" in str(shown["tests"])
     assert "the machine has 1" in str(shown["not run"])
 
 
@@ -163,7 +147,7 @@ def test_no_recording_is_said(tmp_path):
 @pytest.mark.long
 def test_a_page_shows_every_table_that_has_something_in_it(recorded):
     shown = gpu_tables.tables(recorded[0])
-    assert len(shown) > 11 and {type(table) for table in shown.values()} == {gpu_tables.Results} and all(shown.values())
+    assert len(shown) > 10 and {type(table) for table in shown.values()} == {gpu_tables.Results} and all(shown.values())
     assert shown._repr_html_().count("<table") == str(shown).count("device, date") == len(shown)
 
 
@@ -411,6 +395,17 @@ def test_four_short_commands_do_what_a_long_one_does(gpu, tmp_path, monkeypatch)
     assert 0 < len(measured) < 24 and results.load(tmp_path)[0].data == recording.data
 
 
+def test_a_short_deadline_leaves_every_part_its_turn(gpu, monkeypatch):
+    now, turns = [0.0], []
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    parts = pieces({name: lambda setting, part: None for name in "abcdef"}, seconds=100)
+    found = {name: ({"state": "not run", "seconds": 0}, [{"why": gpu.NOT_REACHED}]) for name in parts}
+    for name, until in gpu._turns(parts, found, 60.0):
+        turns.append((name, until - now[0]))
+        now[0] = until - 9 * (len(turns) == 1)  # the first is left early
+    assert turns[:6] == [(name, 10.0) for name in "abcdef"] and turns[6] == ("a", 9.0) and len(turns) == 7
+
+
 def test_a_deadline_before_anything_is_measured_is_said(gpu, tmp_path, monkeypatch):
     def rings(*_):
         raise gpu.Late(gpu.LATE)
@@ -471,9 +466,39 @@ def test_a_row_that_finds_no_memory_has_half_the_batch(gpu, capsys):
     assert "on with 32" in capsys.readouterr().out
     part = gpu.Part("runs", [])
     assert part.attempt("none fits", lambda: with_room(lambda w: train(w, 0), gpt, 8)) is None
-    assert part.attempt("the next", lambda: {"figure": 1}) and "out of memory" in part.errors[0]
+    assert part.attempt("the next", lambda: {"figure": 1}) and not part.errors
+    assert part.left_out[0]["what"] == "runs: none fits" and "CUDA out of memory" in part.left_out[0]["why"]
     with pytest.raises(RankError, match="killed"):
         with_room(lambda workload: (_ for _ in ()).throw(RankError(0, None, "rank 0 was killed")), gpt, 8)
+
+
+def test_the_batch_is_doubled_until_a_forward_takes_long_enough(gpu, monkeypatch):
+    import gpu_runs
+
+    from pplab.runtime import RankError
+
+    def train(schedule, workload, **options):
+        """A forward that grows with the batch, on ranks that take turns on a GPU with room for 200 sequences."""
+        assert schedule.name == "GPipe" and options["autocast"] is torch.bfloat16
+        if workload.batch_size > 200:
+            raise RankError(1, None, "rank 1 failed at 0F3: OutOfMemoryError: CUDA out of memory")
+        return SimpleNamespace(costs=pp.Costs([workload.batch_size / 10] * schedule.num_stages))
+
+    class Pool(SimpleNamespace):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    pool = Pool(train=train, num_ranks=4, devices=["cuda:0"] * 4)
+    monkeypatch.setattr(gpu.Setting, "pool", lambda self, num_ranks, sharing: pool)
+    for least_ms, batch_sizes, why in ((1.0, [32, 64], []), (9.0, [32, 64, 128], ["batch: batch 256"])):
+        part = gpu.Part("batch", [])
+        gpu_runs.batch.run(gpu.Setting("cuda", 1, replace(gpu.SIZES["full"], forward_ms=least_ms)), part)
+        assert [row["batch_size"] for row in part.rows] == batch_sizes and not part.errors
+        assert part.rows[0]["forward_ms"] == 0.8  # a quarter of 3.2: the others' turns are in that
+        assert part.more == {"batch_size": batch_sizes[-1]} and [each["what"] for each in part.left_out] == why
 
 
 def test_what_is_missing_is_said_before_anything_runs(tmp_path):
@@ -497,15 +522,14 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path):
 
     command[1] = str(ROOT / command[1])
     bare = "transformers,datasets,pyarrow,huggingface_hub,tokenizers,pytest,psutil,matplotlib,pandas,colorspacious"
-    done = run(bare, "smoke", "tests", "profile")
-    first, second, third, fourth = done.stdout.splitlines()[:4]
+    done = run(bare, "smoke", "tests", "chapters")
+    first, second, third = done.stdout.splitlines()[:3]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert first == "pytest is not installed: not run: tests"
-    assert second == "transformers is not installed: not run: profile"
-    assert third.startswith("datasets is not installed: the text is the sample") and fourth.startswith("device 0")
+    assert first == "pytest is not installed: not run: chapters, tests"
+    assert second == "matplotlib is not installed: not run: chapters" and third.startswith("device 0")
     (recording,) = results.load(tmp_path)
     assert len(recording.rows("smoke")) == 2
-    assert ("profile: all of it", "transformers and datasets are not installed") in records.not_run(recording)
+    assert ("chapters: all of it", "pytest and matplotlib are not installed") in records.not_run(recording)
     done = run("numpy", "smoke")
     assert done.returncode == 1 and "runs nothing without numpy" in done.stderr and "Traceback" not in done.stderr
 
@@ -544,22 +568,6 @@ def test_make_gpu_takes_another_environment_and_keeps_its_path():
     assert f"{sys.executable} benchmarks/gpu.py --deadline 540 --only smoke" in done.stdout
 
 
-def test_rows_that_are_none_lose_only_their_part(gpu, tmp_path, monkeypatch):
-    def odd(setting, part):
-        """A part."""
-        part.attempt("all", lambda: {"schedule": "1F1B"})
-
-    def fine(setting, part):
-        """A part."""
-        part.attempt("all", lambda: {"figure": 1})
-
-    monkeypatch.setattr(gpu, "PARTS", pieces({"runs": odd, "two": fine}))
-    gpu.measure(gpu.Setting("cpu", 2, gpu.SIZES["small"]), tmp_path / "box.json", "make gpu")
-    runs, two = results.load(tmp_path)[0].data["parts"]
-    assert runs["state"] == "failed" and runs["rows"] == [] and "no recording: a run has no" in runs["error"]
-    assert two["state"] == "done"
-
-
 def test_a_file_says_how_many_devices_there_are(gpu, tmp_path):
     assert (
         gpu.file_name("NVIDIA H200") == "nvidia-h200.json" and gpu.file_name("NVIDIA H200", 4) == "nvidia-h200-x4.json"
@@ -570,53 +578,95 @@ def test_a_file_says_how_many_devices_there_are(gpu, tmp_path):
     assert results.Recording(tmp_path, {**data, "box": {}, "parts": parts}).title("runs") == "A, 2026-02-03"
 
 
-def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu):
-    from gpu_tests import _add, tests
+def test_failing_tests_and_a_pytest_that_does_not_start_are_failures(gpu, tmp_path):
+    from gpu_tests import run_pytest
 
+    (tmp_path / "test_some.py").write_text("def test_right():\n    pass\n\ndef test_wrong():\n    assert 1 == 2\n")
     part = gpu.Part("tests", [])
-    tests.run(gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("--no-such-option",))), part)
-    assert part.to_dict(0)["state"] == "failed" and "pytest ended with 4" in part.errors[0]
-    left_out: list[dict] = []
-    part = gpu.Part("tests", left_out)
-    _add(part, "a::fails", {"test": "fails", "outcome": "failed", "seconds": 1, "wrong": ["assert 1 == 2"]})
-    _add(part, "a::skipped", {"test": "skipped", "outcome": "skipped", "seconds": 0, "why": "no MPS"})
-    assert part.errors == ["a::fails: assert 1 == 2"]
-    assert left_out == [{"what": "tests: skipped", "why": "no MPS"}]
+    some = [str(tmp_path / "test_some.py"), "--rootdir", str(tmp_path)]
+    for name, words in (("all", []), ("right", ["-k", "right"]), ("none", ["-k", "nothing"]), ("odd", ["--no-such"])):
+        part.attempt(name, lambda name=name, words=words: run_pytest(name, [*some, *words]))
+    said = {row["what"]: row["closing_line"].partition(" in ")[0] for row in part.rows}
+    assert said["all"] == "1 failed, 1 passed" and said["right"] == "1 passed, 1 deselected"
+    assert said["none"] == "2 deselected" and [error.partition(":")[0] for error in part.errors] == ["all", "odd"]
 
 
-@pytest.mark.long  # what is recorded of other parts isn't measured again in the tests above
-def test_tests_that_are_recorded_are_not_run_again(gpu):
-    """One command was ended among them, and the next one runs the others."""
-    from gpu_tests import tests
+@pytest.mark.parametrize(("code", "wrong"), [("1 + 1", False), ("assert 1 == 2", True)])
+def test_a_chapter_is_executed_and_its_asserts_count(gpu, tmp_path, code, wrong):
+    import nbformat
+    from gpu_tests import run_pytest
 
-    setting = gpu.Setting("cpu", 2, replace(gpu.SIZES["small"], tests=("-k", "test_whether")))
-    whole, some = gpu.Part("tests", []), gpu.Part("tests", [])
-    tests.run(setting, whole)
-    names = whole.names
-    assert len(names) > 1 and not whole.errors
-    some.take({"names": names[:-1], "rows": whole.rows[:-1]})
-    tests.run(setting, some)
-    assert some.names == names and not some.errors
-    assert some.more["closing_line"].startswith("1 ") and whole.more["closing_line"].startswith("3 passed, 2 skipped")
-    again = gpu.Part("tests", [])
-    again.take({"names": names, "rows": whole.rows})
-    tests.run(setting, again)
-    assert again.rows == whole.rows and not again.errors
+    cells = [nbformat.v4.new_code_cell("import pplab"), nbformat.v4.new_code_cell(code)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "a.ipynb")
+    row = run_pytest("a", ["--nbval-lax", str(tmp_path / "a.ipynb"), "--rootdir", str(tmp_path)])
+    assert bool(row["wrong"]) == wrong and row["closing_line"].startswith("1 failed, 1 passed" if wrong else "2 passed")
 
 
-def test_without_the_hub_distilbert_has_its_real_size(gpu, tmp_path, monkeypatch):
-    from gpu_versus import real_distilbert
+def test_parts_come_in_the_order_of_their_worth(gpu):
+    from gpu_parts import PARTS, in_order
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
-    options = {"batch_size": 2, "length": 8, "source": "sample"}
-    workload = real_distilbert(tmp_path, checkpoint="auto", **options)
-    if "random" not in workload.notes[1]:
-        pytest.skip("the hub's model is at hand")
-    count = (tmp_path / "model.safetensors").stat().st_size / 4
-    assert 66e6 < count < 68e6 and workload.name.startswith("DistilBertForSequenceClassification with 6 layers")
-    assert workload.notes[1] == "model: DistilBERT's real size with random weights"
-    assert str(tmp_path) not in str(workload.notes)
+    one, several = ([*in_order(PARTS, count)] for count in (1, 8))
+    assert set(one) == set(several) == {*PARTS}
+    assert several[:8] == ["check", "smoke", "gradients", "links", "batch", "versus", "predicted", "tests"]
+    assert one[:7] == ["check", "smoke", "nccl", "chapters", "stages", "copies", "tests"]
+    chapters = [ROOT / "notebooks" / f"{name}.ipynb" for name in gpu.SIZES["full"].chapters]
+    assert len(chapters) == 4 and all(path.is_file() and "Pool(" in path.read_text() for path in chapters)
+
+
+@pytest.mark.parametrize(("num_gpus", "pairs"), [(1, [(0, 1)]), (2, [(0, 1)]), (4, [(0, 1), (1, 2), (2, 3), (3, 0)])])
+def test_links_are_those_of_neighbours(gpu, monkeypatch, num_gpus, pairs):
+    import gpu_sharing
+
+    class Pool(SimpleNamespace):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(gpu.Setting, "pool", lambda self, num_ranks, sharing: Pool(num_ranks=num_ranks))
+    monkeypatch.setattr(gpu_sharing, "_link", lambda pool, pair: {"pair": pair})
+    part = gpu.Part("links", [])
+    gpu_sharing.links.run(gpu.Setting("cuda", num_gpus, gpu.SIZES["full"]), part)
+    assert [row["pair"] for row in part.rows] == pairs
+
+
+@pytest.mark.parametrize("broken", ["", "0 to 1", "1 to 0"])
+def test_bytes_that_arrive_changed_are_noticed(gpu, monkeypatch, broken):
+    import gpu_sharing
+
+    wires = {"0 to 1": [], "1 to 0": []}
+    rank = [0]
+
+    def send(tensor, other, group):
+        wires[f"{rank[0]} to {other}"].append(tensor.clone())
+
+    def recv(tensor, other, group):
+        tensor.copy_(wires[way := f"{other} to {rank[0]}"].pop(0))
+        tensor[7] += way == broken
+
+    monkeypatch.setattr(gpu_sharing, "dist", SimpleNamespace(send=send, recv=recv))
+    wires["1 to 0"].append(
+        torch.randint(256, (2, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(64))[1]
+    )
+    found = []
+    for rank[0] in range(3):
+        context = SimpleNamespace(rank=rank[0], wire=torch.device("cpu"), channel=lambda *_: None)
+        found.append(gpu_sharing.arrives_whole(context, 64, (0, 1)))
+    assert found == [broken != "1 to 0", broken != "0 to 1", True]
+
+
+def test_batches_of_several_lengths_are_parts_of_one():
+    from gpu_runs import of_several_lengths
+
+    from pplab.lab import models
+
+    gpt = models.gpt(source="sample", num_layers=2, width=16, num_heads=2, context=16, batch_size=4)
+    batches = [of_several_lengths(gpt, 2).batch(step) for step in range(5)]
+    assert [each.target.shape[1] for each in batches] == [4, 8, 12, 16, 4]
+    assert torch.equal(batches[3].target, gpt.batch(0).target) and torch.equal(
+        batches[0].inputs[0], batches[4].inputs[0]
+    )
 
 
 def test_how_ranks_share_follows_the_machine(gpu, monkeypatch):
@@ -663,17 +713,15 @@ def test_there_are_up_to_as_many_ranks_as_gpus(gpu):
     assert gpu.for_machine(full, 1) == gpu.for_machine(full, 4) == full
     eight = gpu.for_machine(full, 8)
     assert eight.ranks == (2, 4, 8) and eight.gpt == {**full.gpt, "num_layers": 16}
+    assert eight.tests == ("8-turns", *full.tests)
 
 
-def test_nccl_on_one_gpu_is_asked_for_and_only_there(gpu, monkeypatch):
+def test_nccl_on_one_gpu_is_for_ranks_that_share_one(gpu, monkeypatch):
     from one_gpu import OneGpuPool, environment
 
     from pplab.runtime import gpu as door
 
-    with pytest.raises(ValueError, match="for tests alone: PPLAB_NCCL_ON_ONE_GPU=1 asks for it"):
-        OneGpuPool(2, device="cpu")
-    monkeypatch.setenv("PPLAB_NCCL_ON_ONE_GPU", "1")
-    with pytest.raises(ValueError, match="these are on the CPU: unset it"):
+    with pytest.raises(ValueError, match="these are on the CPU: take a Pool"):
         OneGpuPool(2, device="cpu")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(door.cuda, "device_count", lambda: 2)
@@ -733,24 +781,11 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     assert "torch is 2.14.0" in problems({**box, "versions": {**box["versions"], "torch": "2.14.0"}})[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"form": 2}, "its form is 2"),
-        ({"device": None}, "the recording has device of type NoneType"),
-        ({"parts": [{"name": "runs", "state": "done", "seconds": 1, "rows": [{"schedule": "1F1B"}]}]}, "a run has no"),
-        ({"parts": [{"name": "runs", "state": "fine", "seconds": 1, "rows": []}]}, "has the state 'fine'"),
-        ({"parts": [{"name": "runs", "state": "failed", "seconds": 1, "rows": []}]}, "failed without an error"),
-        ({"not_run": [{"what": "all"}]}, "an entry of not_run has no why"),
-    ],
-)
-def test_a_file_of_another_form_is_refused(tmp_path, change, said):
-    good = {"form": 1, "device": "A", "kind": "cuda", "date": "2026-01-01", "command": "make gpu", "versions": {}}
-    good |= {"box": {}, "parts": [], "not_run": []}
-    assert records.problems(good) == []
-    (tmp_path / "a.json").write_text(json.dumps({**good, **change}))
-    with pytest.raises(ValueError, match=said):
-        records.load(tmp_path)
+@pytest.mark.parametrize("form", [2, None])
+def test_a_file_of_another_form_is_refused(tmp_path, form):
+    (tmp_path / "a.json").write_text(json.dumps({"form": form, "device": "A", "parts": []}))
+    with pytest.raises(ValueError, match=f"its form is {form}, and this pplab reads form 1"):
+        results.load(tmp_path)
 
 
 def test_a_file_that_is_not_json_is_refused(tmp_path):
@@ -783,60 +818,6 @@ class FakeEvent:
 
     def elapsed_time(self, other: FakeEvent) -> float:
         return other.at - self.at
-
-
-class FakeGpu:
-    """`torch.cuda` of a GPU whose streams that spin are done once something waits for the whole device."""
-
-    def __init__(self, waits: set[str]):
-        self.waits, self.spinning, self.current = waits, set(), "default"
-
-    def __getattr__(self, name: str):
-        return lambda *_: self.spinning.clear() if name in self.waits | {"synchronize"} else None
-
-    def Stream(self, device) -> object:
-        return object()
-
-    @contextmanager
-    def stream(self, stream):
-        before, self.current = self.current, stream
-        yield
-        self.current = before
-
-    def Event(self, enable_timing: bool = False):
-        gpu, on = self, [None]
-        return SimpleNamespace(
-            record=lambda: on.__setitem__(0, gpu.current),
-            query=lambda: on[0] not in gpu.spinning,
-            synchronize=lambda: gpu.spinning.clear() if "queue" in gpu.waits else None,
-            elapsed_time=lambda other: 1.0,
-        )
-
-    def _sleep(self, cycles: int) -> None:
-        if self.current != "default":
-            self.spinning.add(self.current)
-
-
-@pytest.mark.parametrize(
-    ("name", "waits", "found"),
-    [
-        ("emptying", {"empty_cache"}, True),
-        ("emptying", set(), False),
-        ("allocating", set(), False),
-        ("queueing", set(), True),
-        ("queueing", {"queue"}, False),
-        ("copying", set(), True),
-        ("timing", set(), True),
-    ],
-)
-def test_assumptions_find_what_a_gpu_does(gpu, monkeypatch, name, waits, found):
-    import gpu_assumptions
-
-    monkeypatch.setattr(gpu_assumptions.door, "cuda", FakeGpu(waits))
-    monkeypatch.setattr(gpu_assumptions, "_RATES", {})
-    documents, expected, was_found, measured = getattr(gpu_assumptions, name)(SimpleNamespace(device="cpu"))
-    assert was_found == found and expected and documents
-    assert json.dumps(measured)
 
 
 def test_a_gpus_clock_is_tied_to_the_hosts_by_the_closest_readings(monkeypatch):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from to_host import ToHost
 
 import pplab as pp
 from conftest import built, names_of_schedules
 from pplab import lab
 from pplab.lab import models
 from pplab.runtime import Pool
+from to_host import ToHost
 
 pytestmark = pytest.mark.slow
 

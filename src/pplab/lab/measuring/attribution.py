@@ -18,6 +18,7 @@ Every machine idles before an action or after the last one, so each measured gap
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,10 +165,9 @@ def _gaps(timeline: Timeline, rank: int, step_time: float, replays: Sequence[Tim
     spans = timeline.spans_of(rank)
     starts, ends = [*(s.start for s in spans), step_time], [0.0, *(s.end for s in spans)]
     measured = [start - end for start, end in zip(starts, ends, strict=True)]
-    for other in timeline.others:  # work beside the schedule isn't idle time
-        if other.rank == rank and isinstance(other.action, str):
-            at = next(i for i, start in enumerate(starts) if other.start < start or i == len(spans))
-            measured[at] -= other.end - other.start
+    for other in timeline.others_of(rank):  # work beside the schedule isn't idle time
+        if isinstance(other.action, str):
+            measured[bisect_right(starts, other.start, hi=len(spans))] -= other.end - other.start
     levels = zip(*idle, measured, strict=True)
     added = [[first, *(after - before for before, after in pairwise((first, *rest)))] for first, *rest in levels]
     return [
@@ -273,7 +273,7 @@ def _did(timeline: Timeline, rank: int) -> dict[str, float]:
     for span in timeline.spans_of(rank):
         name = "overlap" if isinstance(span.action, Overlap) else NAME[span.action.kind]
         did[name] += span.end - span.start
-    for span in timeline.others:
-        if span.rank == rank and isinstance(span.action, str):
+    for span in timeline.others_of(rank):
+        if isinstance(span.action, str):
             did[span.action] += span.end - span.start
     return dict(did)

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Literal
 
 from gpu_calls import Call, Together, host_calls
-
 from pplab.actions import Action, Overlap
 from pplab.deps import other_end
 from pplab.errors import ScheduleError, positive_int, unknown
