@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -120,6 +121,21 @@ def test_workflows_take_the_wheels_that_launch_buttons_take():
             check=True,
         )
         assert re.fullmatch(r"PIP_EXTRA_INDEX_URL=https://\S+/cpu\n", found.stdout)
+
+
+def test_the_container_makes_the_environment():
+    """Its command finds the wheels for CPUs, and hands them to a target that there is."""
+    told = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    command = told["postCreateCommand"].partition("; ")[2]
+    assert command.split()[-2:] == ["make", ".venv/ready"] and ".venv/ready" in TARGETS
+    done = subprocess.run(
+        ["sh", "-c", command.replace("make .venv/ready", "env")], cwd=ROOT, text=True, capture_output=True
+    )
+    assert re.search(r"^PIP_EXTRA_INDEX_URL=https://\S+/cpu$", done.stdout, re.M)
+    image = (ROOT / ".devcontainer" / told["build"]["dockerfile"]).read_text()
+    assert f"useradd --create-home {told['remoteUser']}\n" in image
+    version = re.search(r"^FROM python:(.+)$", image, re.M)[1]
+    assert f'python-version: "{version}"' in WORKFLOWS[0].read_text()
 
 
 def test_what_reading_takes_is_pinned_with_the_rest():
