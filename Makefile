@@ -1,11 +1,12 @@
 # `make help` lists the targets. Every target makes the environment itself when it is missing.
-# PY=python3 uses an environment of your own instead of .venv (it needs torch, and what requirements.txt names).
+# PY=python3 uses an environment of your own instead of .venv (it needs what requirements.txt names; for `book`, book/requirements.txt).
 
 SHELL := /bin/sh
 PY ?= .venv/bin/python
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PYTHONPATH := $(if $(filter .venv/bin/python,$(PY)),,$(CURDIR)/src$(if $(PYTHONPATH),:))$(PYTHONPATH)
 ENVIRONMENT := $(if $(filter .venv/bin/python,$(PY)),.venv/ready,)
+READING := $(ENVIRONMENT:ready=reading)
 PARALLEL := --dist loadfile --no-loadscope-reorder
 SOURCES := $(shell find src -name '*.py' -o -name '*.json.gz')
 
@@ -16,7 +17,7 @@ help: ## list the targets
 	@echo "make TARGET, where TARGET is"
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 14
 
-book: $(ENVIRONMENT) _build/fresh ## build the book at _build/html, with the notebooks' recorded outputs
+book: $(READING) _build/fresh ## build the book at _build/html, with the notebooks' recorded outputs
 	@$(PY) tools/build_book.py
 
 # Three processes also on two cores: notebooks and tests sleep for much of their time, to keep a pace.
@@ -59,18 +60,21 @@ _build/fresh: $(SOURCES) $(wildcard results/*.json) requirements.txt
 	@rm -rf _build/.jupyter_cache
 	@mkdir -p _build && touch _build/fresh
 
-.venv/ready: .venv/packages pyproject.toml
-	@.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+# What runs the course, beside what reads it.
+.venv/ready: .venv/reading
+	@echo "== completing the environment in .venv (a minute or some; torch is large)"
+	@.venv/bin/python tools/install.py requirements.txt
 	@touch .venv/ready
 
-.venv/packages: requirements.txt
+.venv/reading: book/requirements.txt requirements.txt pyproject.toml
 	@python=; for candidate in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
 	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; \
 	  then python="$$candidate"; break; fi; done; \
 	if [ -z "$$python" ]; then \
 	  echo "pplab needs Python 3.11 to 3.14, and python3 is `python3 --version 2>&1`." \
 	    "Name one: make PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
-	echo "== making the environment in .venv with `"$$python" --version` (a minute or some; torch is large)"; \
+	echo "== making the environment in .venv with `"$$python" --version`"; \
 	"$$python" -m venv .venv
-	@.venv/bin/python tools/install.py requirements.txt
-	@touch .venv/packages
+	@.venv/bin/python tools/install.py book/requirements.txt
+	@.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch .venv/reading

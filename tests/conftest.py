@@ -39,6 +39,7 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 gc.disable()  # until all is collected
 
 ROOT = Path(__file__).parents[1]
+WITHOUT_TORCH = ROOT / "tests" / "without_torch"  # a Python that finds it has what `make book` needs, and no more
 sys.path.append(str(ROOT / "benchmarks"))  # what tests import from there
 
 
@@ -470,8 +471,9 @@ def book(pytestconfig: pytest.Config) -> Path:
     built_by = html.parent / "built_by"
     with locked(pytestconfig, "book"):
         if not run or not built_by.is_file() or built_by.read_text() != run:
-            command, nowhere = [sys.executable, "tools/build_book.py"], {**os.environ, "PPLAB_REPOSITORY": ""}
-            done = subprocess.run(command, cwd=ROOT, env=nowhere, text=True, capture_output=True)
+            path = os.pathsep.join([str(WITHOUT_TORCH), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+            command, nowhere = [sys.executable, "tools/build_book.py"], {"PPLAB_REPOSITORY": "", "PYTHONPATH": path}
+            done = subprocess.run(command, cwd=ROOT, env=os.environ | nowhere, text=True, capture_output=True)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
             assert "NO ADDRESS OF THE BOOK'S SOURCE IS SET" in done.stderr.splitlines()[-1]
             assert f"open {(html / 'index.html').as_uri()}" in done.stdout

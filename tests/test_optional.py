@@ -174,6 +174,25 @@ def test_a_call_names_the_extra_that_it_needs(call, missing, tmp_path):
     assert done.stderr.splitlines()[-1] == error
 
 
+RUN = "lab.train_here(pp.build('1F1B', num_ranks=1, num_microbatches=2), model)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("platform", "before", "call", "hidden"),
+    [
+        ("darwin", "from pplab.runtime import Pool", "Pool(2)", set()),
+        ("darwin", "import pplab as pp; from pplab import lab; model = lab.models.gpt()", RUN, set()),
+        ("win32", "import torch.multiprocessing", "from pplab.runtime import Pool", {"fcntl"}),
+    ],
+)
+def test_without_linux_ranks_say_where_they_run(platform, before, call, hidden, tmp_path):
+    """The other systems are played: the package is told their names."""
+    launched = "import os; os.environ.update(RANK='0', WORLD_SIZE='1')"
+    done = python(f"{launched}\n{before}\nsys.platform = {platform!r}\n{call}", hidden, tmp_path)
+    assert f"Error: ranks run on Linux only, and this is {platform}: open the" in done.stderr.splitlines()[-1]
+
+
 def test_every_name_of_the_lab_is_there_or_names_its_extra(tmp_path):
     """Nothing that is opened late ends in a bare error."""
     code = """

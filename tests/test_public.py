@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from email import message_from_string
 from pathlib import Path
 
@@ -76,16 +79,39 @@ def test_workflows_call_what_there_is():
 
 
 def test_the_published_book_knows_where_it_comes_from():
-    (job,) = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"].values()
+    jobs = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]
+    job = jobs["build"]
     (built,) = (step for step in job["steps"] if step.get("run") == "make book")
     assert built["env"] == {"PPLAB_REPOSITORY": "${{ github.server_url }}/${{ github.repository }}"}
     (uploaded,) = (step for step in job["steps"] if "upload-pages" in step.get("uses", ""))
     assert uploaded["with"] == {"path": "_build/html"}
+    assert {name: job.get("if") for name, job in jobs.items()} == {
+        "build": None,
+        "publish": "github.ref_type == 'branch'",
+        "release": "github.ref_type == 'tag'",
+    }
+
+
+def test_a_release_has_the_book_as_a_zip(tmp_path):
+    """Its commands, with what the workflow's artifact has, and a stand-in for gh, which notes what it is told."""
+    step = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["release"]["steps"][-1]
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "index.html").write_text("the book")
+    subprocess.run(["tar", "-cf", "artifact.tar", "-C", "made", "."], cwd=tmp_path, check=True)
+    (tmp_path / "gh").write_text('#!/bin/sh\necho "$@" >> told\ntest "$2" != view\n')
+    (tmp_path / "zip").write_text(f"#!/bin/sh\n{sys.executable} -m zipfile -c $2 $3\n")
+    for name in ("gh", "zip"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TAG": "v1"}
+    subprocess.run(["sh", "-ec", step["run"]], cwd=tmp_path, env=environment, check=True)
+    assert zipfile.ZipFile(tmp_path / "pplab-book.zip").read("pplab-book/index.html") == b"the book"
+    told = (tmp_path / "told").read_text().splitlines()
+    assert [each.split()[1] for each in told] == ["view", "create", "upload"] and "v1 pplab-book.zip" in told[-1]
 
 
 def test_workflows_take_the_wheels_that_launch_buttons_take():
-    """The command that looks them up finds them."""
-    for path in WORKFLOWS:
+    """The command that looks them up finds them. The book is built without torch."""
+    for path in WORKFLOWS[1:]:
         (command,) = {each for each in commands(path) if "PIP_EXTRA_INDEX_URL" in each}
         found = subprocess.run(
             ["sh", "-c", command.replace('"$GITHUB_ENV"', "/dev/stdout")],
@@ -95,6 +121,29 @@ def test_workflows_take_the_wheels_that_launch_buttons_take():
             check=True,
         )
         assert re.fullmatch(r"PIP_EXTRA_INDEX_URL=https://\S+/cpu\n", found.stdout)
+
+
+def test_the_container_makes_the_environment():
+    """Its command finds the wheels for CPUs, and hands them to a target that there is."""
+    told = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    command = told["postCreateCommand"].partition("; ")[2]
+    assert command.split()[-2:] == ["make", ".venv/ready"] and ".venv/ready" in TARGETS
+    done = subprocess.run(
+        ["sh", "-c", command.replace("make .venv/ready", "env")], cwd=ROOT, text=True, capture_output=True
+    )
+    assert re.search(r"^PIP_EXTRA_INDEX_URL=https://\S+/cpu$", done.stdout, re.M)
+    image = (ROOT / ".devcontainer" / told["build"]["dockerfile"]).read_text()
+    assert f"useradd --create-home {told['remoteUser']}\n" in image
+    version = re.search(r"^FROM python:(.+)$", image, re.M)[1]
+    assert f'python-version: "{version}"' in WORKFLOWS[0].read_text()
+
+
+def test_what_reading_takes_is_pinned_with_the_rest():
+    lines = (ROOT / "book" / "requirements.txt").read_text().splitlines()
+    names = [line for line in lines if not line.startswith(("#", "-"))]
+    pinned = (ROOT / "requirements.txt").read_text()
+    assert "-c ../requirements.txt" in lines and "jupyter-book" in names and "torch" not in names
+    assert all(re.search(rf"^{name}==", pinned, re.M) for name in names)
 
 
 def test_versions_of_python_are_those_of_the_package():

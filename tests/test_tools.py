@@ -54,7 +54,7 @@ def test_without_uv_pip_installs(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert install.main(tmp_path / "none.txt") != 0
     said = capfd.readouterr().err
-    assert "== not by uv (Command" in said and said.count("No matching distribution found for uv==0.0.0.dev0") == 2
+    assert "== not by uv (Command" in said and "No matching distribution found for uv==0.0.0.dev0" in said
 
 
 def test_what_others_take_is_too_much_from_a_tenth_on():

@@ -13,9 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import recorded_pages  # noqa: E402
 from pplab_page import address_in  # noqa: E402
 
 PAGE = ROOT / "_build" / "html" / "index.html"
+CACHE = ROOT / "_build" / ".jupyter_cache"
 
 NOWHERE = (
     '== WARNING: NO ADDRESS OF THE BOOK\'S SOURCE IS SET: its pages say "clone the repository" and lead nowhere. '
@@ -26,6 +28,7 @@ NOWHERE = (
 def main() -> int:
     """Build; returns the exit status."""
     print("== building the book")
+    recorded_pages.hand_to(CACHE)
     start = "from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", start, "build", ".", "--all", "-W", "-n", "--keep-going"]
     environment = {
@@ -37,9 +40,7 @@ def main() -> int:
     if done.returncode:
         shutil.rmtree(PAGE.parent, ignore_errors=True)
         print(f"== the book was not built (status {done.returncode}): see the warnings above", file=sys.stderr)
-        reports = sorted((ROOT / "_build" / ".jupyter_cache").rglob("*.err.log")) or sorted(
-            (ROOT / "_build" / "html" / "reports").rglob("*.err.log")
-        )
+        reports = sorted(CACHE.rglob("*.err.log")) or sorted((ROOT / "_build" / "html" / "reports").rglob("*.err.log"))
         for report in reports:
             print(f"== {report.relative_to(ROOT)}\n{report.read_text()[-3000:]}", file=sys.stderr)
         return done.returncode

@@ -1,8 +1,9 @@
 """Execute the notebooks in place, with outputs as they are committed: counts 1 to n, no timestamps, no widget state.
 
-python tools/execute_notebooks.py [--clean | --frames] [NOTEBOOK ...]
+python tools/execute_notebooks.py [--clean | --frames] [NOTEBOOK or PAGE ...]
 
 Beside them, in measured/, it writes the values that cells in the book's page are given, as tools/page_cells.py says.
+It also records the outputs of the pages that tools/recorded_pages.py lists, which measure nothing.
 
 With --clean nothing is executed: the notebooks lose what an editor left in them, and what the page hides is folded.
 
@@ -27,6 +28,7 @@ import durations
 import nbformat
 import page_cells
 import quiet
+import recorded_pages
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -51,7 +53,11 @@ GUESS = {
 def main(names: list[str]) -> int:
     """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
     only = {"--clean": clean, "--frames": show_again}.get(names[0] if names else "")
-    paths = [Path(name) for name in names[bool(only) :]] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    named = [Path(name) for name in names[bool(only) :]] or [
+        *sorted(NOTEBOOKS.glob("*.ipynb")),
+        *recorded_pages.pages(),
+    ]
+    paths, pages = ([path for path in named if (path.suffix == ".md") is is_page] for is_page in (False, True))
     if only:
         for path in paths:
             only(notebook := nbformat.read(path, as_version=4))
@@ -72,6 +78,9 @@ def main(names: list[str]) -> int:
         page_cells.write(path, values)
         took[path.stem] = time.monotonic() - started
         print(f"{took[path.stem]:.0f} s")
+    for page in pages:
+        nbformat.write(recorded_pages.executed(page), recorded_pages.recording_of(page))
+        print(f"{page.name}: recorded")
     print(durations.report(took).splitlines()[-1])
     return 0
 

@@ -2,9 +2,9 @@
 
 python tools/install.py requirements.txt
 
-By uv, which fetches, unpacks and compiles on all cores (on two of them a minute, where pip takes four); by pip where uv
-can't be had, or where pip was told something that has no equal in uv. uv doesn't read pip's settings (indexes,
-certificates): they are handed on.
+By uv, in the version that the file pins, which fetches, unpacks and compiles on all cores (on two of them a minute,
+where pip takes four); by pip where uv can't be had, or where pip was told something that has no equal in uv. uv doesn't
+read pip's settings (indexes, certificates): they are handed on.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ NO_MATTER = {"disable-pip-version-check", "no-input", "no-color", "progress-bar"
 
 def main(requirements: Path) -> int:
     """Install; returns the exit status."""
-    (named,) = re.findall(r"^uv\b\S*", requirements.read_text(), re.M)
     try:
         options, variables = for_uv(settings(_output([*PIP, "config", "list"])))
-        subprocess.run([*PIP, "install", "--quiet", named], check=True)
+        subprocess.run([*PIP, "install", "--quiet", "uv", "--constraint", str(requirements)], check=True)
         uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--compile-bytecode"]
         subprocess.run([*uv, *options, "-r", str(requirements)], check=True, env={**variables, **os.environ})
         return 0

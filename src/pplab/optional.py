@@ -1,6 +1,7 @@
-"""What plain pplab doesn't bring, and the extra that does."""
+"""What plain pplab doesn't bring, and the extra that does; and what no extra brings: Linux."""
 
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +19,21 @@ def bring(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]
+        if name == "fcntl":  # which Windows lacks
+            raise ModuleNotFoundError(needs_linux(), name=name) from None
         if name not in EXTRA_OF:
             raise
         raise ModuleNotFoundError(
             f"{name} is missing: pip install 'pplab[{EXTRA_OF[name]}]'", name=name
         ) from None
+
+
+def needs_linux() -> str:
+    """What an error says where ranks can't run."""
+    return (
+        f"ranks run on Linux only, and this is {sys.platform}: open the repository in its dev "
+        "container, or on Windows in WSL2; schedules, simulation and charts work here, too"
+    )
 
 
 def lazily(package: str, file: str) -> tuple[list[str], Callable, Callable]:

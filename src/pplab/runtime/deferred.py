@@ -10,6 +10,8 @@ every forward. These Linears keep the weight itself and cast it again in the bac
 microbatch holds is the same in both.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable
 from functools import partial

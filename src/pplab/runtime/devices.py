@@ -4,6 +4,7 @@ can't show.
 
 import fcntl
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import unknown
+from ..optional import needs_linux
 from ..schedule import plural
 from .context import RankContext, Status
 
@@ -27,6 +29,8 @@ def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     if transport not in ("auto", "shared", "gloo", "nccl"):
         raise unknown("transport", transport, ("auto", "shared", "gloo", "nccl"))
+    if sys.platform != "linux":
+        raise ValueError(needs_linux())
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -63,10 +62,6 @@ class Pool:
         beside: Any = None,
     ):
         self.num_ranks = positive_int("num_ranks", num_ranks)
-        if sys.platform != "linux":
-            raise ValueError(
-                f"a pool of ranks needs Linux, and this is {sys.platform}: take a container"
-            )
         self.devices, self.transport = choose_transport(self.num_ranks, device, transport)
         cores = len(os.sched_getaffinity(0))
         share = max(1, cores // self.num_ranks)

@@ -37,7 +37,6 @@ from ...runtime import (
 if TYPE_CHECKING:
     from ...runtime import Gradients, RankReport
 
-_FAR = 10 * TOLERANCE[torch.float32]  # relative: more than another order of sums explains
 NOTHING = "none found: one process shows none of those that lab.Causes looks for"
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -303,9 +302,10 @@ class _Whole:
         return found
 
     def _noise(self) -> float:
-        """What another order of sums can change, relative, in the dtype of the computation."""
+        """What another order of sums can change at most, relative, in the dtype of the computation."""
         low = [p.dtype for p in self.model.parameters() if p.dtype in _LOW]
-        return 3 * TOLERANCE[low[0]] if low else 3 * TOLERANCE[self.dtype] if self.dtype else _FAR
+        dtype = low[0] if low else self.dtype
+        return 3 * TOLERANCE[dtype] if dtype else 10 * TOLERANCE[torch.float32]
 
 
 def _look(what: str, found: list[str]) -> Callable:
