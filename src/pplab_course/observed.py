@@ -20,11 +20,10 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from pplab.schedule import Schedule
 from pplab.timeline import Timeline
 
 from .microbatches import Microbatches, seen
+from .neighbours import neighbours_are_there
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -230,7 +230,7 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
     shared: list[tuple[int, int]] = []
     report = Report(ended=True)
     try:
-        with _watched(actions, shared), _neighbours_are_there():
+        with _watched(actions, shared), neighbours_are_there():
             names = runpy.run_path(path, run_name="__main__")
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
@@ -283,43 +283,6 @@ def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[in
         yield
     finally:
         nn.Module.__call__, torch.autograd.backward = call, backward
-
-
-@contextmanager
-def _neighbours_are_there() -> Iterator[None]:
-    """Have a message to or from a rank that isn't there say so: by itself it waits for ever, or ends the process."""
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as inside
-
-    ranks, own = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-
-    def checked(name: str, does: str) -> Callable:
-        call = getattr(dist, name)
-
-        @wraps(call)
-        def send_or_receive(tensor: Tensor, *arguments: Any, **options: Any) -> object:
-            named = (options.get(name) for name in ("dst", "src", "group_dst", "group_src"))
-            for other in (*arguments[:1], *named):
-                if other is not None and not 0 <= other < ranks:
-                    raise ValueError(
-                        f"rank {own} {does} rank {other}, and there are {ranks} ranks, 0 to {ranks - 1}: leave it out "
-                        "at the end of the pipeline"
-                    )
-            return call(tensor, *arguments, **options)
-
-        return send_or_receive
-
-    before = {name: getattr(dist, name) for name in ("isend", "irecv")}  # all others call these two
-    for name, does in (("isend", "sends to"), ("irecv", "receives from")):
-        watched = checked(name, does)
-        setattr(dist, name, watched)
-        setattr(inside, name, watched)
-    try:
-        yield
-    finally:
-        for name, call in before.items():
-            setattr(dist, name, call)
-            setattr(inside, name, call)
 
 
 def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
