@@ -8,15 +8,15 @@ from functools import cache
 from types import SimpleNamespace
 from unittest import mock
 
-import gpu_calls
 import pytest
 import torch
-from gpu_calls import host_calls
-from gpu_machine import GpuMachine, hanging_waits
 from torch import nn
 
+import gpu_calls
 import pplab as pp
 from conftest import random_schedule
+from gpu_calls import host_calls
+from gpu_machine import GpuMachine, hanging_waits
 from pplab import lab
 from pplab.actions import COMPUTE, RECV_B, RECV_F, Overlap
 from pplab.errors import ScheduleError
