@@ -1,8 +1,7 @@
 """What the tests share: random legal schedules, a simulator that owes nothing to pplab's, and a machine.
 
 Some processes run the tests, file by file. Each has a folder for temporary files to itself. Tests that are marked
-`alone` come last, one after the other, and while one runs, the other processes wait. They, and those that are marked
-`timed`, are tried again if they fail.
+`timed` run beside others. One that fails is tried again, and then the other processes wait.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
+from typing import IO
 
 import pytest
 import quiet
@@ -43,6 +43,7 @@ WITHOUT_TORCH = ROOT / "tests" / "without_torch"  # a Python that finds it has w
 sys.path.append(str(ROOT / "benchmarks"))  # what tests import from there
 
 
+BUILDS = "test_book.py"  # the first file of those that want the book
 SHARED = pytest.StashKey[str]()  # the folder that the processes of this run share
 
 
@@ -77,18 +78,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Notebooks, which sleep for much of their time to keep a pace, lie evenly between the others, the last chapters
     first: they take longest, and what is long mustn't be left at the end. Other files come by their own names, not
-    their folders', so that what computes a lot, or waits a lot, doesn't lie together.
+    their folders', so that what computes a lot, or waits a lot, doesn't lie together. What builds the book goes before
+    all: until there is one, whoever wants it waits.
     """
-    files = sorted({item.path for item in items}, key=lambda path: (path.name, path))
+    files = sorted({item.path for item in items}, key=lambda path: (path.name != BUILDS, path.name, path))
     notebooks, others = ([path for path in files if (path.suffix == ".ipynb") is is_one] for is_one in (True, False))
     place = {path: i / len(kind) for kind in (notebooks[::-1], others) for i, path in enumerate(kind, 1)}
     for cell in (item.cell for item in items if item.path.suffix == ".ipynb"):
         cell["outputs"] = without_folds(cell["outputs"])
-    items.sort(key=lambda item: (is_alone(item), place[item.path], item.path))
-    if hasattr(config, "workerinput"):
-        named = Path(config.stash[SHARED], f"{ALONE} {os.getpid()}")
-        named.write_text("\n".join(item.nodeid for item in items if is_alone(item)))
-        named.replace(named.with_name(ALONE))  # all processes write the same
+    items.sort(key=lambda item: (place[item.path], item.path))
 
 
 def without_folds(outputs: list) -> list:
@@ -96,22 +94,12 @@ def without_folds(outputs: list) -> list:
     return [output for output in outputs if output.get("metadata", {}) != {"pplab": "folded"}]
 
 
-ALONE = "alone"  # where the process that hands tests out finds the names of those that run alone
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Hand tests out by files, and those that run alone together."""
+    """Hand tests out by files."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFiles(LoadFileScheduling):
-        @functools.cached_property
-        def alone(self) -> set[str]:
-            return set(Path(config.stash[SHARED], ALONE).read_text().splitlines())
-
-        def _split_scope(self, nodeid: str) -> str:
-            return ALONE if nodeid in self.alone else super()._split_scope(nodeid)
-
         def remove_node(self, node) -> str | None:
             """Forget what a process had done when it ended: xdist hands its files out again, and waits for tests of
             theirs for ever if none is left."""
@@ -120,10 +108,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             return super().remove_node(node)
 
     return ByFiles(config, log)
-
-
-def is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
 
 
 def pytest_collection_finish() -> None:
@@ -140,8 +124,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{number} skipped: {reason}")
 
 
-ROOM = ExitStack()  # what this process holds of it
-HELD = pytest.StashKey[bool]()  # on, since the next test runs alone, too
+ROOM = pytest.StashKey[IO | None]()  # this process's place among those that run a test
 
 
 @contextmanager
@@ -157,24 +140,28 @@ def another_processor(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Run a test with all its fixtures beside others, or alone."""
-    with another_processor(item):
-        return (yield from _in_its_room(item, nextitem))
+    """Run a test with all its fixtures, beside others."""
+    with another_processor(item), beside_others(item.config):
+        return (yield)
 
 
-def _in_its_room(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    if not hasattr(item.config, "workerinput"):
-        return (yield)
-    alone = is_alone(item)
-    if not item.config.stash.get(HELD, False):
-        with locked(item.config, "door"):  # behind which others wait for one that waits to be alone
-            ROOM.enter_context(locked(item.config, "room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
-    held = item.config.stash[HELD] = alone and nextitem is not None and is_alone(nextitem)
-    try:
-        return (yield)
-    finally:
-        if not held:
-            ROOM.close()
+@contextmanager
+def beside_others(config: pytest.Config) -> Iterator[None]:
+    """Be one of those that run a test, until one of them wants to be alone."""
+    with ExitStack() as held:
+        with locked(config, "door"):  # behind which others wait for one that waits to be alone
+            config.stash[ROOM] = held.enter_context(locked(config, "room", fcntl.LOCK_SH))
+        yield
+
+
+def be_alone(config: pytest.Config) -> None:
+    """Wait until the other processes have ended their tests. They begin no other before this one has ended."""
+    room = config.stash[ROOM]
+    if room is not None:
+        fcntl.flock(room, fcntl.LOCK_UN)  # or two that want to be alone would wait for each other
+        with locked(config, "door"):
+            fcntl.flock(room, fcntl.LOCK_EX)
+        config.stash[ROOM] = None  # whoever stands in the door now waits for this test
 
 
 TRIES = 3  # of a test that measures times
@@ -183,13 +170,15 @@ PATIENCE_S = 10  # for a quiet moment, before each further try
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Try a test that measures times again: a machine's busy moment passes, and what is wrong is wrong each time."""
-    timed = is_alone(pyfuncitem) or pyfuncitem.get_closest_marker("timed")
+    """Try a test that measures times again, alone: a machine's busy moment passes, and what is wrong is wrong each
+    time."""
+    timed = pyfuncitem.get_closest_marker("timed")
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     for _ in range(TRIES - 1 if timed else 0):
         with suppress(AssertionError):
             pyfuncitem.obj(**given)
             return True
+        be_alone(pyfuncitem.config)
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             with suppress(quiet.TooBusy):
@@ -199,11 +188,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @contextmanager
-def locked(config: pytest.Config, name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+def locked(config: pytest.Config, name: str, how: int = fcntl.LOCK_EX) -> Iterator[IO]:
     """Hold a lock that the processes of this run share; it goes with the process that holds it."""
     with open(Path(config.stash[SHARED], name), "w") as file:
         fcntl.flock(file, how)
-        yield
+        yield file
 
 
 def random_schedule(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,10 +157,16 @@ def test_attacks_are_recorded_one_after_the_other_and_those_not_repeated_are_kep
     assert "== damage: 120 tries of each" in capsys.readouterr().out
 
 
+@pytest.fixture
+def shared(tmp_path) -> SimpleNamespace:
+    """The configuration of a process that runs tests, as far as it is asked here."""
+    return SimpleNamespace(stash={conftest.SHARED: tmp_path, conftest.ROOM: None})
+
+
 @pytest.mark.parametrize(
-    ("mark", "right_at", "tries"), [("alone", 1, 1), ("alone", 2, 2), ("timed", 9, 2), ("slow", 9, 0)]
+    ("mark", "right_at", "tries"), [("timed", 1, 1), ("timed", 2, 2), ("timed", 9, 2), ("slow", 9, 0)]
 )
-def test_tests_that_measure_times_are_tried_again(monkeypatch, mark, right_at, tries):
+def test_tests_that_measure_times_are_tried_again(monkeypatch, shared, mark, right_at, tries):
     """Three times, the last by pytest itself, and no others; what isn't an assertion is an error at once."""
     done = []
 
@@ -167,11 +174,47 @@ def test_tests_that_measure_times_are_tried_again(monkeypatch, mark, right_at, t
         done.append(size)
         assert len(done) >= right_at
 
-    item = SimpleNamespace(funcargs={"size": 3, "other": 0}, _fixtureinfo=SimpleNamespace(argnames=("size",)), obj=body)
+    named = SimpleNamespace(argnames=("size",))
+    item = SimpleNamespace(funcargs={"size": 3, "other": 0}, _fixtureinfo=named, obj=body, config=shared)
     item.get_closest_marker = lambda name: name == mark or None
     monkeypatch.setattr(conftest, "PATIENCE_S", 0)
     assert conftest.pytest_pyfunc_call(item) is (True if right_at <= tries else None)
     assert done == [3] * tries
+
+
+def test_a_test_that_is_tried_again_is_alone(shared):
+    """It waits for the tests of two others. One of them has a further test, which waits for it, and a test that wants
+    to be alone, too."""
+    others, said, last = [SimpleNamespace(stash={**shared.stash}) for _ in range(2)], [], threading.Event()
+    ends = [threading.Event() for _ in others]
+
+    def run(config, end, name):
+        with conftest.beside_others(config):
+            end.wait()
+            said.append(name)
+        if name == "first":
+            with conftest.beside_others(config):
+                said.append("further")
+                last.set()
+                conftest.be_alone(config)
+                said.append("further, alone")
+
+    with conftest.beside_others(shared):
+        running = [
+            threading.Thread(target=run, args=each, daemon=True)
+            for each in zip(others, ends, ("first", "second"), strict=True)
+        ]
+        for each in running:
+            each.start()
+        threading.Timer(0.2, ends[0].set).start()
+        threading.Timer(0.5, ends[1].set).start()
+        conftest.be_alone(shared)
+        conftest.be_alone(shared)  # it is, and waits for nobody
+        assert said == ["first", "second"] and not last.wait(0.2)
+        said.append("alone")
+    for each in running:
+        each.join()
+    assert said == ["first", "second", "alone", "further", "further, alone"]
 
 
 @pytest.mark.slow

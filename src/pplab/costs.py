@@ -109,7 +109,7 @@ class Costs:
 
     def of(self, kind: Kind, stage: int) -> float:
         """How long `kind` takes on `stage`. ValueError where microbatches differ."""
-        return self.of_item(Action(stage, kind, _ALL))
+        return self._work(stage, kind, _ALL) + of_stage(self.overhead, stage, _ALL)
 
     def of_overlap(
         self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B

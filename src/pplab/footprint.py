@@ -62,12 +62,13 @@ class Memory:
         """What a rank holds while each item of its row runs, and after it: (during, after). Order
         alone decides.
         """
-        stages = sorted({action.stage for item in row for action in parts(item)})
+        halves = list(map(parts, row))
+        stages = sorted({action.stage for pair in halves for action in pair})
         changes = {stage: self.changes(stage) for stage in stages}
         after = self.constant(stages)
-        for item in row:
+        for pair in halves:
             ended = 0
-            for stage, kind, _ in parts(item):
+            for stage, kind, _ in pair:
                 at_start, at_end = changes[stage][kind]
                 after += at_start
                 ended += at_end

@@ -121,9 +121,9 @@ REPAIRS = {
 
 
 def names(table: dict[str, tuple], timed: Callable[[str | None], bool], judged: int = 1) -> list:
-    """The cases' names; where times are judged, the test runs alone, and all but `judged` of these at length."""
-    alone = [name for name, (*_, says) in table.items() if timed(says)]
-    marks = {name: [pytest.mark.alone, *[pytest.mark.long] * (at >= judged)] for at, name in enumerate(alone)}
+    """The cases' names; where times are judged, the test is tried again, and all but `judged` of these at length."""
+    again = [name for name, (*_, says) in table.items() if timed(says)]
+    marks = {name: [pytest.mark.timed, *[pytest.mark.long] * (at >= judged)] for at, name in enumerate(again)}
     return [pytest.param(name, marks=marks.get(name, [])) for name in table]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 PAGE = Path(__file__).parents[2] / "book/frameworks.md"
@@ -60,7 +60,8 @@ def save_and_load(rank: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its storage
 def test_stages_overwrite_one_another_unless_their_state_is_named(tmp_path):
-    torch.multiprocessing.spawn(save_and_load, (str(tmp_path),), nprocs=2)
+    multiprocessing.set_forkserver_preload(["pplab.preload"])
+    multiprocessing.start_processes(save_and_load, (str(tmp_path),), nprocs=2, start_method="forkserver")
     right = {f"layer{i}": (i + 1) / 10 for i in range(LAYERS)}
 
     def two(name: str) -> dict[str, float]:

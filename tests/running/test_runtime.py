@@ -311,11 +311,11 @@ def test_the_measured_timeline_is_a_timeline(pools, gpt):
     assert str(run).startswith("1F1B, measured: 2 ranks on cpu (shared memory), 8 microbatches\nGPT with 8 layers")
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
 def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     """Four ranks on however few cores: every action lasts as long as it was told to, and the order does the rest."""
-    pace = pp.Costs(forward=20, backward_input=20, backward_weight=20, unit="ms")
+    pace = pp.Costs(forward=40, backward_input=40, backward_weight=40, unit="ms")
     s = pp.build(name, num_ranks=4, num_microbatches=4)
     workload = modules.workload(*[nn.Linear(6, 6) for _ in range(4)])
     run = pools(4).train(s, workload, lab.Pace(pace), steps=1, warmup=0)
@@ -325,9 +325,9 @@ def test_a_paced_run_keeps_its_schedule_in_real_time(pools, name):
     assert run.timeline.bubble_fraction == pytest.approx(predicted.bubble_fraction, abs=0.1)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools):
-    pace = pp.Costs(forward=10, backward_input=10, backward_weight=10, unit="ms")
+    pace = pp.Costs(forward=30, backward_input=30, backward_weight=30, unit="ms")
     workload = modules.workload(nn.Linear(6, 6), nn.Linear(6, 6))
     times = {}
     for name, options in (("naive", {}), ("1F1B", {"in_flight": (1, 1)}), ("1F1B", {})):

@@ -119,7 +119,7 @@ def test_as_many_tokens_are_sent_as_the_router_sends_elsewhere(pools):
     assert elsewhere[0] != elsewhere[1]  # uneven
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_measured_under_prediction(pools):
     """A pair takes what its pieces say, which is less than its halves take, and the schedules come in the order of the
     simulation, as far apart as here."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +17,7 @@ import modules
 import pplab as pp
 from pplab import lab
 from pplab.runtime import Batch, Extra, Listener, Pool, RankError, loss_shares
+from pplab_course import spine
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +154,8 @@ def test_a_digest_sees_every_tensor_of_a_batch_and_some_of_a_large_one():
 
 
 def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
-    """The script compares every rank's gradients with those of one process, in every step."""
+    """The script compares every rank's gradients with those of one process, in every step. Chapter 13 starts it with
+    torchrun."""
     script = Path(__file__).parents[3] / "notebooks" / "torch_alone.py"
     assert not re.search(r"^\s*(import|from) pplab", script.read_text(), re.MULTILINE)
     chapter = json.loads(script.with_name("13_own_model.ipynb").read_text())
@@ -164,10 +163,10 @@ def test_torch_alone_trains_what_one_process_and_pplab_train(pools):
     (shown,) = re.findall(r"```python\n(rank, ranks = .*?)```", told, re.DOTALL)
     other = [line for line in shown.splitlines() if line.strip().removeprefix("stage = ") not in script.read_text()]
     assert other == ["optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.5)"]  # the script has a second model
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(launcher, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = re.findall(r"^(by hand|traced), step \d: loss (\S+), in one process (\S+)$", done.stdout, re.MULTILINE)
+    ran = spine.run(script, 2, limit_s=120)
+    assert ran.failure is None, ran
+    printed = "".join(report.printed for report in ran.reports)
+    said = re.findall(r"^(by hand|traced), step \d: loss (\S+), in one process (\S+)$", printed, re.MULTILINE)
     assert [how for how, _, _ in said] == ["by hand"] * 3 + ["traced"] * 3
     schedule = pp.build("1F1B", num_ranks=2, num_microbatches=4)
     run = pools(2).train(schedule, modules.TorchAlone(str(script)), steps=3, check_gradients=True, optimizer=SGD)

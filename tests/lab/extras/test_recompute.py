@@ -72,7 +72,7 @@ def test_stages_that_exchange_several_tensors(pool):
     assert run.gradients.equal, run
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_a_replay_of_its_own_costs_takes_as_long_as_the_actions_did(pool, gpt):
     s = pp.build("1F1B", num_ranks=2, num_microbatches=8)
     run = pool.train(s, gpt, lab.Recompute([0]), steps=3)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +13,7 @@ import pytest
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
+from pplab_course import spine
 
 P, M = 4, 8
 
@@ -162,14 +160,9 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
 def run_by_torch(folder: Path) -> Path:
     """The traces of torch's classes on four ranks over gloo, whose stages sleep: two with a slow stage, one with a slow
     link."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    paths = os.pathsep.join(filter(None, (str(Path(pp.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-    given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [*launch, str(Path(__file__).with_name("two_classes.py")), str(folder)]
-    done = subprocess.run(
-        [*command, "slow/1F1B", "slow/GPipe", "late/1F1B"], env=given, capture_output=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    file, runs = Path(__file__).with_name("two_classes.py"), "slow/1F1B slow/GPipe late/1F1B"
+    ran = spine.run(file, P, M=M, FOLDER=folder, RUNS=runs, limit_s=180)
+    assert ran.failure is None, ran
     return folder
 
 
@@ -178,10 +171,9 @@ def largest(found: lab.Explained) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.timed
 def test_what_torchs_classes_ran_is_explained(tmp_path, capsys):
-    """Each class takes as long as the other's trace says, and a slow link is found: one test, since to start torch
-    takes longest."""
+    """Each class takes as long as the other's trace says, and a slow link is found."""
     folder = run_by_torch(tmp_path)
     names = "1F1B", "GPipe"
     found = {name: lab.explain(lab.read_traces(folder / "slow" / name)) for name in names}

@@ -338,7 +338,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.long  # the tests below have deadlines in this process
 def test_a_deadline_is_kept_whatever_runs(tmp_path):
     """Parts that sleep for ever, catch what they are told, or wait for ranks: those behind them have their turn."""
@@ -347,7 +347,7 @@ def test_a_deadline_is_kept_whatever_runs(tmp_path):
     assert {what.partition(":")[0] for what, _ in not_run} == {"sleeps", "swallows", "trains"}
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.long
 def test_what_does_not_stop_at_a_deadline_is_ended_and_comes_last_the_next_time(tmp_path):
     found, not_run, printed = run_naughty(tmp_path, "ignores,good", 1)

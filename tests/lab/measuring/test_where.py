@@ -218,7 +218,7 @@ def least_disturbed(pool, schedule, workload, pace=PACE):
     return min(run.timelines, key=lambda timeline: timeline.makespan)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.slow
 def test_causes_in_real_processes(pool):
     """Four ranks, paced; then a slow stage, a slow link, a narrow link, each with the parts that a simulation has of
@@ -250,7 +250,7 @@ def test_causes_in_real_processes(pool):
     assert longest.rank == 1 and longest.end - longest.start > 250
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_late_rank_is_overhead_in_real_processes():
     """Rank 2 starts every action 10 ms after it could: to the others that is a slow stage, to the parts it isn't."""
@@ -263,7 +263,7 @@ def test_a_late_rank_is_overhead_in_real_processes():
     assert max(IDLE_PARTS[1:], key=measured.__getitem__) == "overhead"
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPipe", "ZB-V"])
 def test_a_link_that_is_put_there_is_found(pools, name):
@@ -285,11 +285,11 @@ def test_a_link_that_is_put_there_is_found(pools, name):
     assert in_bytes == pytest.approx(sent * lab.calibrate(run.timeline).links[0, 1].bandwidth)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_paced_run_keeps_its_latency(pool):
     s = pp.build("1F1B", num_ranks=4, num_microbatches=4)
-    late = pp.Costs(10, 10, 10, latency=10, unit="ms")
+    late = pp.Costs(40, 40, 40, latency=40, unit="ms")
     run = pool.train(s, modules.workload(*[nn.Linear(6, 6) for _ in range(4)]), lab.Pace(late), steps=1, warmup=0)
     assert 1 <= run.timeline.makespan / pp.simulate(s, late).makespan < 1.25
 

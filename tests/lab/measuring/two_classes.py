@@ -1,11 +1,11 @@
 """Classes of torch's pipelining one after the other on one machine, each with a trace of every rank:
 
-torchrun --standalone --nproc-per-node 4 two_classes.py FOLDER slow/1F1B slow/GPipe late/1F1B
+FOLDER=traces RUNS="slow/1F1B slow/GPipe late/1F1B" torchrun --standalone --nproc-per-node 4 two_classes.py
 
 Stages sleep, 10 ms for a forward and 20 for a backward. In what is slow, stage 2 takes twice as long; in what is late,
 a message between ranks 1 and 2 takes 30 ms from when it is both sent and asked for."""
 
-import sys
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from pplab import lab
 
 MICROBATCHES, LAG_S = 8, 0.03
-folders = [Path(sys.argv[1], each) for each in sys.argv[2:]]
+folders = [Path(os.environ["FOLDER"], each) for each in os.environ["RUNS"].split()]
 lab.watch_torch()
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -145,7 +145,7 @@ def test_a_paced_run_waits_as_the_simulation_does():
             pool.train(pp.build("1F1B", num_ranks=4, num_microbatches=8), tiny, lab.Pace(narrow, "both wait"))
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.long
 def test_torchs_class_waits_and_its_interpreter_doesnt(monkeypatch, tmp_path):
     """A message of one unit adds 19 units to Schedule1F1B, and 16 to the interpreter on the same rows. Chapter 5 runs

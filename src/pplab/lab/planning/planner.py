@@ -129,7 +129,8 @@ def plan(
     timeline = simulate_sends(rows, costs, sends)
 
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    passes = Counter(stage for (stage, _), rank in rows.home().items() if rank == busiest)
+    stages, kinds = (rows.columns.of_rank(busiest, each) for each in (rows.columns.stages, rows.columns.kinds))
+    passes = Counter(stage for stage, kind in zip(stages, kinds, strict=True) if kind is F)
     both_ways = sum(n * (2 * layers[stage] + again[stage]) for stage, n in passes.items())  # F and I of layers
     around = both_ways + sum(n * layers[stage] for stage, n in passes.items())  # keys and values, or their gradients
     alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())  # pairs take less

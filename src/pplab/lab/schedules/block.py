@@ -9,7 +9,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -107,7 +107,8 @@ class Block:
         plans = [self.plan(rank, M) for rank in range(self.num_ranks)]
         schedule = Schedule([[action for _, action in plan] for plan in plans], f"{self.name}, {M} times")
         begins = [start for plan in plans for start, _ in plan]
-        ends = [start + self.costs.of_item(action) for plan in plans for start, action in plan]
+        takes = cache(self.costs.of)
+        ends = [start + takes(action.kind, action.stage) for plan in plans for start, action in plan]
         return Timeline(schedule, begins, ends, unit=self.costs.unit, how="planned")
 
     def squeeze(self, num_microbatches: int, costs: Costs | None = None) -> Timeline:
@@ -278,19 +279,20 @@ def filled(fixed: Plan, costs: Costs, open_: set[int], close: float = 0) -> Plan
     """A rank's plan, and in every gap that is long enough the oldest W of the stages whose W has no place yet."""
     plan: Plan = []
     waiting: deque[Action] = deque()
-    now = 0.0
+    now, lasts = 0.0, cache(costs.of)
     for start, action in [*sorted(fixed), (inf, None)]:
-        while waiting and now + (takes := costs.of_item(waiting[0])) <= start + close:
+        while waiting and now + (takes := lasts(W, waiting[0].stage)) <= start + close:
             plan.append((now, waiting.popleft()))
             now += takes
         if action:
             plan.append((start, action))
-            now = start + costs.of_item(action)
+            now = start + lasts(action.kind, action.stage)
             if action.kind is I and action.stage in open_:
                 waiting.append(action._replace(kind=W))
     return plan
 
 
+@cache  # a search looks at the same few again and again
 def _parsed(key: str) -> tuple[int, Kind]:
     if not (isinstance(key, str) and (match := re.fullmatch(r"(\d{1,9})([FBIW])", key))):
         raise ValueError(f"starts must name actions as a stage and F, B, I or W, such as '0F', got {shown(key)}")

@@ -23,21 +23,26 @@ def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> l
     left = [_parts(plan, begin, end) for plan in plans]
     rows: list[list[Action]] = [[] for _ in plans]
     held, done = [0] * len(plans), set()
-
-    def is_ready(action: Action) -> bool:
-        return all(Action(n.stage, n.kinds[-1], n.microbatch) in done for n in needs(action, num_stages))
+    awaited = {
+        action: [Action(n.stage, n.kinds[-1], n.microbatch) for n in needs(action, num_stages)]
+        for plan in plans
+        for _, action in plan
+    }
 
     def chosen(rank: int) -> Action | None:
         ahead = highest = held[rank]  # when what is passed over runs as planned, and the most until here
         tried, weight = set(), None
-        for action in left[rank][0] if left[rank] else ():
-            stage, kind, _ = action
-            if (stage, kind) not in tried:  # of these, later microbatches aren't ready earlier
-                tried.add((stage, kind))
-                if (kind is not F or highest < most) and is_ready(action):
+        part, different = left[rank][0] if left[rank] else ([], 0)
+        for action in part:
+            alike, kind = action[:2], action.kind
+            if alike not in tried:  # of these, later microbatches aren't ready earlier
+                tried.add(alike)
+                if (kind is not F or highest < most) and done.issuperset(awaited[action]):
                     if kind is not W:
                         return action
                     weight = weight or action
+                if len(tried) == different:
+                    break
             ahead += change(action)
             highest = max(highest, ahead)
         return weight
@@ -48,20 +53,22 @@ def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> l
             rows[rank].append(action)
             done.add(action._replace(kind=I) if action.kind is B else action)
             held[rank] += change(action)
-            left[rank][0].remove(action)
-            if not left[rank][0]:
+            part, _ = left[rank][0]
+            part.remove(action)
+            if not part:
                 left[rank].popleft()
     return rows
 
 
-def _parts(plan: Plan, begin: float, end: float) -> deque[list[Action]]:
-    """A plan in parts that are run one after the other, each in any order."""
-    if end < begin:
-        return deque([[action for _, action in plan]])
-    before = [action for start, action in plan if start < begin]
-    between = [[action] for start, action in plan if begin <= start <= end]
-    after = [action for start, action in plan if start > end]
-    return deque(part for part in (before, *between, after) if part)
+def _parts(plan: Plan, begin: float, end: float) -> deque[tuple[list[Action], int]]:
+    """A plan in parts that are run one after the other, each in any order; and the number of their stages and kinds."""
+    parts = [[action for _, action in plan]]
+    if end >= begin:
+        before = [action for start, action in plan if start < begin]
+        between = [[action] for start, action in plan if begin <= start <= end]
+        after = [action for start, action in plan if start > end]
+        parts = [before, *between, after]
+    return deque((part, len({action[:2] for action in part})) for part in parts if part)
 
 
 def change(action: Action) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -95,6 +96,7 @@ class _Flow:
     def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: Collection):
         self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
         self.items, self.number = Items(), {}
+        self.others: dict[End, tuple] = {}  # of every message's end the other one, which nobody may have posted
         self.queues: dict[tuple, list[End]] = defaultdict(list)
         for rank, row in enumerate(rows):
             for item in row:
@@ -109,10 +111,12 @@ class _Flow:
                 self.items.new(need=posted + 2)  # itself: for ever, unless there is another end
                 names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
                 self.queues[rank, *names[queue]].append((rank, item))
-        for end in chain(*self.queues.values()):
-            if (other := self._other(end)) in self.number:
+                self.others[rank, item] = peer, other_end(item)
+        link_of = cache(costs.link)
+        for end, other in self.others.items():
+            if other in self.number:
                 send, receive = (end, other) if _is_send(end[1]) else (other, end)
-                link, (stage, kind, m) = costs.link(send[0], receive[0]), send[1]
+                link, (stage, kind, m) = link_of(send[0], receive[0]), send[1]
                 takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
                 passed = self.number[end] + 2
                 self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
@@ -125,23 +129,20 @@ class _Flow:
             return None
         return self.home[other_end(item).stage, item.microbatch]
 
-    def _other(self, end: End) -> tuple:
-        return self._peer(end[1]), other_end(end[1])
-
     def passed(self, end: End) -> int:
         """The item that ends when a message is there: its sender's last."""
-        other = self._other(end)
+        other = self.others[end]
         return self.number[end if _is_send(end[1]) or other not in self.number else other] + 2
 
     def _is_through(self, end: End, ends: list) -> bool:
-        both = [each for each in (end, self._other(end)) if each in self.number]
+        both = [each for each in (end, self.others[end]) if each in self.number]
         return all(ends[self.number[each] + 2] is not None for each in both)
 
     def _turns(self, rank: int, waits: Collection[Action]) -> list[int]:
         """A rank's row."""
         row: list[int] = []
         for item in self.rows[rank]:
-            if self._peer(item) is None:
+            if (rank, item) not in self.others:
                 self._wait(row, self._received(rank, item))
             row.append(self.number[rank, item])
             if item in waits:
