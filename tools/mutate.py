@@ -78,6 +78,13 @@ ALSO = [
     ("runtime/devices.py", "os.environ.update(ENVIRONMENT if", "dict().update(ENVIRONMENT if"),
     ("runtime/rank.py", 'if context.transport == "nccl":', "if False:"),
     ("preload.py", "gc.disable()", 'gc.disable(); __import__("torch").cuda.is_available()'),
+    ("runtime/comm.py", "view.to(self.device, copy=True)", "view.to(self.device, copy=True, non_blocking=True)"),
+    (
+        "runtime/process_groups.py",
+        "room = came = torch.empty(shape, dtype=dtype, device=self.device)",
+        "room = came = vars(self).setdefault(str((content_of(receive)[:2], receive.microbatch % 4, part)), "
+        "torch.empty(shape, dtype=dtype, device=self.device))",
+    ),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:-1])', "pass"),
     ("runtime/gpu.py", 'self._reach(self._found["item"][-2:])', "pass"),
 ]

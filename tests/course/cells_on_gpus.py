@@ -1,6 +1,7 @@
 """Executes what a notebook does on the machine's GPUs, as it stands there: `python cells_on_gpus.py NOTEBOOK ...`.
 
-That is every cell that makes a pool without saying where, or uses such a pool, and what these need of others.
+That is every cell that takes the GPUs, by a pool or by whatever makes one, or that uses what does; those that assert
+something of what they found; and what all these need of other cells.
 """
 
 from __future__ import annotations
@@ -8,18 +9,27 @@ from __future__ import annotations
 import ast
 import dis
 import json
+import os
 import sys
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
+import pplab
+from pplab.lab import models
 from pplab.runtime import Pool
+
+SOURCE = Path(pplab.__file__).parents[1]
+KEPT = {"Pool", "partial"}  # what they make is used later
+SMALL = {"width": 128, "context": 64, "num_heads": 4}
 
 
 def parsed(path: Path) -> list[ast.Module]:
     """A notebook's cells of code, without their lines for IPython."""
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     lines = ["".join(cell["source"]).splitlines() for cell in cells]
-    return [ast.parse("\n".join("" if each[:1] in ("%", "!") else each for each in cell)) for cell in lines]
+    return [ast.parse("\n".join("" if each.startswith("%") else each for each in cell)) for cell in lines]
 
 
 def flow(statement: ast.stmt) -> tuple[set[str], set[str]]:
@@ -52,44 +62,99 @@ def changed(part: ast.AST) -> set[str]:
     return found
 
 
-def places(part: ast.AST) -> list[bool]:
-    """Of each pool that a part of the code makes, whether it takes the machine's devices."""
-    calls = [node for node in ast.walk(part) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Pool"]
-    return [all(each.arg != "device" for each in call.keywords) for call in calls]
+def functions(tree: ast.AST) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """All functions in a file, each by the name it is called by: a class's for its __init__."""
+    for node in ast.walk(tree):
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.FunctionDef):
+                yield (node.name if each.name == "__init__" else each.name), each
 
 
-def commands(cell: ast.Module) -> bool:
-    """Whether it has a command that trains on the machine's devices."""
-    words = [node.value for node in ast.walk(cell) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return any("pplab train" in each and "--device" not in each for each in words)
+def defaults(function: ast.FunctionDef) -> dict[str, object]:
+    """Those of a function's parameters that are constants."""
+    takes = function.args
+    last = takes.args[len(takes.args) - len(takes.defaults) :]
+    both = [*zip(last, takes.defaults, strict=True), *zip(takes.kwonlyargs, takes.kw_defaults, strict=True)]
+    return {each.arg: value.value for each, value in both if isinstance(value, ast.Constant)}
 
 
-def on_devices(cells: list[ast.Module]) -> dict[int, list[ast.stmt]]:
-    """What is executed of which cell."""
-    there: set[str] = set()  # names of pools on the machine's devices
-    whole: set[int] = set()
-    for number, cell in enumerate(cells):
-        for node in ast.walk(cell):
-            if isinstance(node, ast.Assign) and (found := places(node.value)):
-                _, names = flow(node)
-                there = there | names if any(found) else there - names
-        taken = set().union(*(flow(statement)[0] for statement in cell.body))
-        if any(places(cell)) or commands(cell) or there & taken:
-            whole.add(number)
+@cache
+def takers() -> frozenset[str]:
+    """What takes the machine's GPUs unless it is told otherwise: the package's functions with device="auto"."""
+    files = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    return frozenset(name for tree in files for name, each in functions(tree) if defaults(each).get("device") == "auto")
+
+
+def named(node: ast.AST) -> str:
+    """The last part of a name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def takes_gpus(part: ast.AST, scripts: Collection[str] = ()) -> bool:
+    """Whether a part of the code does so by a call without `device`, by a command, or by a script that it starts."""
+    if isinstance(part, ast.Call) and getattr(getattr(part.func, "value", None), "id", "") == "spine":
+        return False  # which hides the GPUs from what it starts
+    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+        trains = "pplab train" in part.value and "--device" not in part.value
+        return trains or (" " in part.value and not set(scripts).isdisjoint(part.value.split()))
+    told = isinstance(part, ast.Call) and any(each.arg == "device" for each in part.keywords)
+    if named(part) in takers():
+        return True
+    inner = [*part.args, *part.keywords] if told else ast.iter_child_nodes(part)
+    return any(takes_gpus(each, scripts) for each in inner)
+
+
+def is_kept(statement: ast.stmt) -> bool:
+    """Whether it gives a name to what can be used later: to a pool, or a function."""
+    calls = {named(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+    makes = any(isinstance(node, ast.Lambda) for node in ast.walk(statement)) or not calls.isdisjoint(KEPT)
+    return isinstance(statement, ast.FunctionDef) or (isinstance(statement, ast.Assign) and makes)
+
+
+def on_devices(cells: list[ast.Module], scripts: Collection[str] = ()) -> dict[int, list[ast.stmt]]:
+    """What is executed of which cell. `scripts` are the files that take GPUs when they are started."""
+    there: set[str] = set()  # names of what takes GPUs when it is used: of pools, and of functions that use one
+    found: set[str] = set()  # of what came from there
+    chosen: set[ast.stmt] = set()
+    for cell in cells:
+        whole = False
+        for statement in cell.body:
+            taken, bound = flow(statement)
+            takes = takes_gpus(statement, scripts) or bool(there & taken)
+            there -= bound
+            if takes and is_kept(statement):
+                there |= bound
+            if takes or found & taken:
+                found |= bound | changed(statement)
+                whole |= takes or any(isinstance(node, ast.Assert) for node in ast.walk(statement))
+            else:
+                found -= bound
+        chosen |= set(cell.body) if whole else set()
     executed, wanted = {}, set()
     for number in reversed(range(len(cells))):
         for statement in reversed(cells[number].body):
             taken, bound = flow(statement)
-            if number in whole or (bound | changed(statement)) & wanted:
+            if statement in chosen or (bound | changed(statement)) & wanted:
                 executed.setdefault(number, []).insert(0, statement)
                 wanted = wanted - bound | taken
     return dict(sorted(executed.items()))
 
 
+def of_notebook(path: Path) -> dict[int, list[ast.stmt]]:
+    """What is executed of a notebook."""
+    scripts = [each.name for each in path.parent.glob("*.py") if "cuda" in each.read_text()]
+    return on_devices(parsed(path), scripts)
+
+
 def main(path: Path) -> None:
-    """Execute a notebook's."""
+    """Execute a notebook's, in its folder. Models of a GPU's size are made as small as a CPU's, which has to train
+    them."""
     space = {"__name__": "__main__"}
-    for number, statements in on_devices(parsed(path)).items():
+    gpt = models.gpt
+    models.gpt = lambda **options: gpt(**{name: min(size, SMALL.get(name, size)) for name, size in options.items()})
+    os.chdir(path.parent)
+    sys.path.insert(0, str(path.parent))
+    for number, statements in of_notebook(path).items():
         try:
             exec(compile(ast.Module(statements, []), f"cell {number} of {path.name}", "exec"), space)
         except BaseException as error:
@@ -102,4 +167,4 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        main(Path(name))
+        main(Path(name).resolve())

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from tempfile import TemporaryDirectory
 
+import kernels
 import streams
 from torch import nn, optim
 
@@ -28,7 +29,7 @@ def train(pool: Pool, schedule: pp.Schedule, model: object, *extras: object) -> 
     sgd = partial(optim.SGD, lr=0.1)
     run = pool.train(schedule, model, *extras, steps=2, check_gradients=True, optimizer=sgd)
     assert run.gradients.equal, run
-    assert run.machine.transport == "nccl" and run.machine.device.startswith("cuda:0, cuda:1")
+    assert run.machine.transport == pool.transport and run.machine.device.startswith("cuda:0, cuda:1")
     return run
 
 
@@ -38,8 +39,12 @@ def drill(pool: Pool) -> None:
     build = partial(pp.build, num_ranks=2, num_microbatches=4)
     train(pool, build("1F1B"), gpt, ToHost(), lab.Budget(1e9))
     assert all(len(found) == 3 and found[1] < 1 == found[2] for found in pool.run(streams.fractions))
-    run = train(pool, build("GPipe"), gpt, lab.Meter())
-    assert run.held.peak_bytes == run.predicted_peak_bytes
+    # Of eight microbatches, more than four messages are under way at once.
+    run = train(pool, pp.build("GPipe", num_ranks=2, num_microbatches=8), gpt, lab.Meter())
+    held = run.held
+    assert held.peak_bytes == run.predicted_peak_bytes
+    for before, kept, most in zip(held.resident_bytes, held.peak_bytes, held.allocated_bytes, strict=True):
+        assert 2 * kernels.WORKSPACE < before < most - kept
     train(pool, build("ZB-H1"), gpt, lab.Evaluate(every=1, batches=[gpt.batch(7)]), lab.Clip(0.5))
     with TemporaryDirectory() as folder:
         train(pool, build("GPipe"), gpt, lab.Profile(folder))
@@ -60,6 +65,12 @@ def drill_of_four(pool: Pool) -> None:
     train(pool, lab.replicate(pp.build("1F1B", num_ranks=2, num_microbatches=4), 2), gpt)
     dual = lab.replicate(pp.build("DualPipe", num_ranks=2, num_microbatches=4), 2)
     train(pool, dual, models.mixture(batch_size=16, num_experts=4, **TINY), lab.Experts(), lab.Recompute())
+
+
+def drill_through_the_host(pool: Pool) -> None:
+    """Where messages go through slots of pinned memory, which come free and are taken again."""
+    gpt = models.gpt(batch_size=8, **TINY)
+    train(pool, pp.build("1F1B", num_ranks=2, num_microbatches=8), gpt)
 
 
 def under_torchrun() -> None:
@@ -87,10 +98,13 @@ def hang(event: int) -> str:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    with Pool(2, timeout_s=30) as pool:
-        drill(pool)
-    with Pool(4, timeout_s=30) as pool:
-        drill_of_four(pool)
+    for num_ranks, transport, drills in (
+        (2, "nccl", drill),
+        (4, "nccl", drill_of_four),
+        (2, "shared", drill_through_the_host),
+    ):
+        with Pool(num_ranks, transport=transport, timeout_s=30) as pool:
+            drills(pool)
     under_torchrun()
     failures.ALL_WAIT_S = 3.0  # in place of ten
     for event, said in ((21, "rank 1 waits at 1F2"), (22, "rank 1 at 1F2"), (29, "rank 1 waits at 1B3")):

@@ -9,6 +9,8 @@ import threading
 from concurrent.futures import Future
 from queue import SimpleQueue
 
+import streams
+
 
 class Work:
     """A transfer that somebody will wait for. Received is what was waited for."""
@@ -18,6 +20,7 @@ class Work:
 
     def wait(self, timeout=None) -> bool:
         self.done.result()
+        streams.catch_up()
         if not self._landed:
             self._landed = True
             self._land()

@@ -1,4 +1,11 @@
-"""CUDA's pinning of memory, as tests/fake_gpus plays it: under the names of torch.cuda.cudart(), with CUDA's errors."""
+"""CUDA's pinning of memory, as tests/fake_gpus plays it: under the names of torch.cuda.cudart(), with CUDA's errors.
+
+CUDA_FAKE_PIN_ERROR="801": the machine pins nothing, and answers with this error.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
 
 PINNED: dict[int, int] = {}  # address -> bytes
 MADE: list[int] = []  # bytes of all that was ever pinned
@@ -7,6 +14,8 @@ LATE: list[int] = []  # what was given back after its memory had gone
 
 def cudaHostRegister(ptr: int, size: int, flags: int) -> int:
     """Invalid value: no page starts there. Already registered: some of it is."""
+    if error := int(os.environ.get("CUDA_FAKE_PIN_ERROR", 0)):
+        return error
     if size <= 0 or ptr % 4096 or flags:
         return 1
     if any(start < ptr + size and ptr < start + count for start, count in PINNED.items()):
@@ -22,6 +31,18 @@ def cudaHostUnregister(ptr: int) -> int:
         if not any(line.startswith(f"{ptr:x}-") for line in maps):
             LATE.append(ptr)
     return 0 if PINNED.pop(ptr, 0) else 713
+
+
+def unchanged(ptr: int) -> Callable[[], None]:
+    """What a GPU does that reads pinned memory later: then this memory must be as it is now."""
+    start, count = next((each for each in PINNED.items() if each[0] <= ptr < sum(each)), (0, 0))
+    now = ctypes.string_at(start, count) if count else b""
+
+    def read() -> None:
+        there = PINNED.get(start) == count
+        assert not there or ctypes.string_at(start, count) == now, "pinned memory, changed before the GPU had read it"
+
+    return read
 
 
 def check(res: int) -> None:

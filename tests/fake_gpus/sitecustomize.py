@@ -2,8 +2,9 @@
 
 Tensors stay on the CPU. What the package asks of CUDA is here under torch's own signatures, and refuses what a GPU
 would: so a call that isn't there, a wrong argument or device, a wrong order, a wait that is missing shows
-(streams.py, groups.py).
-It can't show time. tools/mutate.py takes the calls out of the source, one at a time, and sees which are missed.
+(streams.py, groups.py), and what launches and an allocator make of small sizes (kernels.py).
+It can't show how fast a GPU computes. tools/mutate.py takes the calls out of the source, one at a time, and sees which
+are missed.
 
 CUDA_FAKE_HANG="RANK EVENT": the GPU of that rank never gets as far as the event of that number.
 """
@@ -18,15 +19,23 @@ from types import SimpleNamespace
 count = int(os.environ.get("FAKE_GPUS", 0))
 if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own helper, which needs no torch
     import groups
+    import kernels
+    import pinned
     import streams
     import torch
     import torch.distributed as dist
     import torch.profiler
     from streams import index, started
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()  # `with torch.device(...)` knows functions by what they are now
+
+    def is_gpu(value: object) -> bool:
+        return isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda"
 
     def on_cpu(value: object) -> object:
-        if isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda":
+        if is_gpu(value):
             here = f"cuda:{streams.HERE.device}"
             assert index(value) == streams.HERE.device, f"a tensor on {value}, made by a thread that is on {here}"
             return torch.device("cpu")
@@ -39,49 +48,66 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         def call(*arguments, **options):
             options.pop("pin_memory", None)
             placed = {name: on_cpu(value) for name, value in options.items()}
-            return streams.made(function(*map(on_cpu, arguments), **placed), function.__name__ == "empty")
+            made = streams.made(function(*arguments, **placed), function.__name__ == "empty")
+            return kernels.place(made) if is_gpu(options.get("device")) else made
 
         return call
 
     for name in ("arange", "empty", "empty_strided", "full", "ones", "rand", "randn", "tensor", "zeros"):
         setattr(torch, name, played(getattr(torch, name)))
-    torch.Tensor.to = played(torch.Tensor.to)
+    to, cpu = torch.Tensor.to, torch.Tensor.cpu
+
+    def moved(self, *arguments, **options):
+        """To a GPU. It reads pinned memory when its stream gets there, if the host doesn't wait."""
+        placed = {name: on_cpu(value) for name, value in options.items()}
+        made = streams.touch(to(self, *map(on_cpu, arguments), **placed))
+        if not any(map(is_gpu, (*arguments, *options.values()))):
+            return made
+        if options.get("non_blocking", len(arguments) > 2 and arguments[2]):
+            streams.HERE.stream.put(pinned.unchanged(self.data_ptr()))
+        return kernels.upload(self, made)
+
+    torch.Tensor.to = moved
+    torch.Tensor.cpu = lambda self, *options: kernels.download(cpu(self, *options))
 
     def hidden() -> bool:
         return os.environ.get("CUDA_VISIBLE_DEVICES") == ""
 
     def set_fraction(fraction_: float, device=None) -> None:
         assert 0 < fraction_ <= 1
+        kernels.memory(device).fraction = fraction_
         streams.FRACTIONS.append(fraction_)
 
     def properties(device=None) -> SimpleNamespace:
         index(device)
-        return SimpleNamespace(name="Fake GPU", total_memory=1 << 34, major=9, minor=0, multi_processor_count=4)
+        return SimpleNamespace(name="Fake GPU", total_memory=kernels.TOTAL, major=9, minor=0, multi_processor_count=4)
 
     FAKES = {
         "is_available": lambda: started() and not hidden(),
         "device_count": lambda: 0 if hidden() else started() and count,
         "synchronize": streams.synchronize,
-        "set_device": streams.set_device,
-        "empty_cache": lambda: streams.synchronize(),
+        "set_device": lambda device: streams.set_device(device) or kernels.count(),
+        "empty_cache": lambda: streams.synchronize() or kernels.memory().release(),
         "current_stream": lambda device=None: streams.HERE.stream if device is None else streams.on(device),
         "stream": streams.stream,
         "set_stream": streams.set_stream,
-        "memory_allocated": lambda device=None: index(device) * 0 + 4096,
-        "max_memory_allocated": lambda device=None: index(device) * 0 + (1 << 40),
-        "reset_peak_memory_stats": lambda device=None: index(device) * 0 or None,
+        "memory_allocated": lambda device=None: kernels.memory(device).allocated,
+        "max_memory_allocated": lambda device=None: kernels.memory(device).most_allocated,
+        "memory_reserved": lambda device=None: kernels.memory(device).reserved,
+        "max_memory_reserved": lambda device=None: kernels.memory(device).most_reserved,
+        "reset_peak_memory_stats": lambda device=None: kernels.memory(device).reset(),
         "get_device_name": lambda device=None: index(device) * 0 or "Fake GPU",
         "get_device_properties": properties,
         "get_device_capability": lambda device=None: (9 + 0 * index(device), 0),
         "get_arch_list": lambda: ["sm_80", "sm_90"],
-        "get_per_process_memory_fraction": lambda device=None: index(device) * 0 or streams.FRACTIONS[-1],
+        "get_per_process_memory_fraction": lambda device=None: kernels.memory(device).fraction,
         "set_per_process_memory_fraction": lambda fraction, device=None: set_fraction(fraction, device),
         "get_rng_state": lambda device="cuda": index(device) * 0 or torch.get_rng_state(),
         "set_rng_state": lambda new_state, device="cuda": torch.set_rng_state(new_state),
         "can_device_access_peer": lambda device, peer_device: index(device) != index(peer_device),
         "is_bf16_supported": lambda including_emulation=True: True,
-        "cudart": lambda: index(0) or __import__("pinned"),
-        "check_error": lambda res: __import__("pinned").check(res),
+        "cudart": lambda: index(0) or pinned,
+        "check_error": pinned.check,
     }
     for name, fake in FAKES.items():
         ours, theirs = ([*inspect.signature(f).parameters] for f in (fake, getattr(torch.cuda, name)))
@@ -117,6 +143,10 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         return made
 
     dist.new_group = group
+    begin = dist.init_process_group
+    dist.init_process_group = lambda backend=None, *more, device_id=None, **options: begin(
+        "gloo" if backend == "nccl" else backend, *more, **options
+    )  # of programs that are PyTorch's alone
 
     at_once = {name: getattr(dist, name) for name in ("isend", "irecv", "send", "recv")}
 
@@ -176,7 +206,9 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         """A sum on NCCL is there when the stream gets to it."""
         if group in over_nccl and not async_op:
             streams.HERE.stream.put()
-        return all_reduce(tensor, op, group, async_op)
+        work = all_reduce(tensor, op, group, async_op)
+        streams.catch_up()
+        return work
 
     dist.all_reduce = behind
     from_group = DeviceMesh.from_group

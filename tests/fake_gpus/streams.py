@@ -1,7 +1,8 @@
 """Streams that run behind their hosts, as tests/fake_gpus plays them.
 
-What is computed is there at once: a CPU computes it. A copy beside compute isn't: it runs when a host waits for its
-stream, and until then there is poison. What would go wrong on a GPU raises here.
+What is computed is there at once: a CPU computes it, and a rank's clocks leave out for how long (kernels.py). A copy
+beside compute isn't: it runs when a host waits for its stream, and until then there is poison. What would go wrong on a
+GPU raises here.
 """
 
 import os
@@ -16,7 +17,8 @@ from multiprocessing import current_process
 
 import torch
 
-COPY, CLOCK, STORAGE = torch.Tensor.copy_, time.perf_counter, torch.Tensor.untyped_storage
+COPY, STORAGE = torch.Tensor.copy_, torch.Tensor.untyped_storage
+CLOCK_NS, SLEEP = time.perf_counter_ns, time.sleep
 
 
 class Stream:
@@ -48,7 +50,7 @@ class Here(threading.local):
     """A thread: the device and the stream that it is on, and what it knows of streams. Every thread starts on GPU 0."""
 
     def __init__(self) -> None:
-        self.device, self.streams, self.seen = 0, {}, {}
+        self.device, self.streams, self.seen, self.counts = 0, {}, {}, False
 
     @property
     def stream(self) -> Stream:
@@ -203,15 +205,41 @@ def touch(tensor: torch.Tensor) -> torch.Tensor:
 
 def made(tensor: torch.Tensor, empty: bool) -> torch.Tensor:
     """On a GPU, where the allocator has what was asked for before."""
-    ASKED[tensor.shape, tensor.dtype] += empty
+    if empty and type(tensor) is torch.Tensor:  # and not one whose model is traced
+        ASKED[tensor.shape, tensor.dtype] += 1
     return touch(tensor)
+
+
+BEHIND_NS = [0]  # how far a rank's clocks are behind the real one
+
+
+def fall_behind(by_ns: int) -> None:
+    """A rank's clocks leave this time out."""
+    BEHIND_NS[0] += max(0, by_ns)
+
+
+def catch_up() -> None:
+    """The rank has waited for another one, whose clock may have left out less."""
+    BEHIND_NS[0] = 0
+
+
+def sleep(seconds: float) -> None:
+    """The clocks catch up with what they have left out, before the rank sleeps for the rest."""
+    caught_ns = min(BEHIND_NS[0], int(seconds * 1e9))
+    BEHIND_NS[0] -= caught_ns
+    SLEEP(max(0.0, seconds - caught_ns / 1e9))
+
+
+def perf_counter_ns() -> int:
+    """A rank's clock."""
+    return CLOCK_NS() - BEHIND_NS[0]
 
 
 def perf_counter() -> float:
     """Who takes the time of something waits for it first."""
     if is_rank() and sys._getframe(1).f_globals.get("__name__") in MEASURING:
         assert not HERE.stream.todo, "a host's time, taken while its GPU is at work: that of a launch"
-    return CLOCK()
+    return perf_counter_ns() / 1e9
 
 
 def computing(module: torch.nn.Module, arguments: tuple) -> None:
@@ -248,7 +276,8 @@ def install() -> None:
         return leave(self, *error)
 
     torch.random.fork_rng, torch.profiler.record_function.__exit__ = fork_rng, end_span
-    torch.Tensor.copy_, time.perf_counter = copy_, perf_counter
+    torch.Tensor.copy_, time.sleep = copy_, sleep
+    time.perf_counter, time.perf_counter_ns = perf_counter, perf_counter_ns
     torch.Tensor.untyped_storage = lambda self: STORAGE(touch(self))
     torch.nn.modules.module.register_module_forward_pre_hook(computing)
     product = torch.Tensor.__matmul__

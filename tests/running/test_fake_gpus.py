@@ -68,33 +68,98 @@ def test_extras_and_probes_run_on_gpus_of_their_own():
     assert done.returncode == 0 and "Link(" in done.stdout and "the drill is done" in done.stdout, done.stderr[-4000:]
 
 
-SHARED = """
+ON_ONE_GPU = """
 import pplab as pp
 import modules
 import torch
 from pplab import lab
 from pplab.lab import models
-from pplab.runtime import Pool
+from pplab.runtime import Pool, RankError
+
+def messages(pool, s):
+    gpt = models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=8, source="sample")
+    run = pool.train(s, gpt, lab.Meter(), check_gradients=True, autocast=torch.bfloat16)
+    assert run.machine.transport == "shared" and run.gradients.equal, run
+    assert run.held.peak_bytes == run.predicted_peak_bytes
 
 if __name__ == "__main__":
-    gpt = models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=8, source="sample")
     with Pool(2, timeout_s=60) as pool:
-        for name in ("1F1B", "ZBVZeroBubble"):
-            s = pp.build(name, num_ranks=2, num_microbatches=4)
-            run = pool.train(s, gpt, lab.Meter(), check_gradients=True, autocast=torch.bfloat16)
-            assert run.machine.transport == "shared" and run.gradients.equal, run
-            assert run.held.peak_bytes == run.predicted_peak_bytes
+        one_f_one_b = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+        gpt = models.gpt(batch_size=4, num_layers=2, vocabulary=4096, context=64, source="sample")
+        for limit in (32e6, 110e6):
+            try:
+                run = pool.train(one_f_one_b, gpt, lab.Budget(limit), steps=1)
+                print("fits", *run.held.allocated_bytes)
+            except RankError as error:
+                print(str(error).splitlines()[0])
+        for s in (one_f_one_b, pp.build("ZBVZeroBubble", num_ranks=2, num_microbatches=4)):
+            messages(pool, s)
         for made, left, late in pool.run(modules.pinned):
             assert made >= 4 and left == late == 0, (made, left, late)
+        print("messages are right")
+    print("layers", *lab.measure_layers(gpt, 2, steps=3).times_ms)
 """
 
 
-@pytest.mark.slow
-def test_messages_between_ranks_of_one_gpu_are_in_pinned_memory_for_as_long_as_it_is_mapped(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(SHARED)
+@pytest.fixture(scope="module")
+def on_one_gpu(tmp_path_factory) -> list[str]:
+    """What the program above prints on a GPU that two ranks share."""
+    program = tmp_path_factory.mktemp("program") / "program.py"
+    program.write_text(ON_ONE_GPU)
     done = on_fake_gpus([str(program)], 1)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_messages_between_ranks_of_one_gpu_are_in_pinned_memory_for_as_long_as_it_is_mapped(on_one_gpu):
+    assert on_one_gpu[2] == "messages are right"
+
+
+@pytest.mark.slow
+def test_a_budget_below_the_workspace_of_a_product_is_refused(on_one_gpu):
+    """As by an H100, where these 32 MB are too few for any product. Two threads multiply: autograd has its own."""
+    refused, fits = on_one_gpu[:2]
+    assert re.match(r"rank [01] failed at 0F0: OutOfMemoryError: rank [01] holds .* the budget is 32 MB", refused)
+    assert all(2 * 33_554_432 < int(each) for each in fits.removeprefix("fits ").split())
+
+
+@pytest.mark.slow
+def test_a_layer_of_many_small_kernels_takes_longer_than_a_head_of_few_large_ones(on_one_gpu):
+    """As on a GPU, where microbatches this small are bound by launches; on a CPU the head is the slowest."""
+    _, *layers, head = map(float, on_one_gpu[3].removeprefix("layers ").split())
+    assert head < max(layers), (layers, head)
+
+
+def test_memory_is_handed_out_in_segments_of_the_caching_allocator(monkeypatch):
+    """c10/core/AllocatorConfig.h: pieces of 512 bytes, in segments of 2 MiB up to 1 MiB, of 20 MiB below 10 MiB."""
+    monkeypatch.syspath_prepend(FAKE)
+    import kernels
+
+    memory = kernels.Memory()
+    one, other = memory.take(1), memory.take(kernels.MIB)
+    assert (memory.allocated, memory.reserved) == (512 + kernels.MIB, 2 * kernels.MIB)
+    large = memory.take(kernels.MIB + 1)
+    assert memory.reserved == 22 * kernels.MIB
+    memory.take(19 * kernels.MIB)
+    assert memory.reserved == 42 * kernels.MIB  # of the 20 are fewer free
+    for each in (one, other, large):
+        memory.give_back(*each)
+    assert (memory.allocated, memory.reserved) == (19 * kernels.MIB, 42 * kernels.MIB)
+    memory.fraction = 52 * kernels.MIB / kernels.TOTAL
+    memory.take(29 * kernels.MIB)  # for which the 2 and the first 20 are given back
+    assert memory.reserved == memory.most_reserved == 50 * kernels.MIB
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 20\.00 MiB"):
+        memory.take(2 * kernels.MIB)
+
+
+def test_a_machine_that_pins_no_memory_is_played(monkeypatch):
+    monkeypatch.syspath_prepend(FAKE)
+    import pinned
+
+    monkeypatch.setenv("CUDA_FAKE_PIN_ERROR", "801")
+    with pytest.raises(RuntimeError, match="CUDA error 801"):
+        pinned.check(pinned.cudaHostRegister(4096, 4096, 0))
 
 
 UNPINNED = """
