@@ -117,6 +117,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
     streams.install()
     torch.cuda.nccl.version = lambda: (2, 29, 7)
     torch.accelerator.is_available = started
+    torch.accelerator.current_accelerator = lambda check_available=False: None  # in a torch built for CUDA, too
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as they may be
     dist.is_nccl_available = dist.distributed_c10d.is_nccl_available = lambda: True
 
