@@ -20,12 +20,12 @@ help: ## list the targets
 book: $(READING) _build/fresh ## build the book at _build/html, with the notebooks' recorded outputs
 	@$(PY) tools/build_book.py
 
-# Four processes also on two cores: notebooks and tests sleep for much of their time, to keep a pace.
+# Three processes also on two cores: notebooks and tests sleep for much of their time, to keep a pace.
 test: $(ENVIRONMENT) ## everything that CI runs: style, unit tests, notebooks, the book
 	@echo "== style and types"
 	@$(PY) -m ruff check --quiet . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy --no-error-summary
-	@echo "== tests, notebooks and book (a test a dot; some ten minutes on two cores)"
-	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval --nbval-sanitize-with tests/nbval.cfg -m "not long" -n 4 $(PARALLEL) --durations=15
+	@echo "== tests, notebooks and book (a test a dot; about a quarter of an hour on two cores)"
+	@HF_HUB_OFFLINE=1 $(PY) -m pytest notebooks tests --nbval --nbval-sanitize-with tests/nbval.cfg -m "not long" -n 3 $(PARALLEL) --durations=15
 
 check: $(ENVIRONMENT) ## the quick part of the tests: style, types and everything without processes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

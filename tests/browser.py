@@ -89,6 +89,7 @@ def watched_tabs(browser: Browser, *known: str) -> Iterator[Callable[..., Page]]
         context = browser.new_context(offline=True, viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         tab = context.new_page()
+        tab.set_default_timeout(180_000)  # Python in a page takes its time on a busy machine
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         tab.on("request", lambda r: None if r.url.startswith(known) else wrong.append(r.url))
