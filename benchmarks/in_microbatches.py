@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from pplab.runtime import Extra, Gradients, Job, RankContext, Workload, autocast, collect_gradients, loss_shares
 
@@ -27,13 +28,14 @@ class InMicrobatches(Extra):
 
 
 def train_in_turn(
-    context: RankContext, workload: Workload, dtype: torch.dtype | None, num_microbatches: int
-) -> tuple[float, Gradients] | None:
+    context: RankContext,
+    workload: Workload,
+    dtype: torch.dtype | None,
+    model: nn.Module,
+    num_microbatches: int,
+) -> tuple[float, Gradients]:
     """What `train_whole` finds, from microbatches one after the other."""
-    if context.rank != 0:
-        return None
     context.watch("running the model in one process")
-    model = workload.build_whole().to(context.device)
     microbatches, loss = workload.batch(0).microbatches(num_microbatches), 0.0
     for m, share in zip(microbatches, loss_shares(workload, microbatches), strict=True):
         if share:

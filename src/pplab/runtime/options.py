@@ -78,9 +78,9 @@ class Job:
     returns its RankReport. What follows `engine` an extra may replace in `check`.
 
     `engine_name` is the Run's word for it, `how` the timeline's: "measured" or "paced".
-    `reference(context, workload, dtype)` takes the place of `train_whole`. Where gradients differ,
-    `explain(on_rank_0, job, report, reports, whole)` says why. `first_step` counts the steps that
-    were done before this run.
+    `reference(context, workload, dtype, model)` takes the place of `train_whole`. Where gradients
+    differ, `explain(on_rank_0, job, report, reports, whole)` says why. `first_step` counts the
+    steps that were done before this run.
     """
 
     schedule: Schedule
