@@ -186,10 +186,11 @@ def test_a_test_that_is_tried_again_is_alone(shared):
     """It waits for the tests of two others. One of them has a further test, which waits for it, and a test that wants
     to be alone, too."""
     others, said, last = [SimpleNamespace(stash={**shared.stash}) for _ in range(2)], [], threading.Event()
-    ends = [threading.Event() for _ in others]
+    ends, inside = [threading.Event() for _ in others], threading.Barrier(3)
 
     def run(config, end, name):
         with conftest.beside_others(config):
+            inside.wait()
             end.wait()
             said.append(name)
         if name == "first":
@@ -206,6 +207,7 @@ def test_a_test_that_is_tried_again_is_alone(shared):
         ]
         for each in running:
             each.start()
+        inside.wait()
         threading.Timer(0.2, ends[0].set).start()
         threading.Timer(0.5, ends[1].set).start()
         conftest.be_alone(shared)

@@ -112,7 +112,9 @@ def answer(tab: Page, cell: dict, text: str) -> None:
             tab.keyboard.press("Shift+Home")  # the editor's own indentation
         tab.keyboard.type(line)
     assert written(tab, cell).strip() == text.strip(), written(tab, cell)
-    place.get_by_role("button", name="Check").click()
+    check = place.get_by_role("button", name="Check")
+    check.click()
+    check.wait_for()  # while it runs, it stops it
 
 
 def written(tab: Page, cell: dict) -> str:
