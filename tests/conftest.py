@@ -77,13 +77,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Notebooks, which sleep for much of their time to keep a pace, lie evenly between the others, the last chapters
-    first: they take longest, and what is long mustn't be left at the end. Other files come by their own names, not
-    their folders', so that what computes a lot, or waits a lot, doesn't lie together. What builds the book goes before
-    all: until there is one, whoever wants it waits.
+    first: they take longest, and what is long mustn't be left at the end, where no notebook is. Other files come by
+    their own names, not their folders', so that what computes a lot, or waits a lot, doesn't lie together. What builds
+    the book goes before all: until there is one, whoever wants it waits.
     """
     files = sorted({item.path for item in items}, key=lambda path: (path.name != BUILDS, path.name, path))
     notebooks, others = ([path for path in files if (path.suffix == ".ipynb") is is_one] for is_one in (True, False))
-    place = {path: i / len(kind) for kind in (notebooks[::-1], others) for i, path in enumerate(kind, 1)}
+    place = {path: i / len(others) for i, path in enumerate(others, 1)}
+    place |= {path: 0.9 * i / len(notebooks) for i, path in enumerate(notebooks[::-1], 1)}
     for cell in (item.cell for item in items if item.path.suffix == ".ipynb"):
         cell["outputs"] = without_folds(cell["outputs"])
     items.sort(key=lambda item: (place[item.path], item.path))

@@ -125,7 +125,6 @@ def written(tab: Page, cell: dict) -> str:
 
 def read_again(tab: Page, book: Path, chapter: str, cell: dict) -> None:
     """Open the page anew: the answer is there with its verdict, and counts."""
-    tab.reload()
     open_chapter(tab, book, chapter)
     tab.locator(f"#cell-{cell['id']}").get_by_text("✓ right").wait_for()
     assert "not answered" not in tab.locator(f"#cell-{cell['id']}").inner_text()
