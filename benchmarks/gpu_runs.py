@@ -56,8 +56,10 @@ def _gradients(
     if run.machine.transport == "nccl" and more_steps:
         pool.train(schedule, of_several_lengths(workload, schedule.num_stages), steps=more_steps, autocast=dtype)
     row = {"schedule": schedule.name, "num_ranks": schedule.num_ranks, "dtype": _dtype(dtype)}
-    row |= {"transport": run.machine.transport, "difference": run.gradients.difference, "wrong": _wrong(run)}
-    row["says"] = f"{row['schedule']}, {row['num_ranks']} ranks, {row['dtype']}: gradients {run.gradients}"
+    row |= {"transport": run.machine.transport, "relative": run.gradients.relative, "wrong": _wrong(run)}
+    row["noticed"] = run.gradients.noticed, len(run.gradients.parameters)  # if a fault were planted in each
+    said = str(run.gradients).splitlines()[0] if run.gradients.equal else run.gradients
+    row["says"] = f"{row['schedule']}, {row['num_ranks']} ranks, {row['dtype']}: gradients {said}"
     print(row["says"], flush=True)
     return row
 

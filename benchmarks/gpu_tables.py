@@ -118,9 +118,16 @@ def _gradients(recording: Recording) -> Iterator[Mapping]:
             **next(iter(schedules.values())),
             "title": title,
             "right": f"{len(schedules) - len(wrong)} of {len(schedules)}",
-            "largest": max(row["difference"] for row in schedules.values()),
+            "largest": _largest(schedules.values()),
             "wrong": ", ".join(wrong) or "-",
         }
+
+
+def _largest(rows: Iterable[Mapping]) -> str:
+    """The largest difference from one process: as a share of a gradient's norm, or, where older recordings have no
+    other, of one element."""
+    shares = [row["relative"] for row in rows if "relative" in row]
+    return f"{max(shares):.1e} of its norm" if shares else f"{max(row['difference'] for row in rows):.1e}"
 
 
 def _assumption(row: Mapping) -> Mapping:
@@ -240,7 +247,7 @@ SHAPES = (
         "gradients",
         "A tiny GPT under every schedule: gradients beside those of one process, and bytes beside the schedule's.",
         "ranks {num_ranks} | dtype {dtype} | messages {transport} | schedules right {right} | "
-        "largest difference {largest:.1e} | wrong {wrong}",
+        "largest difference {largest} | wrong {wrong}",
         _gradients,
         of_gpus=True,
     ),

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -529,6 +530,27 @@ class Unseeded(Modules):
         return module
 
 
+class Renamed(Modules):
+    """Its first stage has other names than the whole model."""
+
+    def build_stage(self, stage: int, num_stages: int) -> nn.Module:
+        """The stage, or one that names its layer itself."""
+        module = super().build_stage(stage, num_stages)
+        return nn.Sequential(OrderedDict(first=module.get_submodule("0"))) if stage == 0 else module
+
+
+class Low(nn.Module):
+    """A Linear of few digits between others that have more."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 6) to (B, 6)."""
+        return self.linear(x.bfloat16()).float()
+
+
 class Otherwise(Modules):
     """Its second stage computes something else than the whole model does there."""
 
@@ -587,6 +609,29 @@ class OnRank1(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C) to (B, C)."""
         return x * (self.factor if torch.distributed.get_rank() == 1 else 1)
+
+
+class Branch(nn.Module):
+    """Adds next to nothing to what it is given, by a Linear. Rank 1 multiplies the gradients of that, or has none."""
+
+    def __init__(self, factor: float | None):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(6, 6), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 6) to (B, 6)."""
+        branch, factor = self.linear(x), self.factor
+        if torch.distributed.get_rank() == 1:
+            if factor is None:
+                branch = branch.detach()
+            elif branch.requires_grad:
+                branch.register_hook(lambda gradient: gradient * factor)
+        return x + 1e-5 * branch.tanh()
+
+
+def more_on_rank_1(output: Tensor, target: Tensor) -> Tensor:
+    """A loss, and in rank 1 so much more, with the same gradients."""
+    return nn.functional.mse_loss(output, target) + 5 * (torch.distributed.get_rank() == 1)
 
 
 class GradientOnRank1(nn.Module):

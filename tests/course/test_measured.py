@@ -63,9 +63,9 @@ def test_a_value_comes_back_equal(measured, name):
 
 
 def test_what_needs_torch_has_what_cells_read(measured):
-    from pplab.runtime import GradientReport
+    from pplab.runtime import Compared, GradientReport
 
-    report = GradientReport(1e-9, 1.0, 1e-5, "w", {"w": 1e-9}, 0.0)
+    report = GradientReport(Compared(1.0, 0.0, 1e-5, 1.0), {"w": Compared(1.0, 1e-9, 1e-5, 1.0)}, 1e-5)
     plain = json.loads(json.dumps(measured.to_plain([report], read={"equal", "relative", "train"})))
     (back,) = measured.from_plain(plain)
     assert (back.equal, back.relative, str(back)) == (True, report.relative, str(report))
@@ -122,9 +122,10 @@ def test_reading_needs_no_torch():
 
 MEASURES = """
 import torch
-from pplab.runtime import GradientReport
+from pplab.runtime import Compared, GradientReport
 
-report, model, unread = GradientReport(0.0, 1.0, 1e-5, "w", {}, 0.0), torch.nn.Linear(1, 1), 5
+same = Compared(1.0, 0.0, 1e-5, 1.0)
+report, model, unread = GradientReport(same, {"w": same}, 1e-5), torch.nn.Linear(1, 1), 5
 counts = [torch.tensor(3)]
 """
 CELLS = {
@@ -206,7 +207,7 @@ PRINTED = [  # chapter, the cell that measured, the cell that printed, what: mad
         "13_own_model",
         "own-27",
         "own-27",
-        lambda v: f"gradients change by {v.reports['counts rows'].relative:.0e} of the largest",
+        lambda v: f"up to {v.reports['counts rows'].relative:.1e} apart",
     ),
     ("14_profile", "code-28", "code-28", lambda v: f"step 0: {v.third.timelines[0].makespan:.0f} ms"),
     ("14_profile", "code-28", "code-28", lambda v: f"step 1: {v.third.timelines[1].makespan:.0f} ms"),

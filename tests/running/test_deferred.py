@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -85,6 +86,43 @@ def test_both_halves_make_what_the_whole_makes(make, dtype):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, **tolerance)
+
+
+def normed() -> nn.Linear:
+    with warnings.catch_warnings(action="ignore"):  # torch has a newer one, of another class than Linear
+        return nn.utils.weight_norm(nn.Linear(6, 6))
+
+
+def hooked() -> nn.Linear:
+    linear = nn.Linear(6, 6)
+    for p in linear.parameters():
+        p.register_hook(lambda gradient: 2 * gradient)
+    return linear
+
+
+def of_rank_0() -> nn.Sequential:
+    with warnings.catch_warnings(action="ignore"):  # there is nothing to initialise
+        return nn.Sequential(nn.Linear(6, 0, bias=False), nn.Linear(0, 6))
+
+
+@pytest.mark.parametrize("make", [normed, hooked, of_rank_0])
+@pytest.mark.parametrize(("split", "dtype"), [(True, None), (False, torch.bfloat16), (True, torch.bfloat16)])
+def test_odd_linears_get_their_gradients(make, split, dtype):
+    """A weight that is no parameter, one whose gradient a hook changes, one without elements (as in LoRA of rank 0)."""
+    torch.manual_seed(0)
+    x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 6).to(dtype or torch.float32)
+    whole, stage = make(), Stage(make(), 1, 3, nn.functional.mse_loss, [1.0], split, dtype)
+    stage.module.load_state_dict(whole.state_dict())
+    with autocast(x.device, dtype):
+        whole(x).backward(g)
+    stage.forward(0, (x,), modules.batch(3))
+    if split:
+        stage.backward_input(0, (g,))
+        stage.backward_weight(0)
+    else:
+        stage.backward(0, (g,))
+    for (name, p), (_, q) in zip(whole.named_parameters(), stage.module.named_parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=2e-2, atol=2e-1 if dtype else 1e-5, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

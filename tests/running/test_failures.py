@@ -135,6 +135,17 @@ def test_stages_that_do_not_fit(pool):
     assert error.rank == 1 and error.action == pp.parse("1F0") and "cannot be multiplied" in error.cause
 
 
+def test_a_stage_that_changes_what_it_is_given(pool):
+    error = fail(pool, [nn.Linear(6, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6))])
+    assert error.rank == 1 and "a stage must not change what it is given: let its first module" in error.cause
+
+
+def test_gradients_of_no_weight(pool):
+    stages = [each.requires_grad_(False) for each in good()]
+    with pytest.raises(RankError, match="no weight of the model requires a gradient, so leave check_gradients out"):
+        pool.train(SCHEDULE, modules.workload(*stages), steps=1, check_gradients=True)
+
+
 def test_a_loss_that_fails(pool):
     workload = modules.Modules(good(), modules.batch(), nn.functional.nll_loss)
     with pytest.raises(RankError, match="rank 1 failed at 1F0"):

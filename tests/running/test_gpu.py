@@ -65,6 +65,7 @@ def test_every_schedule_equals_one_process(pool, name, autocast):
     for s in filter(None, schedules):
         run = pool.train(s, gpt, lab.Meter(), steps=2, check_gradients=True, optimizer=optimizer, autocast=autocast)
         assert run.gradients.equal, run
+        assert run.gradients.noticed == len(run.gradients.parameters), run
         assert run.held.peak_in_flight == s.peak_in_flight
         assert run.held.peak_bytes == run.predicted_peak_bytes
         assert_allocated(run)

@@ -12,8 +12,8 @@ _bring("torch")
 _, __getattr__, _ = _lazily(__name__, __file__)
 
 __all__ = (
-    "Batch EndOfBatches Executor Extra GradientReport Job Listener Machine Options Pool Rank "
-    "RankContext RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
+    "Batch Compared EndOfBatches Executor Extra GradientReport Job Listener Machine Options Pool "
+    "Rank RankContext RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
 ).split()
 
 

@@ -24,11 +24,13 @@ from .rank import RankReport as RankReport
 from .rank import Whereabouts as Whereabouts
 from .rank import connect as connect
 from .reduction import Reducer as Reducer
-from .reference import TOLERANCE as TOLERANCE
+from .reference import Compared as Compared
 from .reference import GradientReport as GradientReport
 from .reference import Gradients as Gradients
+from .reference import Whole as Whole
 from .reference import check_gradients as check_gradients
 from .reference import collect_gradients as collect_gradients
+from .reference import norm as norm
 from .reference import train_whole as train_whole
 from .report import Machine as Machine
 from .report import Run as Run

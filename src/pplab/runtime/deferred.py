@@ -38,10 +38,12 @@ class Deferred:
         self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
         self.unsplit: set[str] = set()  # the kinds of the other layers with weights
         for layer in module.modules():
-            if type(layer) is nn.Linear:
+            own = [*layer.parameters(False)]
+            hooked = any(p._backward_hooks for p in own)
+            if type(layer) is nn.Linear and "weight" in layer._parameters and not hooked:
                 # No cycle: weights go when the stage does.
                 layer.forward = partial(self._forward, weakref.ref(layer))
-            elif any(p.requires_grad for p in layer.parameters(recurse=False)):
+            elif any(p.requires_grad for p in own):
                 self.unsplit.add(type(layer).__name__)
 
     def _forward(self, of: Callable[[], nn.Linear], x: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def accumulate(products: list[Product]) -> None:
     """Add the gradients of the weights, and free what was kept for each as it goes."""
     while products:
         layer, *both, _ = products.pop(0)
-        inputs, gradients = (x.reshape(-1, x.shape[-1]) for x in both)
+        inputs, gradients = (x.reshape(x.shape[:-1].numel(), x.shape[-1]) for x in both)
         weight, bias = layer.weight, layer.bias
         if weight.requires_grad:
             if weight.grad is not None and weight.grad.dtype == inputs.dtype:

@@ -78,9 +78,8 @@ class Job:
     returns its RankReport. What follows `engine` an extra may replace in `check`.
 
     `engine_name` is the Run's word for it, `how` the timeline's: "measured" or "paced".
-    `reference(context, workload, dtype)` takes the place of `train_whole`. Where gradients differ,
-    `explain(on_rank_0, job, report, reports, whole)` says why. `first_step` counts the steps that
-    were done before this run.
+    Where gradients differ, `explain(on_rank_0, job, report, reports, whole)` says why. `first_step`
+    counts the steps that were done before this run.
     """
 
     schedule: Schedule
@@ -90,7 +89,6 @@ class Job:
     extras: tuple[Extra, ...] = ()
     engine_name: str = "pplab"
     how: str = "measured"
-    reference: Callable | None = None
     explain: Callable | None = None
     first_step: int = 0
 

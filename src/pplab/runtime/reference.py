@@ -1,9 +1,14 @@
-"""One process with the whole model: what a run's gradients are compared with."""
+"""One process with the whole model: what a run's gradients are compared with, and how far rounding
+alone moves them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,88 +19,202 @@ from .context import RankContext
 from .options import Job
 from .rank import RankReport
 from .stage import autocast
-from .workload import Workload
-
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+from .workload import Batch, Workload, loss_shares
 
 Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
+
+
+class Whole(NamedTuple):
+    """What one process finds with the whole batch, and how well it knows that.
+
+    `tolerance` is the share of itself by which anything may differ. `rounding` has two norms for
+    every parameter: how much further rounding may move its gradient, and the least that any
+    microbatch adds to it. `loss_rounding` is how much further rounding may move the loss.
+    """
+
+    loss: float
+    gradients: Gradients
+    tolerance: float
+    rounding: Mapping[str, tuple[float, float]]
+    loss_rounding: float
 
 
 def train_whole(
     context: RankContext,
     workload: Workload,
-    dtype: torch.dtype | None = None,
-    model: nn.Module | None = None,
-) -> tuple[float, Gradients] | None:
-    """Run the model in one piece on rank 0, with the whole batch: loss and gradients. The others
-    return at once.
+    dtype: torch.dtype | None,
+    model: nn.Module,
+    batch: Batch | None = None,
+    share: float = 1.0,
+) -> tuple[float, Gradients]:
+    """Run the model in one piece, with the whole batch or with a part that counts for `share`: loss
+    and gradients.
     """
-    if context.rank != 0:
-        return None
     context.watch("running the model in one process")
-    model = workload.build_whole().to(context.device) if model is None else model
-    batch = workload.batch(0).to(context.device)
+    model.zero_grad()
+    batch = (workload.batch(0) if batch is None else batch).to(context.device)
     with autocast(context.device, dtype):
-        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
+        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target) * share
     loss.backward()
     return loss.item(), collect_gradients(model.named_parameters())
 
 
+def train_twice(context: RankContext, job: Job) -> Whole | None:
+    """On rank 0, run the model in one process twice, the second time by microbatches and with every
+    weight moved by no more than it is rounded by. What that changes is rounding. The others return
+    at once.
+    """
+    if context.rank != 0:
+        return None
+    workload, dtype = job.workload, job.options.autocast
+    model = workload.build_whole().to(context.device)
+    loss, gradients = train_whole(context, workload, dtype, model)
+    draw = torch.Generator().manual_seed(0)
+    kept = {p: p.data for p in filter(torch.is_floating_point, model.parameters())}
+    for p, data in kept.items():
+        half = torch.finfo(dtype or p.dtype).eps / 2
+        factors = torch.empty(data.shape).uniform_(1 - half, 1 + half, generator=draw)
+        p.data = data * factors.to(data)
+    batch, again = workload.batch(0), 0.0
+    total: dict = defaultdict(float)
+    least: dict = defaultdict(lambda: inf)
+    # Equal rows, which every whole model takes: it knows nothing of slices.
+    parts = Batch.microbatches(batch, gcd(job.schedule.num_microbatches, len(batch.target)))
+    for part, share in zip(parts, loss_shares(workload, parts), strict=True):
+        if share:  # otherwise the loss may be no number
+            of_part, found = train_whole(context, workload, dtype, model, part, share)
+            again += of_part
+            for name, gradient in found.items():
+                total[name] += gradient
+                least[name] = min(norm(gradient) or inf, least[name])
+    for p, data in kept.items():  # the model may be its owner's
+        p.data = data
+    terms = max((x.shape[:-1] if x.is_floating_point() else x.shape).numel() for x in batch.tensors)
+    eps = torch.finfo(dtype or torch.float32).eps
+    # Two orders of a sum are 0.4 of the second one apart.
+    tolerance = max(1e-5, terms**0.5 * 2**-23, eps / 2)
+    # Rounding takes no more of an element: else what microbatches change would pass for rounding.
+    most = max(tolerance, 4 * eps) * max(
+        norm(g) / max(g.size, 1) ** 0.5 for g in gradients.values()
+    )
+    rounding = {
+        name: (min(2 * norm(g - total[name]), most * g.size**0.5), least[name])
+        for name, g in gradients.items()
+    }
+    return Whole(loss, gradients, tolerance, rounding, min(tolerance, 2 * abs(again - loss)))
+
+
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     """Every parameter's gradient by name, in single precision or better, on the host."""
-    found = {name: p.grad.detach().cpu() for name, p in named if p.grad is not None}
-    exact = torch.float64
-    return {name: (g if g.dtype == exact else g.float()).numpy() for name, g in found.items()}
+    found = {name: p.grad.detach().to_dense() for name, p in named if p.grad is not None}
+    return {
+        name: g.to("cpu", torch.promote_types(g.dtype, torch.float32)).numpy()
+        for name, g in found.items()
+    }
+
+
+def norm(x: np.ndarray | float) -> float:
+    """The root of the sum of squares; inf where one is no number."""
+    found = float(np.linalg.norm(np.asarray(x, float)))
+    return inf if found != found else found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A gradient of a run against one process's, or the loss. All four are norms."""
+
+    size: float  # of one process's
+    difference: float  # between the run's and that
+    allowed: float  # as a difference: a share of the size, and twice what rounding did
+    least: float  # the least that any microbatch adds
+
+    @property
+    def relative(self) -> float:
+        """difference / size, and 1 where there should be none."""
+        return self.difference / (self.size or self.difference or 1)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is allowed."""
+        return self.difference <= self.allowed < inf
+
+    @property
+    def noticed(self) -> bool:
+        """Whether it would differ if it were zero, or times 1.1, or any microbatch's part of it
+        were lost.
+        """
+        off = self.difference
+        return min(self.size, 0.1 * self.size - 1.1 * off, self.least - off) > self.allowed
 
 
 @dataclass(frozen=True)
 class GradientReport:
-    """Gradients of a run against those of one process, which ran the whole batch through the whole
-    model.
+    """Loss and gradients of a run against those of one process, which ran the whole batch through
+    the whole model.
     """
 
-    difference: float  # the largest |run - one process| of all elements; inf where one is no number
-    scale: float  # the largest |one process|
-    tolerance: float  # on difference / scale, for the dtype
-    worst: str  # the parameter that differs most
-    parameters: dict[str, float] = field(repr=False)  # name -> largest difference
-    loss_difference: float
+    loss: Compared
+    parameters: dict[str, Compared]  # by the name in the whole model
+    tolerance: float  # the share of its size that may always differ
     causes: tuple[str, ...] = ()  # of a difference: what was measured that makes one
 
     @property
-    def relative(self) -> float:
-        """difference / scale."""
-        return self.difference / self.scale if self.scale else self.difference
+    def equal(self) -> bool:
+        """Whether the loss and every parameter's gradient are one process's."""
+        return all(each.equal for each in [self.loss, *self.parameters.values()])
 
     @property
-    def equal(self) -> bool:
-        """Whether every parameter's gradient is that of one process, to the tolerance."""
-        return self.relative <= self.tolerance
+    def worst(self) -> str:
+        """The parameter that is furthest off, relatively, of those worth comparing."""
+        noise = self.noise
+        apart = {
+            name: (not each.equal, name not in noise, each.relative)
+            for name, each in self.parameters.items()
+        }
+        return max(apart, key=apart.__getitem__)
+
+    @property
+    def relative(self) -> float:
+        """How far off that one is, as a share of its gradient's norm."""
+        return self.parameters[self.worst].relative
+
+    @property
+    def loss_difference(self) -> float:
+        """|run - one process|."""
+        return self.loss.difference
+
+    @property
+    def noticed(self) -> int:
+        """In how many parameters each of three planted faults would be noticed."""
+        return sum(each.noticed for each in self.parameters.values())
+
+    @property
+    def noise(self) -> list[str]:
+        """The parameters without a gradient worth comparing: a third of it may be rounding."""
+        return [name for name, each in self.parameters.items() if each.size <= 3 * each.allowed]
 
     def __str__(self) -> str:
-        count = plural(len(self.parameters), "parameter")
-        found = f"{count}, largest difference {self.difference:.1e}"
-        if self.equal:
-            return f"equal to one process ({found})"
-        differs = f"NOT equal to one process ({found}, in {self.worst})"
-        return "\n  cause: ".join([differs, *self.causes])
+        found = (
+            f"equal to one process ({plural(len(self.parameters), 'parameter')}, up to "
+            f"{self.relative:.1e} apart in {self.worst}, the loss {self.loss.relative:.1e})"
+        )
+        if not self.equal:
+            return "\n  cause: ".join([f"NOT {found}", *self.causes])
+        found += "\n  a gradient zeroed, times 1.1 or short of a microbatch would be noticed in "
+        found += f"{self.noticed} of {len(self.parameters)}"
+        if self.noise:
+            found += f"\n  {len(self.noise)} have none worth comparing, such as {self.noise[0]}"
+        return found
 
-
-def count_terms(context: RankContext, workload: Workload) -> int:
-    """How many tokens, or samples, a weight's gradient is a sum over."""
-    return max(
-        (x.shape[:-1] if x.is_floating_point() else x.shape).numel()
-        for x in workload.batch(0).tensors
-    )
+    __repr__ = __str__
 
 
 def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
     """Compare what all ranks collected with one process: `on_rank_0(function,
     *arguments)` calls there, at least.
     """
-    dtype = job.options.autocast
-    whole = on_rank_0(job.reference or train_whole, job.workload, dtype)
-    report = report_gradients(reports, whole, dtype, on_rank_0(count_terms, job.workload))
+    whole = on_rank_0(train_twice, job)
+    report = report_gradients(reports, whole)
     if report.equal:
         return report
     causes = ("not looked for: pool.train(schedule, workload, lab.Causes()) does",)
@@ -104,36 +223,19 @@ def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]
     return replace(report, causes=causes)
 
 
-def report_gradients(
-    reports: Sequence[RankReport],
-    whole: tuple[float, Gradients],
-    dtype: torch.dtype | None = None,
-    terms: int = 1,
-) -> GradientReport:
-    """Compare per parameter; of copies, that which differs most counts. ValueError for others than
-    the model's.
+@np.errstate(all="ignore")
+def report_gradients(reports: Sequence[RankReport], whole: Whole) -> GradientReport:
+    """Compare per parameter; of copies, that which differs most counts. One that is missing is
+    zero.
     """
-    loss, one = whole
-    names = {name for report in reports for name in report.gradients}
-    if names != one.keys():
-        missing, extra = sorted(one.keys() - names), sorted(names - one.keys())
-        raise ValueError(
-            "the stages don't have the parameters of the whole model: without a gradient "
-            f"{missing[:5] or 'none'}, unknown {extra[:5] or 'none'}. A layer has in its stage the "
-            "name that it has in the whole, and tied() returns weights that several stages share"
-        )
-    found = {}
-    for name in sorted(names):
-        copies = [report.gradients[name] for report in reports if name in report.gradients]
-        found[name] = max(_apart(gradient, one[name]) for gradient in copies)
-    worst = max(found, key=found.__getitem__)
-    scale = max(float(np.abs(g).max()) for g in one.values())
-    apart = abs(sum(report.first_loss for report in reports) - loss)
-    by_order = terms**0.5 * 2**-23  # two orders of a sum are 0.4 of it apart
-    tolerance = max(TOLERANCE[dtype or torch.float32], by_order)
-    return GradientReport(found[worst], scale, tolerance, worst, found, apart)
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.nan_to_num(np.abs(a - b).max(), nan=np.inf, posinf=np.inf))
+    loss, one, tolerance, rounding, loss_rounding = whole
+    ours, none, found = [report.gradients for report in reports], np.zeros(1), {}
+    for name in sorted(set(one).union(*ours)):
+        truth = one.get(name, none)
+        copies = [each[name] for each in ours if name in each] or [none]
+        more, least = rounding.get(name, (0, inf))
+        size, apart = norm(truth), max(norm(copy - truth) for copy in copies)
+        found[name] = Compared(size, apart, tolerance * size + more, least)
+    size, apart = norm(loss), norm(sum(report.first_loss for report in reports) - loss)
+    of_loss = Compared(size, apart, tolerance * size + loss_rounding, inf)
+    return GradientReport(of_loss, found, tolerance)

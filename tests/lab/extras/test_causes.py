@@ -36,6 +36,12 @@ def squares(*between: nn.Module, kind: type[Modules] = Modules, batches: object 
     return kind(net(*between), batches or modules.batch(), functional.mse_loss)
 
 
+def without_a_number() -> Modules:
+    batch = modules.batch()
+    batch.inputs[0][0, 0] = torch.nan
+    return squares(batches=batch)
+
+
 def low(dtype: torch.dtype) -> Modules:
     batch = modules.batch()
     return Modules(
@@ -82,6 +88,20 @@ CAUSES = {
     "dropout": (squares(nn.Dropout(0.5)), [r"dropout is active \(in 1\)"]),
     "batch normalisation": (squares(nn.BatchNorm1d(6)), [r"batch normalisation \(in 1\) takes the statistics"]),
     "low precision": (low(torch.bfloat16), [r"weights in bfloat16: rounding alone changes gradients by \de-0[234] "]),
+    "low precision by itself": (squares(modules.Low()), ["weights in bfloat16, and the model casts to it by itself"]),
+    "not a number": (without_a_number(), ["aren't finite: the batch's inputs has the first"]),
+    "no gradient": (
+        squares(nn.Identity(), modules.Branch(None)),
+        ["without a gradient 2.linear.bias, 2.linear.weight, unknown none. A layer has in its stage the name"],
+    ),
+    "another name": (
+        squares(kind=modules.Renamed),
+        ["without a gradient 0.bias, 0.weight, unknown first.bias, first.weight. A layer has"],
+    ),
+    "the loss": (
+        Modules(net(), modules.batch(), modules.more_on_rank_1),
+        [r"all gradients are right, and the loss is [\d.]+ for [\d.]+: look for a term without a weight"],
+    ),
     "seeds": (squares(kind=modules.Unseeded), ["4 of 4 weights, such as 0.weight, start from other values"]),
     "forward": (squares(modules.Reciprocal()), [r"aren't finite: the output of 1 \(Reciprocal\) has the first"]),
     "backward": (squares(modules.Root()), ["aren't finite: the gradient of 0.bias, in the backward"]),
@@ -114,7 +134,7 @@ def test_a_cause_is_named_and_no_other(pool, name):
     assert not run.gradients.equal and len(run.gradients.causes) == len(expected), run
     for cause, words in zip(run.gradients.causes, expected, strict=True):
         assert re.search(words, cause) and f"  cause: {cause}" in str(run), cause
-    assert f"in {run.gradients.worst})" in str(run)
+    assert f"in {run.gradients.worst}, the loss " in str(run)
 
 
 def test_a_run_that_was_not_asked_says_how_to_ask(pool):

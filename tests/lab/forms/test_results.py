@@ -63,8 +63,8 @@ def recorded(tmp_path_factory) -> tuple[Path, str]:
 
 
 def numbers_aside(text: str) -> str:
-    """A text whose decimal numbers are all the same."""
-    return re.sub(r"\d\.\de-\d\d", "0.0e-00", text)
+    """A text whose decimal numbers are all the same, and so what parameter has the largest."""
+    return re.sub(r"(\d\.\de[+-]\d\d)( apart in \S+)?", "0.0e-00", text)
 
 
 def test_without_a_recording_pages_say_so(pages, tmp_path):
@@ -133,8 +133,8 @@ def test_tables_say_what_went_wrong(tmp_path):
     """Of an assumption that doesn't hold, a run that was ended, and a schedule that is wrong."""
     row = {"assumption": "cudaMalloc waits", "expected": True, "found": False, "agrees": False, "documents": "a guide"}
     row["measured"] = {"host_ms": 101.5, "errors_ms": [0.1, 0.3, 0.2]}
-    right = {"num_ranks": 2, "dtype": "fp32", "transport": "nccl", "difference": 1e-8, "wrong": []}
-    off = {**right, "difference": 0.5, "wrong": ["gradients differ"]}
+    right = {"num_ranks": 2, "dtype": "fp32", "transport": "nccl", "relative": 1e-8, "wrong": []}
+    off = {**right, "relative": 0.5, "wrong": ["gradients differ"]}
     hung = {
         "num_ranks": 3,
         "sharing": "mps",
@@ -154,7 +154,7 @@ def test_tables_say_what_went_wrong(tmp_path):
     ((_, what, expected, found, agrees, measured, by),) = made["assumptions"]
     assert (what, expected, found, agrees, by) == ("cudaMalloc waits", "yes", "NO", "NO", "a guide")
     assert measured == "host_ms 102, errors_ms 0.2"
-    assert made["gradients"][0][4:] == ("1 of 2", "5.0e-01", "ZB-V")
+    assert made["gradients"][0][4:] == ("1 of 2", "5.0e-01 of its norm", "ZB-V")
     assert made["nccl"][0][4] == "no rank" and made["tests"][0][1:] == ("all", "1 passed, 1 failed")
 
 

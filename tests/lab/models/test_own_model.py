@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 import modules
@@ -255,6 +256,14 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         (
             lambda: Modules(hooked(), modules.batch(), mse_loss),
             "this Sequential .* has hooks, .* put hooks on its layers",
+        ),
+        (
+            lambda: Modules(nn.Sequential(nn.Linear(6, 6), weight_norm(nn.Linear(6, 6))), modules.batch(), mse_loss),
+            "module 1 has parametrizations .*: write a Workload, whose build_stage makes it there",
+        ),
+        (
+            lambda: Modules(net(), Batch((torch.ones(8, 6),), torch.tensor(1.0)), mse_loss),
+            "target is a single number: its first dimension must be the batch's samples",
         ),
         (lambda: pp.gantt(TWO), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
         (lambda: pp.compare([TWO]), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),

@@ -18,7 +18,7 @@ from conftest import built, names_of_schedules, random_schedule, slow_simulate
 from pplab import lab
 from pplab.actions import parts
 from pplab.lab import models
-from pplab.runtime import Pool, RankError, RankReport
+from pplab.runtime import Pool, RankError, RankReport, Whole
 from pplab.runtime.reference import report_gradients
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
@@ -75,8 +75,8 @@ def test_of_copies_the_one_that_differs_most_counts():
         return RankReport([], [], 0.5, of_a, frozenset(), (), "gloo")
 
     for reports in ([report(1, 3), report(1, 1)], [report(1, 1), report(1, 3)]):
-        found = report_gradients(reports, (1.0, {"a": one}))
-        assert not found.equal and found.difference == 2 and found.loss_difference == 0
+        found = report_gradients(reports, Whole(1.0, {"a": one}, 1e-5, {}, 0.0))
+        assert not found.equal and found.parameters["a"].difference == 2 and found.loss_difference == 0
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def test_two_pipelines_of_two_ranks_equal_one_process(four, name):
             r = lab.replicate(s, 2)
             run = four.train(r, workload, lab.Meter(), steps=1, check_gradients=True)
             assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
+            assert run.gradients.noticed == len(run.gradients.parameters), run
             assert run.schedule is r and len(run.timeline.busy) == 4
             assert run.held.peak_in_flight == s.peak_in_flight * 2 and run.held.peak_bytes == run.predicted_peak_bytes
             added = [span for span in run.timeline.others if span.action == "gradients of all copies"]
@@ -111,6 +112,7 @@ def test_tied_weights_equal_one_process(four, name):
     s = built(pp.builders.find(name), 4, 8)
     run = four.train(s, tiny(tied=True, num_layers=8), steps=1, check_gradients=True)
     assert run.gradients.equal and run.gradients.loss_difference < 1e-5, run
+    assert run.gradients.noticed == len(run.gradients.parameters) == 100, run
     assert "head.scores.weight" not in run.gradients.parameters
 
 

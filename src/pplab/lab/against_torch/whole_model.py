@@ -47,7 +47,7 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
     if context.rank != 0:
         return None
     model = workload.build_whole().to(context.device)
-    whole = train_whole(context, workload, model=model)
+    whole = train_whole(context, workload, None, model)
     microbatches = workload.batch(0).to(context.device).microbatches(num_microbatches)
     shares, times = loss_shares(workload, microbatches), []
     for _ in range(steps):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...runtime import (
-    TOLERANCE,
     Batch,
     Extra,
     GradientReport,
@@ -32,11 +31,14 @@ from ...runtime import (
     cuda,
     loss_shares,
     names_in_whole,
+    norm,
 )
 
 if TYPE_CHECKING:
-    from ...runtime import Gradients, RankReport
+    from ...runtime import RankReport, Whole
 
+# What rounding takes of outputs and gradients, relative to the largest.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 NOTHING = "none found: one process shows none of those that lab.Causes looks for"
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -53,30 +55,48 @@ class Causes(Extra):
 
 
 def find_causes(
-    on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]
+    on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: Whole
 ) -> tuple[str, ...]:
     """What makes gradients differ, by what the ranks report and one process found. `on_rank_0` calls a function there,
     at least."""
+    if names := _names(reports, whole):
+        return (names,)
     if factor := _factor(job, report, reports, whole):
         return (factor,)
     return on_rank_0(_look_for_causes, job, report)
 
 
+def _names(reports: Sequence[RankReport], whole: Whole) -> str:
+    """What is said where the stages' parameters with gradients aren't those of the whole model, otherwise ""."""
+    ours = {name: gradient for each in reports for name, gradient in each.gradients.items()}
+    missing = sorted(name for name, gradient in whole.gradients.items() if name not in ours and gradient.any())
+    extra = sorted(name for name, gradient in ours.items() if name not in whole.gradients and gradient.any())
+    if not missing and not extra:
+        return ""
+    return (
+        "the stages don't have the parameters of the whole model: without a gradient "
+        f"{_few(missing) or 'none'}, unknown {_few(extra) or 'none'}. A layer has in its stage the name that it has in "
+        "the whole, and tied() returns weights that several stages share"
+    )
+
+
 @np.errstate(all="ignore")
-def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: tuple[float, Gradients]) -> str:
+def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: Whole) -> str:
     """What is said where all gradients are one factor too large or too small, otherwise ""."""
-    M, (loss, one), noise = job.schedule.num_microbatches, whole, 3 * report.tolerance
-    pairs = [(gradient, one[name]) for each in reports for name, gradient in each.gradients.items()]
-    factor = float(sum((ours * truth).sum() for ours, truth in pairs) / sum((truth**2).sum() for _, truth in pairs))
-    far = max(float(np.abs(ours / factor - truth).max()) for ours, truth in pairs)
-    if not (far <= noise * report.scale and factor > 0):
+    M, loss, one, noise = job.schedule.num_microbatches, whole.loss, whole.gradients, 3 * report.tolerance
+    pairs = [(name, ours, one[name]) for each in reports for name, ours in each.gradients.items() if name in one]
+    factor = float(sum((a * b).sum() for _, a, b in pairs) / sum((b**2).sum() for *_, b in pairs))
+    allowed = {name: 3 * each.allowed for name, each in report.parameters.items()}
+    if not (factor > 0 and all(norm(a / factor - b) <= allowed[name] for name, a, b in pairs)):
         return ""
     times, size = (factor, "large") if factor > 1 else (1 / factor, "small")
     by_microbatches = abs(times - M) <= noise * M
+    ours = sum(each.first_loss for each in reports)
+    if abs(times - 1) <= noise:
+        return f"all gradients are right, and the loss is {ours:.6g} for {loss:.6g}: look for a term without a weight"
     said = f"all gradients are {times:.4g} times too {size}"
     if by_microbatches:
         said = f"all gradients are {M} times too {size}, and {M} is the number of microbatches"
-    ours = sum(each.first_loss for each in reports)
     if abs(ours - loss) <= noise * abs(loss):
         return f"the loss is right, and {said}: look for what scales them"
     losses = f"the loss, {ours:.6g} for {loss:.6g}, and {said}"
@@ -109,7 +129,7 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
     anew = [*_another_batch(workload, batch), *_other_weights(workload, model, num_stages)]
     yield from anew
     whole = _Whole(workload, model, batch.microbatches(job.schedule.num_microbatches), batch, job.options.autocast)
-    if strange := [name for name, difference in report.parameters.items() if math.isinf(difference)]:
+    if strange := [name for name, each in report.parameters.items() if math.isinf(each.difference)]:
         if first := whole.not_finite():
             yield first
             return
@@ -127,7 +147,7 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
 def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
     """Whether the batch is another one when it is made again."""
     again = workload.batch(0).to(batch.target.device)
-    if len(batch.tensors) != len(again.tensors) or not all(map(torch.equal, batch.tensors, again.tensors)):
+    if len(batch.tensors) != len(again.tensors) or not all(map(_same, batch.tensors, again.tensors)):
         yield "batch(0) isn't the same when it is made again: make it from the step's number alone, with a seed"
 
 
@@ -137,7 +157,7 @@ def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Ite
     for stage in range(num_stages):
         built = {stage: workload.build_stage(stage, num_stages)}
         for p, name in names_in_whole(workload, built, num_stages).items():
-            if name in own and not torch.equal(p.to(own[name].device), own[name]):
+            if name in own and not _same(p.to(own[name].device), own[name]):
                 other.append(name)
     if other:
         what = f"{len(other)} of {len(own)} weights, such as {other[0]}, start from other values in the stages"
@@ -269,14 +289,16 @@ class _Whole:
             return ""
         self.model.eval()
         batch = self.batch
-        gradients = self._gradients(self.model, batch)
+        gradients, name = self._gradients(self.model, batch), str(low[0]).removeprefix("torch.")
         single = batch.each(lambda x: x.float() if x.is_floating_point() else x)
-        exact = self._gradients(copy.deepcopy(self.model).float(), single)
+        try:
+            exact = self._gradients(copy.deepcopy(self.model).float(), single)
+        except RuntimeError:
+            return f"weights in {name}, and the model casts to it by itself: build it in float32, and compare again"
         scale = max(float(g.abs().max()) for g in exact) or 1.0
         far = max(float((g.float() - e).abs().max()) for g, e in zip(gradients, exact, strict=True)) / scale
         if far <= TOLERANCE[torch.float32]:
             return ""
-        name = str(low[0]).removeprefix("torch.")
         return f"weights in {name}: rounding alone changes gradients by {far:.0e} of the largest; compare in float32"
 
     @torch.no_grad()
@@ -314,6 +336,11 @@ def _look(what: str, found: list[str]) -> Callable:
             found.append(what)
 
     return look
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same elements. A NaN is the same as a NaN."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _finite(value: object) -> bool:

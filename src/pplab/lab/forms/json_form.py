@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_SCHEDULE = ("num_ranks", "num_stages", "num_microbatches")
 _OF_RUN = ("notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
-_OF_GRADIENTS = ("equal", "difference", "relative", "tolerance", "worst", "loss_difference", "causes")
+_OF_GRADIENTS = ("equal", "relative", "tolerance", "worst", "loss_difference", "noticed", "noise", "causes")
 
 
 def timeline_to_dict(timeline: Timeline) -> dict:

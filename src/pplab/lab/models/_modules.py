@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ...errors import shown
 from ...runtime import Batch, Places, Workload, as_tuple
@@ -78,6 +79,12 @@ class Modules(Workload):
             raise ValueError(f'reduction must be "mean" or "sum", as the loss does it, got {reduction!r}')
         self.stages = None if _is_plain(model) else _listed(model)
         self.children, self.starts = (dict(model._modules), frozenset()) if self.stages is None else _flat(self.stages)
+        for child, module in self.children.items():
+            if any(map(is_parametrized, module.modules())):
+                raise ValueError(
+                    f"module {child} has parametrizations (torch.nn.utils.parametrizations), with which torch doesn't "
+                    "send a module to another process: write a Workload, whose build_stage makes it there"
+                )
         self.num_layers = len(self.children) if self.stages is None else None
         self.cut = None if cut is None else tuple(cut)
         if cut is not None:
@@ -85,7 +92,10 @@ class Modules(Workload):
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
         self.num_batches, self.notes = self.batches.count, self.batches.notes
         self.reduction, self.overlap, self.name = reduction, overlap, name
-        self.batch_size = len(Modules.batch(self, 0).target)  # a subclass may not be ready to make its own
+        target = Modules.batch(self, 0).target  # a subclass may not be ready to make its own
+        if not target.dim():
+            raise ValueError("the batch's target is a single number: its first dimension must be the batch's samples")
+        self.batch_size = len(target)
         self.batches.restart()
 
     def check(self, num_stages: int) -> None:
