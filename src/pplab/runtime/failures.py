@@ -36,8 +36,8 @@ _REMEDIES = {
     "a leaf Variable that requires grad is being used in an in-place operation": "a stage must not "
     "change what it is given: let its first module work out of place (inplace=False), or cut "
     "elsewhere",
-    "element 0 of tensors does not require grad": "no weight of the model requires a gradient, so "
-    "leave check_gradients out",
+    "element 0 of tensors does not require grad": "the loss depends on no weight that requires a "
+    "gradient: train some of them, or leave check_gradients out",
     "Too many open files": "a pool of P ranks needs about 25 + 6 P: allow more (ulimit -n 1024)",
     "AF_UNIX path too long": "set TMPDIR to a shorter path",
     "No space left on device": "make /dev/shm larger (docker run --shm-size), empty it, or take "

@@ -203,7 +203,8 @@ class GradientReport:
         found += "\n  a gradient zeroed, times 1.1 or short of a microbatch would be noticed in "
         found += f"{self.noticed} of {len(self.parameters)}"
         if self.noise:
-            found += f"\n  {len(self.noise)} have none worth comparing, such as {self.noise[0]}"
+            found += f"\n  without a gradient worth comparing: {len(self.noise)}, "
+            found += f"such as {self.noise[0]}"
         return found
 
     __repr__ = __str__
