@@ -460,7 +460,8 @@ def test_gradients_that_differ_are_told():
         assert not compared(one, a=[1, 1, 1], b=[2, wrong]).equal
         assert not compared(whole_of(a=[1, 1, 1], b=[2, wrong]), a=[1, 1, 1], b=[2, wrong]).equal
         assert not compared(one, loss=wrong, a=[1, 1, 1], b=[2, 2]).equal
-    assert compared(one, a=[1, 1, 1], b=[2, 2]).equal
+    same = compared(one, a=[1, 1, 1], b=[2, 2])
+    assert same.equal and str(same).startswith("equal to one process (2 parameters, none apart, the loss 0.0e+00)\n")
 
 
 def test_a_small_gradient_is_compared_with_itself():

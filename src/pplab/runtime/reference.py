@@ -143,7 +143,7 @@ class Compared:
         """Whether it would differ if it were zero, or times 1.1, or any microbatch's part of it
         were lost.
         """
-        off = self.difference
+        off = self.difference  # by which a fault may come nearer, at most
         return min(self.size, 0.1 * self.size - 1.1 * off, self.least - off) > self.allowed
 
 
@@ -194,9 +194,10 @@ class GradientReport:
         return [name for name, each in self.parameters.items() if each.size <= 3 * each.allowed]
 
     def __str__(self) -> str:
+        apart = f"up to {self.relative:.1e} apart in {self.worst}"
         found = (
-            f"equal to one process ({plural(len(self.parameters), 'parameter')}, up to "
-            f"{self.relative:.1e} apart in {self.worst}, the loss {self.loss.relative:.1e})"
+            f"equal to one process ({plural(len(self.parameters), 'parameter')}, "
+            f"{apart if self.relative else 'none apart'}, the loss {self.loss.relative:.1e})"
         )
         if not self.equal:
             return "\n  cause: ".join([f"NOT {found}", *self.causes])
