@@ -318,6 +318,30 @@ def test_an_address_that_says_nonsense_is_answered(visit, state, says):
     assert figures(tab) == expected("1F1B")
 
 
+def test_an_emptied_box_of_rows_shows_the_schedule_that_was_chosen(visit):
+    tab = visit("book/explorer.html#schedule=GPipe&ranks=2&microbatches=3")
+    tab.select_option("select[name=schedule]", "own")
+    box = tab.locator("textarea[name=rows]")
+    box.fill("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")
+    settle(tab)
+    assert "deadlock" in tab.inner_text(".pplab-error") and "your rows" in tab.text_content(".pplab-ranks")
+    box.press("Control+A")
+    box.press("Delete")
+    settle(tab)
+    rows = lab.to_csv(pp.build("GPipe", num_ranks=2, num_microbatches=3))
+    assert tab.inner_text(".pplab-error") == "" and figures(tab) == expected("GPipe", P=2, M=3)
+    assert box.input_value() == "" and box.get_attribute("placeholder").split() == rows.split()
+    assert tab.text_content(".pplab-title").startswith("GPipe") and tab.url.endswith(
+        "schedule=own&ranks=2&microbatches=3"
+    )
+    box.type("0F0,0B0")
+    settle(tab)
+    assert tab.text_content(".pplab-title").startswith("your rows") and figures(tab)[0] == 3
+    tab.click("button[type=reset]")
+    settle(tab)
+    assert figures(tab) == expected("1F1B")
+
+
 def test_the_critical_path_and_the_rows_as_text(visit):
     tab = visit("book/explorer.html#path=true&latency=1")
     t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8), pp.Costs(latency=1))
