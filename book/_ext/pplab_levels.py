@@ -68,7 +68,8 @@ LEVELS = (
         id="first-steps",
         title="One batch, two ranks",
         text="Two ranks hold one half of the model each. A batch in one piece goes forward through both, and its "
-        "gradient comes back. Place the four actions, and watch who is busy.",
+        "gradient comes back. Start with 0F0, and watch who is busy. The other three actions follow by themselves, "
+        "because no rank has an alternative.",
         end="Only one rank works at any time, and no order changes that: a batch in one piece is in one place.",
         reference="naive",
         num_ranks=2,

@@ -235,7 +235,7 @@
           onLeave: () => this.go.focus(),
           onChange: (text) => this.changed(text),
         });
-        this.note.textContent ||= "Ctrl+Enter runs it, Shift+Enter runs it and goes on, Escape leaves";
+        if (!matchMedia("(pointer: coarse)").matches) this.note.textContent ||= "Ctrl+Enter runs it, Shift+Enter runs it and goes on, Escape leaves";
         this.mark();
       }
       this.editor.focus();

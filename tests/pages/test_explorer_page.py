@@ -318,6 +318,30 @@ def test_an_address_that_says_nonsense_is_answered(visit, state, says):
     assert figures(tab) == expected("1F1B")
 
 
+def test_an_emptied_box_of_rows_shows_the_schedule_that_was_chosen(visit):
+    tab = visit("book/explorer.html#schedule=GPipe&ranks=2&microbatches=3")
+    tab.select_option("select[name=schedule]", "own")
+    box = tab.locator("textarea[name=rows]")
+    box.fill("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0")
+    settle(tab)
+    assert "deadlock" in tab.inner_text(".pplab-error") and "your rows" in tab.text_content(".pplab-ranks")
+    box.press("Control+A")
+    box.press("Delete")
+    settle(tab)
+    rows = lab.to_csv(pp.build("GPipe", num_ranks=2, num_microbatches=3))
+    assert tab.inner_text(".pplab-error") == "" and figures(tab) == expected("GPipe", P=2, M=3)
+    assert box.input_value() == "" and box.get_attribute("placeholder").split() == rows.split()
+    assert tab.text_content(".pplab-title").startswith("GPipe") and tab.url.endswith(
+        "schedule=own&ranks=2&microbatches=3"
+    )
+    box.type("0F0,0B0")
+    settle(tab)
+    assert tab.text_content(".pplab-title").startswith("your rows") and figures(tab)[0] == 3
+    tab.click("button[type=reset]")
+    settle(tab)
+    assert figures(tab) == expected("1F1B")
+
+
 def test_the_critical_path_and_the_rows_as_text(visit):
     tab = visit("book/explorer.html#path=true&latency=1")
     t = pp.simulate(pp.build("1F1B", num_ranks=4, num_microbatches=8), pp.Costs(latency=1))
@@ -578,6 +602,14 @@ def placed(tab, *actions: str) -> None:
         tab.click(f"[data-text='{action}']")
 
 
+def played(tab, t: pp.Timeline) -> None:
+    """Press the actions of a timeline in the order of their starts: those that haven't run by themselves."""
+    for span in sorted(t.spans, key=lambda span: (span.start, span.rank)):
+        button = tab.locator(f"[data-text='{span.action}']:not(.pplab-not)")
+        if button.count():
+            button.click()
+
+
 def test_play_refuses_with_the_reason_and_scores(visit):
     tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
     root, says = tab.locator(".pplab-play"), tab.locator(".pplab-play .pplab-says")
@@ -585,19 +617,18 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     assert says.inner_text() == "1F0 waits for the output of 0F0 on rank 0: place that first."
     placed(tab, "0F0", "0F1", "0F2", "0F3")
     assert says.inner_text().startswith("Rank 0 has no memory left: it holds 0F0, 0F1 and 0F2.")
-    assert root.get_attribute("data-placed") == "3" and "1F1B" not in root.locator(".pplab-figures").inner_text()
+    assert root.get_attribute("data-placed") == "5" and "1F1B" not in root.locator(".pplab-figures").inner_text()
     assert "peak 3/3" in root.locator(".pplab-ranks").text_content() and root.locator(".pplab-cap").count() == 1
     tab.click("[data-do=undo]")
-    assert root.get_attribute("data-placed") == "2" and tab.locator("[data-text='0F2']").count() == 1
+    assert root.get_attribute("data-placed") == "4" and tab.locator("[data-text='0F2']").count() == 1
     tab.click("[data-do=hint]")
     tab.keyboard.press("Enter")  # the hinted action has the focus
+    assert tab.evaluate("document.activeElement.dataset.text") == "0F3", "the focus stays in its place"
     reference = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=5), pp.Costs(backward=2))
-    actions = [str(s.action) for s in sorted(reference.spans, key=lambda s: (s.start, s.rank))]
-    placed(tab, *(a for a in actions if tab.locator(f"[data-text='{a}']").count()))
+    played(tab, reference)
     assert float(root.get_attribute("data-makespan")) == reference.makespan
-    assert root.get_attribute("data-found") == "true" and says.inner_text().startswith(
-        "You built 1F1B. Your order takes 21"
-    )
+    assert root.get_attribute("data-found") == "true" and "You built 1F1B. Your order takes 21" in says.inner_text()
+    assert tab.evaluate("document.activeElement.dataset.do") == "next level"
     assert says.inner_text().endswith("You took 1 hint in this try.") and "28.6\N{NO-BREAK SPACE}%" in root.inner_text()
     tab.check(".pplab-reference")
     assert root.locator(".pplab-title").count() == 2
@@ -611,10 +642,26 @@ def test_play_refuses_with_the_reason_and_scores(visit):
     assert "Memory for three ✓" in tab.inner_text("option[value=memory-line]")
 
 
+def test_play_says_what_ran_by_itself_and_undo_takes_it_back(visit):
+    tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
+    says, count = tab.locator(".pplab-play .pplab-says"), tab.locator(".pplab-play")
+    placed(tab, "0F0")
+    alone = "1F0 and 2F0 followed by themselves, without an alternative."
+    assert says.inner_text() == f"0F0 runs on rank 0 from 0 to 1. {alone}"
+    placed(tab, "2B0", "1B0")  # rank 0 may wait for its backward, or run on
+    assert says.inner_text() == "1B0 runs on rank 1 from 5 to 7." and count.get_attribute("data-placed") == "5"
+    tab.click("[data-do=undo]")
+    assert says.inner_text() == "1B0 is taken back."
+    tab.click("[data-do=undo]")
+    tab.click("[data-do=undo]")
+    assert says.inner_text() == "0F0 is taken back, and so is what followed by itself: 1F0 and 2F0."
+    assert count.get_attribute("data-placed") == "0" and tab.locator("[data-do=undo]").is_disabled()
+
+
 def test_play_keeps_the_answer_from_an_order_that_misses_it(visit):
     tab = visit("book/play.html#level=memory-line", settled=".pplab-play")
     naive = pp.simulate(pp.build("naive", num_ranks=3, num_microbatches=5), pp.Costs(backward=2))
-    placed(tab, *(str(s.action) for s in sorted(naive.spans, key=lambda s: (s.start, s.rank))))
+    played(tab, naive)
     root = tab.locator(".pplab-play")
     assert root.get_attribute("data-complete") == "true" and root.get_attribute("data-solved") == "false"
     assert "Once 1B0 ran on rank 1 from 5 to 7, 21 was out of reach" in tab.inner_text(".pplab-says")
@@ -629,15 +676,15 @@ def test_play_by_hints_alone_is_not_ticked(visit):
         tab.keyboard.press("Enter")
     root = tab.locator(".pplab-play")
     assert root.get_attribute("data-solved") == "true" and root.get_attribute("data-found") == "false"
-    assert "Hints named 4 of the 4 actions" in tab.inner_text(".pplab-says")
+    assert "You took 1 hint, for more than half of your choices" in tab.inner_text(".pplab-says")
     assert "✓" not in tab.inner_text("option[value=first-steps]")
 
 
 def test_play_goes_on_where_it_was_left(visit):
-    tab = visit("book/play.html", settled=".pplab-play")
+    tab = visit("book/play.html#level=eighteen", settled=".pplab-play")
     placed(tab, "0F0")
     tab.reload()
-    tab.wait_for_selector(".pplab-play[data-placed='1']")
+    tab.wait_for_selector(".pplab-play[data-placed='3']")
     tab.click("[data-do='start again']")
     assert tab.get_attribute(".pplab-play", "data-placed") == "0"
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
@@ -676,13 +723,13 @@ def test_levels_in_a_chapter_keep_to_themselves(visit, options):
         tab.keyboard.press("Enter")
     second.locator("[data-text='0F0']").click()
     second.locator("[data-text='0F1']").click()
-    assert [each.get_attribute("data-placed") for each in (first, second)] == ["1", "2"] and "#" not in tab.url
+    assert [each.get_attribute("data-placed") for each in (first, second)] == ["3", "4"] and "#" not in tab.url
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     tab.reload()
-    tab.wait_for_selector(".pplab-play:last-of-type[data-placed='2']")
-    assert first.get_attribute("data-placed") == "1"
+    tab.wait_for_selector(".pplab-play:last-of-type[data-placed='4']")
+    assert first.get_attribute("data-placed") == "3"
     second.locator(".pplab-open").click()
-    tab.wait_for_selector(".pplab-play[data-shows=memory-line][data-placed='2']")
+    tab.wait_for_selector(".pplab-play[data-shows=memory-line][data-placed='4']")
     assert tab.locator(".pplab-play select").count() == 1
 
 

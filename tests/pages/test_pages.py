@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from test_play import PRESSES
 
 import browser as chromium
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "book" / "_ext"))
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PAPER = {"width": 680, "height": 1000}  # the text's width on A4
 SERVER = "http://book.test/"  # answered by the test
@@ -102,9 +105,10 @@ def browser() -> Iterator:
 class Visit:
     """A tab that remembers what went wrong in it: requests that leave, files that aren't there, errors of scripts."""
 
-    def __init__(self, browser, book: Path, screen: dict = DESK, theme: str = "light"):
+    def __init__(self, browser, book: Path, screen: dict = DESK, theme: str = "light", **more: object):
         self.book = book
-        self.context = browser.new_context(viewport=screen, color_scheme=theme, offline=True, accept_downloads=True)
+        options = {"viewport": screen, "color_scheme": theme, "offline": True, "accept_downloads": True}
+        self.context = browser.new_context(**options, **more)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
         here = ("file:", "data:", "blob:", SERVER)
@@ -193,6 +197,104 @@ def test_a_page_that_is_opened_on_a_phone_in_the_dark(browser, book, name):
             visit.ask(script, name)
         check_on_screen(visit, name)
         assert not visit.wrong, "\n".join(visit.wrong)
+
+
+SHIFTS = """window.shifted = 0;
+new PerformanceObserver((list) => list.getEntries().forEach(({ value }) => (window.shifted += value)))
+  .observe({ type: "layout-shift", buffered: true });"""
+
+
+@pytest.mark.parametrize("screen", [DESK, {"width": 768, "height": 1024}, PHONE], ids=["desk", "tablet", "phone"])
+@pytest.mark.parametrize("name", [CHAPTER, "notebooks/10_how_good.html", "book/explorer.html"])
+def test_nothing_jumps_while_a_page_is_loaded(browser, book, name, screen):
+    """What scripts fold, fill and dress has its room from the start: over 0.1 browsers call it a poor page."""
+    with Visit(browser, book, screen) as visit:
+        visit.page.add_init_script(SHIFTS)
+        page = visit.open(name)
+        page.wait_for_timeout(500)
+        assert page.evaluate("window.shifted") < 0.1
+        page.evaluate(
+            "() => document.querySelector('article h1').insertAdjacentHTML('afterend', '<p style=height:400px>')"
+        )
+        page.wait_for_function("window.shifted > 0.1")  # it would have been seen
+
+
+def test_every_level_of_the_game_under_a_thumb(browser, book):
+    """On a phone, by taps: chart and buttons are on one screen, and nothing moves while one plays."""
+    from pplab_levels import LEVELS
+
+    places = """(game) => [".pplab-scroll", ".pplab-tray button", "[data-do]"]
+      .flatMap((name) => [...game.querySelectorAll(name)]).map((e) => e.getBoundingClientRect())
+      .map(({ left, top, right, bottom }) => [left, top, right, bottom])"""
+    to_chart = "e => scrollTo({ top: e.getBoundingClientRect().top + scrollY - 60, behavior: 'instant' })"
+    with Visit(browser, book, PHONE, has_touch=True) as visit:
+        page = visit.open("book/play.html")
+        game = page.locator(".pplab-play[data-ready]")
+        for level in LEVELS:
+            game.locator("select").select_option(level.id)
+            game.locator(".pplab-scroll").evaluate(to_chart)
+            before, presses = game.evaluate(places), 0
+            header = page.locator(".bd-header-article").bounding_box()
+            assert header["y"] + header["height"] <= before[0][1] and max(b for *_, b in before) <= PHONE["height"]
+            timeline = level.simulated(level.reference, level.stages_per_rank)
+            for span in sorted(timeline.spans, key=lambda span: (span.start, span.rank)):
+                button = game.locator(f"[data-text='{span.action}']:not(.pplab-not)")
+                if not button.count():
+                    continue  # it ran by itself
+                box = button.bounding_box()
+                assert min(box["width"], box["height"]) >= 44
+                page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+                presses += 1
+                refused = game.locator("button.pplab-not").last  # its reason is a long text, at times
+                if refused.is_visible():
+                    refused.tap()
+                if game.get_attribute("data-complete") == "false":
+                    assert game.evaluate(places) == before, (level.id, str(span.action))
+            assert game.get_attribute("data-found") == "true" and presses == PRESSES[level.id]
+        assert not visit.wrong, visit.wrong
+
+
+def test_what_lies_over_a_page_keeps_off_the_game(browser, book):
+    """The button to the top of a page comes when one scrolls up. The name of a level isn't cut off."""
+    with Visit(browser, book, PHONE, has_touch=True) as visit:
+        page, top = visit.open(CHAPTER), visit.page.locator("#pst-back-to-top")
+        up = "(e, y) => { e.scrollIntoView({ behavior: 'instant' }); scrollBy({ top: y, behavior: 'instant' }) }"
+        for place, is_there in (("#what-it-costs", True), (".pplab-play", False)):
+            page.locator(place).evaluate(up, 200)
+            page.wait_for_timeout(300)
+            page.locator(place).evaluate(up, 0)
+            page.wait_for_timeout(300)
+            assert top.is_visible() == is_there, place
+        page = visit.open("book/play.html")
+        choice = page.locator(".pplab-play select")
+        longest = choice.evaluate("""(e) => {
+          const pen = document.createElement("canvas").getContext("2d");
+          pen.font = getComputedStyle(e).font;
+          return Math.max(...[...e.options].map((option) => pen.measureText(option.text).width));
+        }""")
+        assert longest + 20 < choice.bounding_box()["width"] <= PHONE["width"]
+
+
+@pytest.mark.parametrize("screen, says", [(DESK, "Ctrl+Enter runs it"), (PHONE, "")], ids=["desk", "phone"])
+def test_keys_are_told_where_there_are_keys(browser, book, screen, says):
+    with Visit(browser, book, screen, has_touch=screen is PHONE) as visit:
+        page = visit.open(CHAPTER)
+        cell = page.locator("div.cell.live:has(.live-edit)").first
+        cell.locator(".live-edit").click()
+        cell.locator(".cm-content").wait_for()
+        assert cell.locator(".live-note").inner_text().partition(",")[0] == says
+        assert not visit.wrong, visit.wrong
+
+
+@pytest.mark.parametrize(
+    "name, formula", [("08_zero_bubble.html", "#equation-zb-h1"), ("12_layout.html", "#equation-boundary-volume")]
+)
+def test_a_formula_with_a_number_fits_a_phone(browser, book, name, formula):
+    with Visit(browser, book, PHONE) as visit:
+        page = visit.open(f"notebooks/{name}")
+        page.evaluate("MathJax.startup.promise")
+        assert page.locator(f"{formula} mjx-container").evaluate("e => e.scrollWidth <= e.clientWidth")
+        assert page.locator(f"{formula} .eqno").is_visible() and not visit.wrong, visit.wrong
 
 
 def test_the_checks_find_what_is_wrong(browser, book):

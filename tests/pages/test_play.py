@@ -6,6 +6,8 @@ import json
 import random
 import re
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -107,7 +109,7 @@ def test_a_level_by_hints_alone_is_solved_and_not_found(evaluate: Evaluate, leve
     score, count = evaluate("pplab.play.score(state)"), level["numActions"]
     assert score["isSolved"] and not score["isFound"] and evaluate("state.hints.length") == count
     assert score["text"].endswith(
-        f"Hints named {count} of the {count} actions, so this doesn't count as found: start again."
+        f"You took {count} hints, for more than half of your choices, so this doesn't count as found. Start again to find it yourself."  # noqa: E501
     )
     moves = json.dumps(evaluate("state.moves"))
     again = evaluate(f"pplab.play.score(pplab.play.replay(level, {moves}, state.hints.slice(0, {count // 2})))")
@@ -137,7 +139,7 @@ def test_playing_at_random(evaluate: Evaluate, level: dict) -> None:
         assert (hint["rank"], hint["text"]) in legal
         done.append(rng.choice(legal))
         assert placed(evaluate, *done[-1]) is None
-        assert evaluate("state.moves") == [list(move) for move in done]
+        assert evaluate("state.moves") == [[*move, False] for move in done]
 
     mine = lab.read_csv(evaluate("pplab.play.toCSV(state)"))
     assert [[str(item) for item in row] for row in mine.rows] == [
@@ -161,13 +163,83 @@ def test_playing_at_random(evaluate: Evaluate, level: dict) -> None:
     }
     assert times == {str(s.action): (s.start, s.end) for s in t.spans}
     again = evaluate(f"pplab.play.replay(level, {json.dumps([*done, (0, '0F0')])}).moves")
-    assert again == [list(move) for move in done]
+    assert again == [[*move, False] for move in done]
 
 
-def why_not(level: dict, done: list[tuple[int, str]], rank: int, text: str) -> str | None:
+PRESSES = {"first-steps": 1, "eighteen": 10, "memory-line": 16, "latency": 9, "two-stages": 25, "split-backward": 23}
+PRESSES |= {"zero-bubble": 18, "zero-bubble-v": 27}
+
+
+def test_what_has_no_alternative_runs_by_itself(evaluate: Evaluate, level: dict) -> None:
+    """Played at random: whatever the other ranks do, nothing else could have come next there."""
+    rng, forced = random.Random(level["id"]), 0
+    while legal := [move for move in evaluate("pplab.play.slots(state).flat()") if not move["refused"]]:
+        move, before = rng.choice(legal), evaluate("state.moves")
+        assert placed(evaluate, move["rank"], move["text"]) is None
+        moves = evaluate("(state = pplab.play.settle(state)).moves")
+        assert moves[: len(before) + 1] == [*before, [move["rank"], move["text"], False]]
+        for at in range(len(before) + 1, len(moves)):
+            rank, text, is_forced = moves[at]
+            assert is_forced and could_follow(level, [(r, t) for r, t, _ in moves[:at]], rank) == {text}, moves[
+                : at + 1
+            ]
+            forced += 1
+        if rng.random() < 0.2:  # and undo takes what was forced along
+            assert evaluate("pplab.play.undo(state).moves") == before
+            assert evaluate("(state = pplab.play.replay(level, state.moves, [])).moves") == moves
+    assert forced >= 3
+
+
+def could_follow(level: dict, done: list[tuple[int, str]], rank: int) -> set[str]:
+    """What may come next on a rank, whatever the others do before. Microbatches are alike, and keep their order."""
+    found, seen, waiting = set(), set(), [tuple(done)]
+    while waiting and len(found) < 2:
+        now = waiting.pop()
+        first: dict[tuple[int, str], str] = {}
+        for action in level["actions"]:
+            text = "{stage}{kind}{microbatch}".format(**action)
+            if (action["rank"], text) not in now:
+                first.setdefault((action["rank"], text.rstrip("0123456789")), text)
+        for (other, _), text in first.items():
+            if why_not(level, now, other, text) is not None:
+                continue
+            if other == rank:
+                found.add(text)
+            elif (then := frozenset([*now, (other, text)])) not in seen:
+                seen.add(then)
+                waiting.append((*now, (other, text)))
+    return found
+
+
+def test_a_level_takes_as_many_presses_as_choices(evaluate: Evaluate, level: dict) -> None:
+    presses = 0
+    while found := evaluate("(found = pplab.play.hint(state)) && (state = found.state, found)"):
+        shown = {move["text"] for move in evaluate("pplab.play.slots(state).flat()") if not move["refused"]}
+        assert found["text"] in shown and placed(evaluate, found["rank"], found["text"]) is None
+        evaluate("(state = pplab.play.settle(state)).moves.length")
+        presses += 1
+    score = evaluate("pplab.play.score(state)")
+    assert score["isSolved"] and not score["isFound"] and presses == PRESSES[level["id"]]
+
+
+read = cache(parse)
+
+
+def test_an_order_that_an_earlier_edition_kept_can_go_on(evaluate: Evaluate) -> None:
+    """There one could place microbatch 1 before microbatch 0: the buttons offer what can run, and nothing is forced."""
+    kept = json.dumps([[0, "0F1"]])
+    evaluate(f"state = pplab.play.replay(pplab.play.level('memory-line'), {kept}, [])")
+    shown = evaluate("pplab.play.slots(state).map((slots) => slots.map(({ text, refused }) => refused ? null : text))")
+    assert shown == [["0F0", None], ["1F1", None], [None, None]]
+    assert evaluate("pplab.play.hint(state).text") == "0F0"
+    assert placed(evaluate, 1, "1F1") is None and placed(evaluate, 2, "2F1") is None
+    assert evaluate("pplab.play.settle(state).moves") == evaluate("state.moves")
+
+
+def why_not(level: dict, done: Sequence[tuple[int, str]], rank: int, text: str) -> str | None:
     """A word of why a move is illegal; None for a legal one."""
-    stage, kind, m = action = parse(text)
-    before = {(a.stage, a.kind.value, a.microbatch) for a in (parse(text) for _, text in done)}
+    stage, kind, m = action = read(text)
+    before = {(a.stage, a.kind.value, a.microbatch) for a in (read(text) for _, text in done)}
     if not is_ready((stage, kind.value, m), before, level["numStages"]):
         own = {"F": None, "B": "F", "I": "F", "W": "I"}[kind.value]
         return (
@@ -175,7 +247,7 @@ def why_not(level: dict, done: list[tuple[int, str]], rank: int, text: str) -> s
             if own and (stage, own, m) not in before
             else f"waits for the {'o' if own is None else 'g'}"
         )
-    row = [parse(text) for r, text in done if r == rank]
+    row = [read(text) for r, text in done if r == rank]
     held = sum(a.kind == "F" for a in row) - sum(a.kind in "BW" for a in row)
     if action.kind == "F" and level["cap"] and held == level["cap"][rank]:
         return f"Rank {rank} has no memory left: it holds "

@@ -27,6 +27,8 @@ var pplabGame = (() => {
   /** The element of a game, with its level's title, or the choice of one. */
   function begin(root, only) {
     const live = pplabChart.begin(root);
+    // what the theme lays over a page keeps off a game in sight (see explorer.css)
+    new IntersectionObserver(([{ isIntersecting }]) => root.toggleAttribute("data-in-sight", isIntersecting)).observe(live);
     if (only) live.querySelector(".pplab-control").outerHTML = `<strong>${escaped(only.title)}</strong>`;
     return live;
   }

@@ -1,7 +1,8 @@
 // The play mode: its levels and rules. A schedule is built by hand, action by action, and scored against a reference.
 //
 // Needs core.js and the levels (pplab_levels), adds `pplab.play`, knows nothing of a page. A state is a
-// value: moves return a new one. Only what can run may be placed, so that no order ends in a deadlock.
+// value: moves return a new one. Only what can run may be placed, so that no order ends in a deadlock. If a rank has no
+// alternative, its next action runs by itself.
 
 pplab.play = (() => {
   "use strict";
@@ -46,7 +47,7 @@ pplab.play = (() => {
   /** Nothing placed yet. `hints` are the actions that a hint has named, as texts. */
   const start = (level, hints = []) => after({ level, hints }, []);
 
-  /** The state after `moves`, [rank, text] each, and when what they placed runs: it can run, so it can be simulated. */
+  /** The state after `moves`, [rank, text, isForced] each, and when what they placed runs: it can run, so it can be simulated. */
   function after({ level, hints }, moves) {
     const rows = level.par.peakInFlight.map((_, rank) => moves.filter(([on]) => on === rank).map(([, text]) => text));
     return { level, moves, hints, timeline: pplab.simulate(pplab.schedule(rows, "your schedule"), level.costs) };
@@ -114,19 +115,38 @@ pplab.play = (() => {
   // ---- moves -------------------------------------------------------------------------------------------------------
 
   /** Place an action on a rank: {state, refused}; a refused move leaves the state and says why. */
-  function place(state, rank, text) {
+  function place(state, rank, text, isForced = false) {
     const refused = refusal(state, rank, text);
-    return { state: refused ? state : after(state, [...state.moves, [rank, text]]), refused };
+    return { state: refused ? state : after(state, [...state.moves, [rank, text, isForced]]), refused };
   }
 
-  /** Without the latest move. */
-  const undo = (state) => after(state, state.moves.slice(0, -1));
+  /** What a rank may run next, now or once other ranks have gone on. */
+  function candidates(state, rank) {
+    const own = unplaced(state).filter((action) => action.rank === rank), texts = new Set(own.map(textOf));
+    const isNext = (action) => missing(state, action).filter((text) => texts.has(text)).length === 1; // itself
+    return own.filter((action) => isNext(action) && !overfull(state, rank, action));
+  }
 
-  /** The state after `moves`, [rank, text] each; a refused one ends it. For what a page has stored. */
+  /** The state after all actions to which their ranks have no alternative. Microbatches are alike, so which of them comes first
+   *  isn't a choice. */
+  function settle(state) {
+    for (const rank of state.timeline.byRank.keys()) {
+      const [first, ...others] = candidates(state, rank);
+      if (!first || others.some(({ stage, kind }) => stage !== first.stage || kind !== first.kind)) continue;
+      const { state: next, refused } = place(state, rank, textOf(first), true);
+      if (!refused) return settle(next);
+    }
+    return state;
+  }
+
+  /** Without the latest choice, and what it forced. */
+  const undo = (state) => after(state, state.moves.slice(0, Math.max(state.moves.findLastIndex(([, , isForced]) => !isForced), 0)));
+
+  /** The state after `moves`, as a state has them; a refused one ends it. For what a page has stored. */
   function replay(level, moves, hints) {
     let state = start(level, hints);
-    for (const [rank, text] of moves) {
-      const next = place(state, rank, text);
+    for (const [rank, text, isForced] of moves) {
+      const next = place(state, rank, text, isForced);
       if (next.refused) break;
       state = next.state;
     }
@@ -137,6 +157,19 @@ pplab.play = (() => {
   const remaining = (state) => unplaced(state).map((action) => {
     const { rank } = action, text = textOf(action);
     return { rank, text, refused: refusal(state, rank, text) };
+  });
+
+  /** The buttons of each rank, one for each stage and kind: the first action that can come next, or else the first that isn't
+   *  placed, or else the last of all. */
+  const slots = (state) => state.timeline.byRank.map((_, rank) => {
+    const own = state.level.actions.filter((action) => action.rank === rank), left = unplaced(state);
+    const isFirst = ({ stage, kind }, i) => own.findIndex((each) => each.stage === stage && each.kind === kind) === i;
+    return own.filter(isFirst).map(({ stage, kind }) => {
+      const alike = (each) => each.stage === stage && each.kind === kind, waiting = left.filter(alike);
+      const next = waiting.find((each) => !refusal(state, rank, textOf(each))) || waiting[0];
+      const action = next || own.findLast(alike), text = textOf(action);
+      return { ...action, text, isOver: !next, refused: refusal(state, rank, text) };
+    });
   });
 
   /** Whether nothing can be placed though something is left: only undo helps. */
@@ -169,11 +202,13 @@ pplab.play = (() => {
     const peakInFlight = timeline.peakInFlight.map((peak) => Math.max(peak, 0)); // a rank without actions has none
     const isStraight = !level.isAboutSpan || spanBubbleFraction <= par.spanBubbleFraction + 1e-9;
     const isSolved = isComplete && makespan <= par.makespan + 1e-9 && isStraight;
-    const isFound = isSolved && 2 * state.hints.length <= level.numActions;
+    const isFound = isSolved && 2 * state.hints.length <= numChosen(state);
     const bubbles = isComplete ? { bubbleFraction, spanBubbleFraction } : { bubbleFraction: null, spanBubbleFraction: null };
     const figures = { isComplete, makespan, peakInFlight, ...bubbles, par, isSolved, isFound };
     return { ...figures, text: isSolved ? found(state, figures) : verdict(state, figures) };
   }
+
+  const numChosen = ({ moves }) => moves.filter(([, , isForced]) => !isForced).length;
 
   /** What is still to do, or what the order misses. */
   function verdict({ level, moves }, { isComplete, makespan, par }) {
@@ -241,7 +276,7 @@ pplab.play = (() => {
     const time = `Your order takes ${short(makespan)}${isSame ? "" : `, as ${reference} does`}${level.cap ? memory : ""}.`;
     const count = hints.length === 1 ? "1 hint" : `${hints.length || "no"} hints`;
     const help = isFound ? `You took ${count} in this try.`
-      : `Hints named ${hints.length} of the ${level.numActions} actions, so this doesn't count as found: start again.`;
+      : `You took ${count}, for more than half of your choices, so this doesn't count as found. Start again to find it yourself.`;
     return `${who} ${time} ${level.end} ${help}`;
   }
 
@@ -261,5 +296,5 @@ pplab.play = (() => {
     return name ? named(name) : null;
   }
 
-  return { levels, level, start, place, undo, replay, spanOf, remaining, held, isStuck, hint, least, toCSV, score };
+  return { levels, level, start, place, undo, replay, spanOf, remaining, held, slots, settle, isStuck, hint, least, toCSV, score };
 })();

@@ -1,11 +1,11 @@
-// The game's view: a level, a tray of actions for each rank, the chart of what is placed, the score. The rules are play.js.
+// The game's view: a level, the chart of what is placed, buttons for what may come next, the score. The rules are play.js.
 // A `.pplab-play` with data-level is that one level, in a chapter; one without is the whole game, whose level is in the
 // page's address. A page may hold several.
 
 (() => {
   "use strict";
 
-  const { FILL, NAME, ink, short, percent, escaped } = pplabChart;
+  const { FILL, NAME, ink, short, percent, escaped, listed } = pplabChart;
   const { play } = pplab;
   const memory = pplabGame.memory("pplab-play"); // its moves, its hints and whether it was ever found
 
@@ -20,7 +20,7 @@
   /** What a player who has placed nothing yet needs to know. */
   const howTo = ({ kinds, numStages, numRanks }) =>
     `Press an action to place it. 0F2 is the forward of microbatch 2 on ${numStages > numRanks ? "stage" : "rank"} 0, and ${kinds.includes("B") ? "0B2 its backward" : "0I2 and 0W2 are the halves of its backward"}. ` +
-    "An action that is only outlined can't run yet: press it, and the game says why.";
+    "If it is only outlined, it can't run yet: press it, and the game says why.";
 
   function game(root) {
     const only = root.dataset.level && play.level(root.dataset.level);
@@ -28,7 +28,7 @@
     const [choice, task, scroll, legend, says, tray, figures, csv, python, reference] = [
       "select", ".pplab-task", ".pplab-scroll", ".pplab-legend", ".pplab-says", ".pplab-tray", ".pplab-figures", ".pplab-csv", ".pplab-python", ".pplab-reference",
     ].map((selector) => live.querySelector(selector));
-    const button = (name) => live.querySelector(`[data-do="${name}"]`);
+    const button = (name) => live.querySelector(`[data-do="${name}"]`), buttons = () => [...tray.querySelectorAll("button")];
     let state;
 
     /** Show the level that the address names, or the first one; say so when it names none. */
@@ -84,19 +84,21 @@
         (caps ? `<li><i class="pplab-heldbox"></i>forwards held</li><li><i class="pplab-capline"></i>memory for them</li>` : "");
     }
 
-    /** Buttons for what isn't placed, a line for each rank. One that can't come next stays, and says why when pressed. */
+    /** A line for each stage of each rank, and in it a button for each kind: the next microbatch's. They keep their places to
+     *  the end, and one that can't come next says why when pressed. */
     function drawTray() {
-      const { level } = state, left = play.remaining(state);
-      tray.innerHTML = Array.from({ length: level.numRanks }, (_, rank) => {
+      const { level } = state, focused = buttons().indexOf(document.activeElement);
+      tray.style.cssText = `--pplab-kinds:${level.kinds.length};--pplab-stages:${level.numStages / level.numRanks}`;
+      tray.innerHTML = play.slots(state).map((slots, rank) => {
         const holds = level.cap ? `holds ${play.held(state, rank).length} of ${level.cap[rank]}` : "";
-        const buttons = left.filter((each) => each.rank === rank).map(({ text, refused }) => {
-          const { kind, microbatch, stage } = pplab.parse(text).parts[0];
-          const name = `${text}: ${NAME[kind]} of microbatch ${microbatch} on stage ${stage}${refused ? ", not yet" : ""}`;
+        const drawn = slots.map(({ text, kind, stage, microbatch, isOver, refused }) => {
+          const name = `${text}: ${NAME[kind]} of microbatch ${microbatch} on stage ${stage}${isOver ? ", the last, is placed" : refused ? ", not yet" : ""}`;
           return `<button type="button" data-rank="${rank}" data-text="${text}" aria-label="${name}"` +
-            `${refused ? ` class="pplab-not" title="${escaped(refused)}"` : ""} style="--pplab-kind:${FILL[kind]};--pplab-ink:${ink(FILL[kind])}">${text}</button>`;
+            `${refused ? ` class="pplab-not" title="${escaped(refused)}"` : ""} style="--pplab-kind:${FILL[kind]};--pplab-ink:${ink(FILL[kind])}">${isOver ? "✓" : text}</button>`;
         });
-        return `<div role="group" aria-label="rank ${rank} ${holds}"><span>rank ${rank} <small>${holds}</small></span>${buttons.join("")}</div>`;
+        return `<div role="group" aria-label="rank ${rank} ${holds}"><span>rank ${rank} <small>${holds}</small></span>${drawn.join("")}</div>`;
       }).join("");
+      buttons()[focused]?.focus({ preventScroll: true }); // it has been made anew
     }
 
     /** The reference's name, its peaks and its bubble are part of the answer, so they come when it is found. */
@@ -114,20 +116,17 @@
     }
 
     function place(rank, text) {
-      const at = [...tray.children[rank].querySelectorAll("button")].findIndex((b) => b.dataset.text === text);
       const { state: next, refused } = play.place(state, rank, text);
       root.dataset.refused = refused || "";
       if (refused) {
         says.textContent = refused;
         return;
       }
-      state = next;
-      const { start, end } = play.spanOf(state, text);
-      const isLast = state.moves.length === state.level.numActions; // then the end speaks
-      show(isLast ? "" : `${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.`);
-      const buttons = tray.children[rank].querySelectorAll("button"); // the one that had the focus is gone
-      const following = buttons[Math.min(at, buttons.length - 1)] || tray.querySelector("button") || button("undo");
-      following.focus({ preventScroll: true });
+      state = play.settle(next);
+      const { start, end } = play.spanOf(state, text), forced = state.moves.slice(next.moves.length).map(([, each]) => each);
+      const told = forced.length ? ` ${listed(forced)} followed by ${forced.length > 1 ? "themselves" : "itself"}, without an alternative.` : "";
+      show(`${text} runs on rank ${rank} from ${short(start)} to ${short(end)}.${told}`);
+      if (tray.hidden) button(button("next level").hidden ? "undo" : "next level").focus({ preventScroll: true });
     }
 
     tray.addEventListener("click", ({ target }) => {
@@ -143,9 +142,10 @@
     live.addEventListener("click", ({ target }) => {
       const what = target.dataset.do;
       if (what === "undo") {
-        const [, text] = state.moves[state.moves.length - 1];
+        const { moves } = state;
         state = play.undo(state);
-        show(`${text} is taken back.`);
+        const [[, text], ...others] = moves.slice(state.moves.length);
+        show(`${text} is taken back${others.length ? `, and so is what followed by itself: ${listed(others.map(([, each]) => each))}` : ""}.`);
       } else if (what === "start again") {
         state = play.start(state.level); // and no hint is taken
         show("");

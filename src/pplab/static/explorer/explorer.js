@@ -216,6 +216,7 @@
     let given = givenTo(root), problem = ""; // records to show as own rows; what is wrong with a file
     let state = isPage && location.hash.includes("=") ? decode(location.hash.slice(1), initial) : { ...initial };
     let timelines = [], asked = 0, later = 0;
+    let chosen = initial.schedule === OWN ? "1F1B" : initial.schedule; // what an empty box of rows shows
     let moment = state.time || Infinity; // where the next chart's playhead is to stand; null: where it stands
 
     const live = begin(root, isPage);
@@ -267,9 +268,12 @@
       let stuck = "";
       try {
         if (problem) throw new pplab.ScheduleError(problem);
-        const schedules = named().map((name) => scheduleOf(state, name));
         if (state.rows.trim() && !isGiven()) given = []; // the reader has changed them
-        const mine = state.schedule === OWN ? ownTimelines(state, given) : { timelines: [], problem: "" };
+        const isOwn = state.schedule === OWN, isEmpty = isOwn && !state.rows.trim() && !given.length;
+        if (!isOwn) chosen = state.schedule;
+        const schedules = [...(isEmpty ? [chosen] : []), ...named()].map((name) => scheduleOf(state, name));
+        if (isEmpty) form.elements.rows.placeholder = pplab.toCSV(schedules[0]);
+        const mine = isOwn && !isEmpty ? ownTimelines(state, given) : { timelines: [], problem: "" };
         timelines = [...mine.timelines, ...schedules.map((schedule) => timelineOf(state, schedule))];
         stuck = mine.problem;
       } catch (wrong) {
@@ -372,7 +376,7 @@
     let touched = {};
     function changed(except) {
       problem = "";
-      if (state.schedule === OWN && !state.rows && !given.length && timelines.length) { // something to begin with
+      if (state.schedule === OWN && !state.rows && !given.length && timelines.length && except?.name !== "rows") { // something to begin with
         state.rows = pplab.toCSV(timelines[0].schedule);
       }
       fill(except);
