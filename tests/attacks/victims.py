@@ -517,8 +517,8 @@ def forks() -> str:
     pool.run(hurts.quick)
     if (child := os.fork()) == 0:
         sys.exit(0)
-    os.waitpid(child, 0)
-    found = right(pool)
+    _, ended = os.waitpid(child, 0)
+    found = right(pool) if not ended else f"a child that ends with {ended}"
     pool.close()
     return found
 

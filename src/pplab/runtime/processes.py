@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import secrets
@@ -50,6 +51,19 @@ _server = vars(forkserver)["_forkserver"]
 
 # A fork of the pool's process would otherwise end the ranks when it exits, as if they were its own.
 os.register_at_fork(after_in_child=vars(multiprocess)["_children"].clear)
+
+_stores: weakref.WeakSet[dist.TCPStore] = weakref.WeakSet()
+
+
+def _keep_stores() -> None:
+    """In a fork of the pool's process: a store that goes away waits there for its thread, which
+    that process doesn't have.
+    """
+    for store in _stores:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+
+
+os.register_at_fork(after_in_child=_keep_stores)
 
 
 class Ranks:
@@ -275,7 +289,7 @@ def local_store(patience: timedelta) -> dist.TCPStore:
                 f"127.0.0.1 can't be reached ({error}): turn the loopback on (ip link set lo up)"
             ) from None
     host, port = listener.getsockname()
-    return dist.TCPStore(
+    store = dist.TCPStore(
         host,
         port,
         is_master=True,
@@ -284,3 +298,5 @@ def local_store(patience: timedelta) -> dist.TCPStore:
         use_libuv=True,
         master_listen_fd=listener.detach(),
     )
+    _stores.add(store)
+    return store
