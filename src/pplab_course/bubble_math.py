@@ -40,21 +40,21 @@ NEAR = 1.005  # times the cheapest: as good
 
 def slow_middle(*answer: object) -> Verdict:
     """3 ranks, 2 microbatches, GPipe; F=1 and B=2, on rank 1 2 and 4: the makespan, and how many cells are idle."""
-    turn = "on a right chart rank 1's forwards end at 5 and rank 2's first backward at 8: go on from there"
+    turn = "rank 1's forwards should end at 5, and rank 2's first backward at 8. Go on from there"
     makespan = dict.fromkeys(range(61), turn) | {
         12: "that would be three equal ranks",
-        15: "that is 1 + 12 + 2, with rank 1 never waiting: its first backward has to wait for rank 2's",
-        17: "look at rank 1 at its turn: its first backward has to wait for rank 2's",
+        15: "that is 1 + 12 + 2, as if rank 1 never waited. Its first backward has to wait for rank 2's",
+        17: "look at rank 1 after its forwards. Its first backward has to wait for rank 2's",
         24: "that would be three ranks as slow as rank 1",
     }
-    count = "count all three ranks: take from 3 lines of 18 cells what two microbatches keep busy, rank 1 twice as long"
+    count = "count all three ranks. Subtract the busy cells from 3 rows of 18, and remember that rank 1 is half as fast"
     idle = dict.fromkeys(range(61), count) | {
         24: "those are the busy cells",
         54: "those are all cells",
         12: "that is rank 0's; the question is about all three",
         6: "that is rank 1's; the question is about all three",
     }
-    why = "rank 1 is reached after 1, works for 12 with a wait of 3 in between, and leaves 2 to rank 0"
+    why = "rank 1 starts after 1 unit, works for 12 and waits for 3, and then rank 0 needs 2 more"
     return numbers(joined(answer), (18, 30), why, ("makespan", "idle cells"), traps=(makespan, idle))
 
 
@@ -127,7 +127,7 @@ def repair(answer: object) -> Verdict:
         raise Wrong(str(error).partition("; on rank")[0]) from None  # what comes then is the repair
     makespan = simulate(schedule).makespan
     if makespan > floor_makespan(3, 4, 1, 2):
-        return wrong(f"it runs, in {makespan}; a line for rank 1 that takes 18 exists")
+        return wrong(f"it runs, in {makespan}, but with a different line for rank 1 it takes 18")
     return right("legal, and no order can be faster than 18")
 
 
@@ -185,7 +185,7 @@ def six_hours(answer: object) -> Verdict:
     found, cheapest = _entry(cut), _entry(CHEAPEST)
     for rank, state in enumerate(Case(num_ranks=len(cut)).state_gb(cut)):
         if state > found.case.room_gb:
-            return wrong(f"rank {rank} can't even hold its weights and what belongs to them: {state:.1f} of 80 GB")
+            return wrong(f"rank {rank} can't even hold its state: {state:.1f} of 80 GB")
     times = found.case.stage_ms(cut)
     slowest = max(range(len(cut)), key=times.__getitem__)
     machines = f"{len(cut)} machine{'s' * (len(cut) > 1)}"
@@ -196,8 +196,8 @@ def six_hours(answer: object) -> Verdict:
     if found.hours > DEADLINE_H:
         return wrong(f"too late: {said}; {pace}")
     if found.dollars > NEAR * cheapest.dollars:
-        dearer = f"{100 * (found.dollars / cheapest.dollars - 1):.1f} % dearer than need be"
-        return wrong(f"in time: {said}, which is {dearer}; {pace}")
+        more = f"{100 * (found.dollars / cheapest.dollars - 1):.1f} % more than the cheapest"
+        return wrong(f"in time: {said}, which is {more}; {pace}")
     return right(f"{said}; no cut is in time for less")
 
 

@@ -35,7 +35,7 @@ def one_rank_recomputes(*answer: object) -> Verdict:
     alone = {
         28: "that is with all three",
         22: "rank 1 recomputes every microbatch, not only one",
-        24: "so long rank 1 works, and rank 0 still has a backward to do",
+        24: "rank 1 works until then, and rank 0 still has a backward to do",
         25: "rank 0's last backward takes 2 units",
         27: "rank 0's last backward takes 2 units: it doesn't recompute",
     }
@@ -59,8 +59,8 @@ def larger_cards(*answer: object) -> Verdict:
     }
     dollars = {case.dollars_per_hour / price * 2: "the other way round: a step with more microbatches is worth more"}
     dollars |= {2 * 141 / 80: "gigabytes aren't what you pay for: compare the bills"}
-    dollars |= {2.69: "that is the chart's count: the bill knows messages and the head, too (case.row)"}
-    why = f"10 microbatches fill the card, and the bill is the same at ${price:.2f}"
+    dollars |= {2.69: "that is the chart's count. The bill has messages and the head, too (case.row)"}
+    why = f"10 microbatches fill the GPU, and the bill is the same at ${price:.2f}"
     return numbers(joined(answer), (10, price), why, ("microbatches", "dollars"), traps=(most, dollars), digits=2)
 
 
@@ -103,7 +103,7 @@ def a_norm_that_survives(answer: object) -> Verdict:
     if torch.allclose(of_other, of_x * 10 + 3, atol=1e-2):
         return wrong("this module doesn't normalise anything")
     if not torch.allclose(of_more, of_x, atol=1e-2):
-        return wrong("this module doesn't normalise: ten times the input gives another output")
+        return wrong("this module doesn't normalise: ten times the input gives a different output")
     stages = [nn.Sequential(nn.Linear(8, 8), answer), nn.Linear(8, 8)]
     try:
         found = trained(build("GPipe", num_ranks=2, num_microbatches=4), stages, x, y).gradients
@@ -171,7 +171,7 @@ def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
             took, best = simulate(schedule).makespan, (M + flushes * (P - 1)) * 3
             if took != best:
                 raise Wrong(f"it takes {took} units (F = 1, B = 2), and GPipe with {flushes} flushes takes {best}")
-    return right("at six sizes: no rank holds more, and no flush is one too many")
+    return right("at six sizes no rank holds more than it may, and no flush is needless")
 
 
 def _check_flushes(schedule: Schedule, most: int) -> None:

@@ -72,12 +72,12 @@ def moved_layers(*answer: object) -> Verdict:
     even, moved = (case.row("naive", 1, cut=cut) for cut in ([8, 8, 8, 8], MOVED))
     slowest = max(case.stage_ms()) - max(case.stage_ms(MOVED))
     layer = case.state_gb()[1] / 8, case.sequence_gb()[1] / 8
-    pace = "so much faster the slowest rank becomes: does it set the pace where one works at a time?"
+    pace = "the slowest rank becomes that much faster. Does it set the pace when one rank works at a time?"
     shorter = {3 * slowest: pace, slowest: pace}
     fuller = {
-        layer[0]: "that is the layer's state: what does it keep of a sequence?",
-        layer[1]: "that is what the layer keeps of a sequence: it has state, too",
-        max(moved.held_gb): "that is what the fullest rank holds; the question is how much more that is",
+        layer[0]: "that is only the layer's state. What does it keep of a sequence?",
+        layer[1]: "that is only what the layer keeps of a sequence. It has state, too",
+        max(moved.held_gb): "that is what the fullest rank holds. By how much does it grow?",
         2 * sum(layer): "rank 0 gets one layer more, not two",
     }
     why = "the chain is as long as before, and rank 0 holds a layer more"
@@ -180,9 +180,9 @@ def diagnose(answer: object) -> Verdict:
             return wrong(f"{letter}: expected the number of a cause, 1 to {len(CAUSES)}, got {cause!r}")
     found = sum(answer[letter] == cause for letter, cause in _CAUSE_OF.items())
     if found < len(_CAUSE_OF):
-        which = "which ones isn't said on purpose, since each can be tried"
-        return wrong(f"{found} of {len(_CAUSE_OF)} are right; {which}: make a mistake yourself, and look what happens")
-    return right("each mistake has its own way to show")
+        how = "To find out which, make each mistake yourself, and look at what happens"
+        return wrong(f"{found} of {len(_CAUSE_OF)} are right. {how}")
+    return right("each mistake shows in its own way")
 
 
 @one_or_several
@@ -199,7 +199,7 @@ def cheapest(answer: object) -> Verdict:
         found = (f"rank {rank} would hold {held[rank]:.1f} GB and has {room[rank]}" for rank in full)
         return wrong(f"it doesn't fit: {', '.join(found)}")
     if (more := dollars - CHEAPEST_DOLLARS) > 0.5:
-        return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} dearer than the best that we know")
+        return wrong(f"it fits, and costs ${dollars:.0f}: ${more:.0f} more than the best that we know")
     if more > 0.05:
         return right(f"it fits, and costs ${dollars:.1f}; the best that we know costs ${CHEAPEST_DOLLARS:.1f}")
     known = "less than the best that we knew" if more < -0.05 else "and we know nothing cheaper"

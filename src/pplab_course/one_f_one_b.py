@@ -117,9 +117,9 @@ def unstick(answer: object) -> Verdict:
     if len(changed) > 1:
         return wrong(f"rows {' and '.join(map(str, changed))} differ from the exercise's: reorder one row only")
     if (makespan := simulate(schedule).makespan) > floor_makespan(3, 3, 1, 2):
-        alone = "no order of this row alone does better than 18; another row"
-        better = "another order of it" if changed[0] == 0 else alone
-        return wrong(f"with row {changed[0]} reordered it runs, in {makespan}: {better} takes 15")
+        alone = "No order of this row alone is faster than 18. If you reorder a different row, it takes 15"
+        better = "A different order of this row takes 15" if changed[0] == 0 else alone
+        return wrong(f"with row {changed[0]} reordered it runs, in {makespan}. {better}")
     return right("the circle is broken, and the time is the floor")
 
 
@@ -145,11 +145,11 @@ def too_early(answer: str | Sequence) -> Verdict:
         return wrong(f"{answer} isn't an action of this schedule")
     rank, action = found[given]
     if given == TOO_EARLY:
-        return right("no forward stands before it: from here on rank 1 has two under way where it needs three")
+        return right("no forward comes before it, so from here on rank 1 has two in flight, and it needs three")
     if rank != 1:
-        return wrong(f"rank {rank}'s row is 1F1B's, action by action: it waits for what another rank makes")
+        return wrong(f"rank {rank}'s row is 1F1B's, action by action, and waits for a different rank")
     if action.kind.name == "F":
-        return wrong("it is the right rank, but a forward that comes early would keep more under way, not fewer")
+        return wrong("it is the right rank, but a forward that comes early would keep more in flight, not fewer")
     later = action.microbatch > int(TOO_EARLY[2:])
     return wrong(f"it is the right rank, but {'something went wrong before' if later else 'all is well up to'} {given}")
 

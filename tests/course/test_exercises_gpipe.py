@@ -70,7 +70,7 @@ WRONG = [
     (
         exercise.larger_cards,
         (10, 2.69),
-        "dollars: that is the chart's count: the bill knows messages and the head, too",
+        "dollars: that is the chart's count. The bill has messages and the head, too",
     ),
     (exercise.overhead_from_a_sweep, (1, 40), "these are the right numbers, swapped: expected work, then overhead"),
     (exercise.overhead_from_a_sweep, (40, 40), "overhead: that is the work"),

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "book" / "_live"
 ABSENT = "numpy PIL torch transformers datasets ortools IPython"
 CELLS = """
-01_bubble_math:code-02 01_bubble_math:code-03 01_bubble_math:code-09 01_bubble_math:code-18 01_bubble_math:code-40
-02_naive:naive-03 02_naive:naive-10 02_naive:naive-35 03_gpipe:code-24 04_1f1b:a1f6cffc
+01_bubble_math:code-02 01_bubble_math:overview-6 01_bubble_math:code-03 01_bubble_math:code-09 01_bubble_math:code-18
+01_bubble_math:code-40 02_naive:naive-03 02_naive:naive-10 02_naive:naive-35 03_gpipe:code-24 04_1f1b:a1f6cffc
 06_fsdp:64b97c9c 07_interleaved:code-07 08_zero_bubble:a0c35f07 08_zero_bubble:ba7dd6a8 09_dualpipev:overlap-02
 09_dualpipev:overlap-10 09_dualpipev:overlap-36 10_how_good:how-good-007 10_how_good:how-good-009
 10_how_good:how-good-025 12_layout:4d3f88c5 14_profile:code-06 14_profile:gpu-05 own:own
