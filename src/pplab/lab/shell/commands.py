@@ -6,7 +6,6 @@ Loading this module loads no torch: what does is imported where it is used.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
@@ -17,11 +16,10 @@ from ...errors import number
 from ...optional import bring
 from ..forms import run_to_dict
 from . import choice, cli
-from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, say, schedule_of, write
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, schedule_of, write
 
 if TYPE_CHECKING:
-    from ...runtime import Extra, Run, Workload
-    from ...schedule import Schedule
+    from ...runtime import Extra, Workload
 
 # What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
 # the flag's value, by `from_flag` where it has that.
@@ -79,7 +77,7 @@ def _train_flags() -> Iterator[Flag]:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from ...runtime import Options
+    from ...runtime import Options, Pool
     from ..schedules import replicate
     from .torchrun import is_torchrun, train_here
 
@@ -87,7 +85,8 @@ def _train(given: argparse.Namespace) -> int:
     what = replicate(schedule_of(given), given.replicas), workload_of(given)
     extras = _extras(given)
     if not is_torchrun():
-        run = _train_in_pool(given, *what, *extras, **options)
+        with Pool(what[0].num_ranks, device=given.device) as pool:
+            run = pool.train(*what, *extras, **options)
     elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
         return 0  # another rank has the run
     found = None
@@ -119,22 +118,6 @@ def _extras(given: argparse.Namespace) -> list[Extra]:
     if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
         raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
     return extras
-
-
-def _train_in_pool(
-    given: argparse.Namespace,
-    schedule: Schedule,
-    workload: Workload,
-    *extras: Extra,
-    **options: object,
-) -> Run:
-    from ...runtime import Pool, make_job
-
-    num_ranks = schedule.num_ranks
-    make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
-    with Pool(num_ranks, device=given.device) as pool:
-        say(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        return pool.train(schedule, workload, *extras, **options)
 
 
 def workload_of(given: argparse.Namespace) -> Workload:
