@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 AFTER_S = 0.5  # work that ends earlier needs no line
 EVERY_S = 0.2  # the line changes no more often
@@ -48,10 +49,7 @@ def _place() -> Show | None:
         return show
     if sys.stderr.isatty():
         return _on_terminal if os.environ.get("TERM") != "dumb" else None
-    kernel = getattr(sys.modules.get("IPython") and _shell(), "kernel", None)
-    asked = kernel.get_parent() if hasattr(kernel, "get_parent") else {}
-    # Programs that run notebooks can't answer a question, so nobody looks on.
-    return _in_notebook() if asked.get("content", {}).get("allow_stdin") else None
+    return _in_notebook() if "IPython" in sys.modules and _somebody_runs_this_cell() else None
 
 
 def _on_terminal(text: str, seconds: float) -> None:
@@ -63,10 +61,13 @@ def _on_terminal(text: str, seconds: float) -> None:
         sys.stderr.flush()
 
 
-def _shell() -> object:
+def _somebody_runs_this_cell() -> bool:
+    """Whether a front end does, where somebody can answer questions, and no program."""
     from IPython import get_ipython
 
-    return get_ipython()
+    kernel: Any = getattr(get_ipython(), "kernel", None)
+    request = kernel.get_parent() if hasattr(kernel, "get_parent") else {}
+    return request.get("content", {}).get("allow_stdin", False)
 
 
 def _in_notebook() -> Show:
