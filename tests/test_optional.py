@@ -117,7 +117,7 @@ def test_help_shows_what_flags_it_can_and_names_the_extra_that_has_the_others(tm
     done = shell("train --help", PLAIN, tmp_path)
     assert done.returncode == 0 and not done.stderr
     assert "--schedule NAME" in done.stdout and "--layers N" in done.stdout
-    missing = "These are not all of its flags: torch is missing: pip install 'pplab[run]'"
+    missing = "These are not all of its options: torch is missing: pip install 'pplab[run]'"
     assert " ".join(done.stdout.split()).endswith(missing)
 
 

@@ -4,6 +4,7 @@ The cells of a page share one namespace. What a page can't have, such as torch o
 it, so that a cell which only imports it goes on. `run(source, emit)` runs one cell and calls emit with events:
 
     "stream", "stdout" or "stderr", text
+    "progress", how far long work has come; "" when it is done
     "display", {MIME type: text}
     "error", the exception's name, its last line, the whole traceback, what it needs that the page can't have or ""
 """
@@ -100,6 +101,10 @@ class Stream(TextIOBase):
         if time.monotonic() - self.last > 0.1:
             self.flush()
         return len(text)
+
+    def progress(self, text: str, seconds: float) -> None:
+        """Long work tells how far it has come: `pplab.progress` asks for this."""
+        self.emit("progress", text)
 
     def flush(self) -> None:
         if self.waiting:

@@ -301,6 +301,7 @@
 
     show([kind, ...what]) {
       if (kind === "stream") return this.print(what[1]);
+      if (kind === "progress") return void (this.progress = what[0] && `, ${what[0]}`);
       this.stream = null;
       if (kind === "error") return this.fail(...what);
       const [bundle] = what, text = bundle["text/plain"] || "";
@@ -367,7 +368,7 @@
     return (busy = busy.then(async () => {
       const began = performance.now(), say = (text) => { cell.note.textContent = text; };
       const clock = setInterval(() => {
-        if (performance.now() - began > SLOW && cell.timed) say(`running, ${Math.round((performance.now() - began) / 1000)} s …`);
+        if (performance.now() - began > SLOW && cell.timed) say(`running, ${Math.round((performance.now() - began) / 1000)} s${cell.progress} …`);
       }, 500);
       try {
         await started(say);
@@ -375,6 +376,7 @@
         const measured = await prepared(cell, say);
         say("running …");
         cell.timed = true;
+        cell.progress = "";
         cell.clear();
         await evaluate(cell, (event) => cell.show(event));
         const taken = `made here in ${((performance.now() - began) / 1000).toFixed(2)} s`;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -196,6 +197,25 @@ def test_rough_handling_ends_well(tab, book):
         assert again.text == "42\n" and not again.error, (text, again)
     none = "class R:\n    def _repr_mimebundle_(self, **_): return None\n    def __repr__(self): return 'me'\nR()"
     assert live.run(tab, cell, none).text == "me\n"  # as in IPython
+
+
+CHOOSE = """
+from pplab import lab
+box = lab.machine_of("h100", 8, between=50e9)
+print(lab.choose(lab.Transformer(80, 8192, 4096, heads=64, vocabulary=128256), box, 64, 256, tp=(4, 8)).gpus)
+"""
+
+
+def test_long_work_tells_how_far_it_has_come(tab, book):
+    live.open_chapter(tab, book, live.CHAPTERS[0])
+    first = next(cell["id"] for cell, _ in live.on_page(live.CHAPTERS[0]))
+    node = tab.locator(f"#cell-{first}")
+    tab.evaluate("([id, text]) => { pplabLive.cells().find((c) => c.id === id).text = text; }", [first, CHOOSE])
+    node.get_by_role("button", name="Run").click()
+    node.get_by_text(re.compile(r"^running, \d+ s, planning layout \d+ of \d+ …$")).wait_for()
+    node.get_by_text("made here in").wait_for(timeout=120_000)
+    assert node.get_by_text("64", exact=True).count() == 1 and not node.get_by_text("planning").count()
+    tab.evaluate("id => { pplabLive.cells().find((c) => c.id === id).text = undefined; }", first)
 
 
 def test_stop_ends_a_loop_and_the_page_goes_on(tab, book):

@@ -34,8 +34,7 @@ _PIECE_BYTES = 2**18  # of a message, at most at once
 
 class Status(ctypes.Structure):
     """What a rank is doing, and what it and the caller's process tell each other about its measured
-    steps: how many are done, the last one's `loss`, `seconds` and `units` (samples or tokens), and
-    whether to `stop`.
+    steps: how many are done, its part of the last one's `loss`, and whether to `stop`.
     """
 
     _fields_ = [

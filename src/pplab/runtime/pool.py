@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import isfinite
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ import torch
 
 from .. import __version__
 from ..errors import positive_int
+from ..progress import line
 from ..schedule import Schedule
 from .context import Status, pack, unpack
 from .devices import choose_transport, notes
@@ -91,17 +93,24 @@ class Pool:
         """
         job = make_job(schedule, workload, self.num_ranks, extras, **options)
         with self._turn, ExitStack() as during:
+            for status in self.statuses():  # they tell of the last run
+                status.steps, status.stop = 0, False
             for extra in job.extras:
                 extra.check_devices(job, self.devices, self.transport)
                 during.enter_context(extra.during(job, self.statuses))
-            reports, gradients = self.run(job.engine, job), None
-            if job.options.check_gradients:
-                gradients = check_gradients(lambda *call: self.run(*call)[0], job, reports)
+            with line() as tell:
+                look = partial(self._look, job, tell)
+                reports, gradients = self.run(job.engine, job, look=look), None
+                if job.options.check_gradients:
+                    on_rank_0 = lambda *call: self.run(*call, look=look)[0]  # noqa: E731
+                    gradients = check_gradients(on_rank_0, job, reports)
             return make_run(job, reports, gradients, self.devices, self.notes)
 
-    def run(self, function: Callable, *arguments: object) -> list:
+    def run(
+        self, function: Callable, *arguments: object, look: Callable[[], object] | None = None
+    ) -> list:
         """Call `function(context, *arguments)` on every rank; returns their results in the order of
-        ranks.
+        ranks. Meanwhile `look()` is called several times a second.
 
         The function must be importable in another process.
         """
@@ -112,15 +121,15 @@ class Pool:
                 if ranks is not None and (ranks.closed or ranks.owner != os.getpid()):
                     # What closed it was interrupted; or they are those of a process that forked.
                     self.close(grace_s=0)
-                return collect(self._ranks or self._start(), self.timeout_s, job)
+                return collect(self._ranks or self._start(look), self.timeout_s, job, look)
             except BaseException:
                 self.close(grace_s=0)
                 raise
 
-    def _start(self) -> Ranks:
+    def _start(self, look: Callable[[], object] | None = None) -> Ranks:
         self._ranks = Ranks()
         self._ranks.start(self)
-        collect(self._ranks, self.timeout_s)  # each says that it is ready
+        collect(self._ranks, self.timeout_s, look=look)  # each says that it is ready
         if self.beside is not None:
             self.notes = self.beside.notes()
         return self._ranks
@@ -140,6 +149,22 @@ class Pool:
         """What ranks say of themselves, and are told; nothing while the pool is down."""
         return self._ranks.statuses if self._ranks else ()
 
+    def _look(self, job: Job, tell: Callable[[str], None]) -> None:
+        """Tell how far the run is, once all ranks have done the same steps: their losses add up to
+        the batch's.
+        """
+        first, last = job.first_step, job.first_step + job.options.steps
+        statuses = self.statuses()
+        done = {first + status.steps for status in statuses}
+        if not any(status.steps for status in statuses):
+            doing = statuses and statuses[0].doing
+            tell(f"before step {first + 1}, rank 0: {doing or 'starting'}")
+        elif done == {last}:
+            tell(f"after step {last}, rank 0: {statuses[0].doing}")
+        elif len(done) == 1:
+            loss = sum(status.loss for status in statuses)
+            tell(f"step {done.pop()} of {last}, loss {loss:.4g}")
+
     @property
     def pids(self) -> tuple[int, ...]:
         """The ranks' process numbers; none while the pool is down."""
@@ -157,9 +182,14 @@ class Pool:
         return f"<Pool of {self.num_ranks} ranks on {self.devices}, {self.transport}, {state}>"
 
 
-def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
+def collect(
+    ranks: Ranks,
+    timeout_s: float,
+    job: bytes | None = None,
+    look: Callable[[], object] | None = None,
+) -> list:
     """Every rank's answer, to `job` if there is one; RankError once one fails, dies, is stopped, or
-    none moves.
+    none moves. Whoever wants to `look` on is called meanwhile.
     """
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
@@ -169,6 +199,8 @@ def collect(ranks: Ranks, timeout_s: float, job: bytes | None = None) -> list:
             mail.send(job)
     while pending := [rank for rank in range(len(mails)) if rank not in answers]:
         ended = _wait(ranks, pending)
+        if look:
+            look()
         for rank in pending:
             try:
                 mails[rank].push()

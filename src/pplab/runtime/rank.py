@@ -130,6 +130,7 @@ class Rank:
                 try:
                     with self.around("turn", losses):
                         losses.append(self.step(run_row, len(losses), update=True))
+                        self.context.status.loss = losses[-1]
                         self.context.status.steps = len(losses)
                 except EndOfBatches as error:  # of all ranks: what was done stays
                     ended = str(error)

@@ -116,6 +116,31 @@ def test_a_checkpoint(tmp_path):
     assert harmless(str(error.value))
 
 
+def test_a_trace(tmp_path):
+    path = tmp_path / f"{NAME}.json"
+    empty = {"distributedInfo": {"rank": 0}, "traceEvents": []}
+    for text, says in (
+        (json.dumps(empty), "names no action"),
+        ('{"distributedInfo": 1}', "is damaged"),
+        (EVIL[:-1], ""),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"evil \\x1b.* {says}") as error:
+            lab.read_traces(path)
+        assert harmless(str(error.value))
+
+
+def test_a_config(recwarn):
+    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+    config = sizes | {"vocab_size": 32000, "hidden_act": "silu", "model_type": EVIL}
+    lab.read_config(config, 1024)
+    assert SHOWN in (said := str(recwarn.pop().message)) and harmless(said)
+    for wrong in (config | {"layer_types": [EVIL]}, {EVIL: 1}, sizes | {EVIL: {EVIL: [EVIL]}}):
+        with pytest.raises(ValueError, match=r"\\x1b") as error:
+            lab.read_config(wrong, 1024)
+        assert harmless(str(error.value))
+
+
 def test_a_folder_with_a_model(tmp_path):
     from transformers import LlamaConfig
 

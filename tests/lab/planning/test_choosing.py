@@ -224,7 +224,7 @@ def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
         main(["choose", "--help"])
     said, h100 = " ".join(capsys.readouterr().out.split()), machine_of("h100", 8, 50e9)
     assert f"(default: {h100.flops / 989e12:.1f} of its peak)" in said  # NVIDIA's data sheet
-    assert f"(default: {h100.memory / (81_559 * 2**20):.2f} of it)" in said  # nvidia-smi
+    assert f"(default: {h100.memory / (81_559 * 2**20):.2f} of the GPU's)" in said  # nvidia-smi
     assert "(default: one for each GPU)" in said
 
 
@@ -283,9 +283,9 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
     for model, error in (
         ("layers=12", "needs width"),
         ("width=12", "needs layers"),
-        ("layers=12,wide=3", "wide=3 says nothing of a model: expected numbers: layers, width"),
+        ("layers=12,wide=3", "wide=3 says nothing of a model: expected numbers with these names: layers, width"),
         ("layers=12,width=3.5", "width=3.5 says nothing"),
-        ("layers=12,width=64,gated=yes", "gated=yes says nothing of a model: .*gated=true .or false"),
+        ("layers=12,width=64,gated=yes", "gated=yes says nothing of a model: .*true or false for gated"),
         ("layers=12,width=64,layers=true", "layers=true says nothing"),
     ):
         assert main(["choose", model, *ASKED[1:]]) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from pplab import lab
 from pplab.lab import ExpertLayers, Transformer, read_config
+from pplab.lab.models import data
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -110,7 +111,7 @@ def test_a_config_has_many_homes(tmp_path, monkeypatch):
     for source in (config, file, str(file), tmp_path, str(tmp_path)):
         assert read(source, 8192) == (replace(shape, head_width=128), None, [])
 
-    def fetched(name: str, file: str) -> str:
+    def fetched(name: str, file: str, local_files_only: bool) -> str:
         assert file == "config.json"
         if name != "somebody/llama":
             raise OSError("Name or service not known")
@@ -118,8 +119,10 @@ def test_a_config_has_many_homes(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetched)
     assert read("somebody/llama", 8192) == read(tmp_path, 8192)
-    with pytest.raises(ValueError, match=r"somebody/gpt isn't a folder .* \(OSError\): fetch that file, and give its"):
-        read_config("somebody/gpt", 8192)
+    for reachable, why in ((True, "OSError"), (False, "it can't be reached")):
+        monkeypatch.setattr(data, "hub_is_reachable", lambda found=reachable: found)
+        with pytest.raises(ValueError, match=rf"somebody/gpt isn't a folder .* \({why}\): check the name"):
+            read_config("somebody/gpt", 8192)
 
 
 def test_what_is_left_out_has_transformers_defaults(monkeypatch):

@@ -1,10 +1,15 @@
 """The command line, as a user calls it."""
 
 import json
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import threading
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -225,7 +230,9 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
         ("simulate", "name a schedule"),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2", "unknown option of GPipe"),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --forward 1,2,3", "3 values for 2"),
-        ("validate 'no such file.csv'", "no such file.csv"),
+        ("validate 'no such file.csv'", "there is no file no such file.csv: check its name, and the folder"),
+        ("validate /", "/ can't be read or written: is a directory"),
+        ("explain /no/traces", "there is no file /no/traces"),
         ("train --schedule GPipe --ranks 2 --microbatches 2 --model gtp", "did you mean gpt"),
         ("train --schedule GPipe --ranks 2 --microbatches 3 --source sample", "doesn't divide into 3"),
         ("train --schedule GPipe --ranks 9 --microbatches 2 --source sample", "8 layers can't make 9 stages"),
@@ -290,7 +297,7 @@ def test_a_memory_cap_can_be_checked(tmp_path, capsys):
     assert "memory limit: rank 0 holds 9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["simulate --rank x", "train --steps x", "train --learning-rate x", "jump", ""])
+@pytest.mark.parametrize("command", ["simulate --rank x", "train --steps x", "train --learning-rate x", "jump"])
 def test_a_wrong_usage_exits_with_2(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main(command.split())
@@ -306,6 +313,89 @@ def flags_of(command: str, capsys) -> dict[str, str]:
     return {each.split()[0]: " ".join(each.split()[1:]) for each in listed}
 
 
+def test_pplab_alone_is_its_help(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(f"    {command.name} " in said for command in (*cli.COMMANDS, *commands.COMMANDS))
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out == said and len(re.findall("^    pplab ", said, re.M)) == 2
+
+
+@pytest.mark.parametrize("name", [command.name for command in (*cli.COMMANDS, *commands.COMMANDS)])
+def test_help_begins_with_a_sentence_and_examples_that_can_be_pasted(name, tmp_path, monkeypatch, capsys):
+    """Those of schedules run, and of the others it is read what they ask for."""
+    asked = []
+    more = [command._replace(run=lambda given: asked.append(given)) for command in commands.COMMANDS]
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"], more)
+    about, _, rest = capsys.readouterr().out.partition("\n\nexamples:\n")
+    examples, _, options = rest.partition("\n\n")
+    assert re.match(r"usage: pplab .*\n\n[A-Z][^.]+\.", about, re.S) and "likewise" not in options
+    pasted = re.findall(r"^    (pplab (?:.*\\\n)*.*)$", examples, re.M)
+    assert len(pasted) >= 2
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text(lab.to_csv(pp.build("1F1B", num_ranks=4, num_microbatches=8)))
+    for command in pasted:
+        assert cli.main(shlex.split(command.replace("\\\n", ""))[1:], more) == 0, capsys.readouterr().err
+    assert len(asked) == (0 if name in [command.name for command in cli.COMMANDS] else len(pasted))
+
+
+def test_many_ranks_stand_in_columns(tmp_path, capsys):
+    assert main("simulate --schedule 1F1B --ranks 64 --microbatches 64 --forward 1.5".split()) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "busy                   224 on each of 64 ranks\n" in said
+    start = "  ranks 0-15:   64, 63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49\n"
+    end = "  ranks 48-63:  16, 15, 14, 13, 12, 11, 10,  9,  8,  7,  6,  5,  4,  3,  2,  1\n"
+    assert start in said and end in said
+    file = tmp_path / "mine.csv"
+    file.write_text(lab.to_csv(pp.build("1F1B", num_ranks=64, num_microbatches=64)))
+    assert main(["validate", str(file)]) == 0
+    assert f"peak in flight \n{start}" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_a_sentence_and_no_line_of_code(tmp_path, capsys):
+    """Of a config whose model_type is another program's commands for the terminal."""
+    fields = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+    fields |= {"vocab_size": 32000, "hidden_act": "silu", "model_type": "evil\x1b]0;owned\x07\x1b[2J"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    command = ["choose", str(tmp_path), *"--gpus 2 --gpu h100 --between 50GB/s --batch 4 --sequence 1024".split()]
+    before = warnings.showwarning
+    assert main(command) == 0 and warnings.showwarning is before
+    said = capsys.readouterr().err
+    assert said.startswith(r"pplab choose: evil\x1b]0;owned\x07\x1b[2J: its parameters weren't compared")
+    assert said.count("\n") == 1 and "\x1b" not in said
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"layer_types": ["\x1b[2J"], "model_type": "llama"}))
+    assert main(command) == 1 and "got \\x1b[2J: give a Transformer" in capsys.readouterr().err
+
+
+def test_a_mistyped_model_asks_the_hub_once(tmp_path):
+    """A hub that hangs up, where its own client asks six times, and waits longer each time."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with suppress(OSError):  # it is closed
+                while True:
+                    end, _ = server.accept()
+                    if (request := end.recv(4096)).startswith(b"HEAD"):  # the client asks for other things, too
+                        asked.append(request)
+                    end.close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        where = {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HUB_OFFLINE": "0"}
+        where |= {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        size = "--gpus 8 --gpu h100 --between 50GB/s --batch 8 --sequence 1024"
+        for command in (f"choose no/such {size}", "train --schedule 1F1B --ranks 2 --microbatches 2 --model no/such"):
+            asked.clear()
+            words = [sys.executable, "-m", "pplab", *command.split()]
+            done = subprocess.run(words, capture_output=True, text=True, env=os.environ | where)
+            assert done.returncode == 1 and len(asked) == 1, (asked, done.stderr)
+            assert "no/such" in done.stderr and "check the n" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_train_has_a_flag_for_every_option_and_extra(capsys):
     shown = flags_of("train", capsys)
     flags = list(commands.option_flags())
@@ -313,12 +403,12 @@ def test_train_has_a_flag_for_every_option_and_extra(capsys):
     for flag in flags:
         assert flag["help"] in shown[flag["name"]]
         if flag["default"]:
-            assert f"(default {flag['default']})" in shown[flag["name"]]
+            assert f"(default: {flag['default']})" in shown[flag["name"]]
     assert len(commands.EXTRAS) == 8
     for path in commands.EXTRAS:
         flag = resolve_name(path).flag
         assert flag["help"] in shown[flag["name"]]
-    assert shown["--engine"].startswith("ENGINE whose runtime")
+    assert shown["--engine"].startswith("ENGINE runtime that")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class TorchEngine(Extra):
     """
 
     name = "torch"
-    flag = {"name": "--engine", "default": "pplab", "help": "whose runtime, pplab or torch"}
+    flag = {"name": "--engine", "default": "pplab", "help": "runtime that runs the schedule: pplab or torch"}
 
     @classmethod
     def from_flag(cls, engine: str) -> TorchEngine | None:

@@ -17,15 +17,18 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...optional import bring
 from ...runtime import Workload
+from ..extras import readable_bytes
 from ..forms import printable
 
 _VERSION = 2
@@ -252,6 +255,46 @@ def check_place(path: str | os.PathLike) -> str:
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):
         raise ValueError(f"can't save to {path}: give a file's name in a folder that exists and can be written to")
     return str(path)
+
+
+def size_of(workload: Workload, make: Callable[[Any], torch.optim.Optimizer] | None) -> int:
+    """About how many bytes a checkpoint will have, a little too many rather than too few. The model is built, and the
+    optimizer takes a step, on the meta device, without a byte. 0 for a model that can't be built there; the weights
+    alone for an optimizer that can't."""
+    tensors: dict[str, Tensor] = {}
+    with suppress(Exception):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = getattr(workload, "skeleton", workload.build_whole)()
+        tensors |= {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
+        named = [(name, _on_meta(p)) for name, p in model.named_parameters() if p.requires_grad]
+        if make and named:
+            optimizer = make(named)
+            for _, p in named:
+                p.grad = torch.empty_like(p)
+            optimizer.step()
+            for name, p in named:
+                state = {what: value for what, value in optimizer.state[p].items() if value is not None}
+                tensors |= {f"{_OPTIMIZER}{name}/{what}": torch.as_tensor(value) for what, value in state.items()}
+    return sum(tensor.nbytes + 4 * len(key) + 320 for key, tensor in tensors.items())  # and a checksum and a shape
+
+
+def _on_meta(p: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(p, device="meta"))
+
+
+def check_room(path: str | os.PathLike, size: int) -> None:
+    """ValueError where there is no room for so many bytes at the path: a file of that size is made and removed."""
+    trial = Path(path).with_name(f".{secrets.token_hex(8)}.trial")
+    try:
+        with open(trial, "xb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError as error:
+        raise ValueError(
+            f"can't save to {path}: checkpoints will take {readable_bytes(size)}, and there is no room for that "
+            f"({error.strerror}): make room, or choose another place"
+        ) from None
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -38,8 +38,6 @@ def gently(statuses: Callable[[], Sequence[Status]]) -> Iterator[list[signal.Sig
         else:
             signal.raise_signal(number)
 
-    for status in statuses():  # a pool's are those of its last run
-        status.steps, status.stop = 0, False
     try:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:

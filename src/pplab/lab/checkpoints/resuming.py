@@ -26,7 +26,11 @@ class Resume(Extra):
 
     path: str | os.PathLike | Run
     name = "resumed"
-    flag = {"name": "--resume", "metavar": "PLACE", "help": "go on from a checkpoint or a folder of them, on any ranks"}
+    flag = {
+        "name": "--resume",
+        "metavar": "PLACE",
+        "help": "go on from a checkpoint, or from the last one in a folder, with any number of ranks",
+    }
 
     def __post_init__(self) -> None:
         if isinstance(self.path, Run):
@@ -103,6 +107,10 @@ class Resumed:
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
         """One stage, with its weights from the checkpoint."""
         return self.checkpoint.load(self.workload.build_stage(stage, num_stages))
+
+    def skeleton(self) -> nn.Module:
+        """The whole model, without the weights of the checkpoint."""
+        return getattr(self.workload, "skeleton", self.workload.build_whole)()
 
     def build_whole(self) -> nn.Module:
         """The whole model, with the weights of the checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,22 +13,24 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ...errors import positive_int
+from ...errors import accept, positive_int
 from ...runtime import Extra, Job, Listener, Rank, Status, naming
 from ..extras import own_stages
-from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, collect, write
+from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, check_room, collect, size_of, write
 from .interrupts import agree_to_stop, gently
 
 
 class NotSaved(OSError):
-    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere."""
+    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere.
+
+    `cause` says where it was tried, and why it failed.
+    """
 
     def __init__(self, path: Path, why: Exception, arguments: tuple):
-        self.path, self._arguments = path, arguments
-        said = getattr(why, "strerror", None) or why
+        self.path, self._arguments, self.cause = path, arguments, _failed(path, why)
         super().__init__(
-            f"can't save to {path} ({said}). The weights aren't lost: catch this error as `error`, make "
-            'room or choose another place, and call error.save("another/place.safetensors")'
+            f"{self.cause}. The weights aren't lost: catch this error as `error`, make room or choose another place, "
+            'and call error.save("another/place.safetensors")'
         )
 
     def save(self, path: str | os.PathLike) -> str:
@@ -38,7 +41,9 @@ class NotSaved(OSError):
 @dataclass(frozen=True)
 class Save(Extra):
     """Write weights and the optimizer's state after the last step, to a file, which is replaced as a whole if it is
-    there, so that it may be the one that the run goes on from.
+    there, so that it may be the one that the run goes on from. Before the run a file of the same size is made there and
+    removed. If the place can't be written to at the end, the file goes into the working folder, the home folder or a
+    temporary one, which a warning and `run.extras["saved"]` name.
 
     With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written after step 100 and so
     on, and the last `keep` stay. Steps are counted from the first run's, across checkpoints. A checkpoint that fails on
@@ -61,7 +66,8 @@ class Save(Extra):
         "name": "--save",
         "nargs": "+",
         "metavar": ("FILE", "N"),
-        "help": "write a checkpoint after the last step; with a number, into a folder after every N steps, too",
+        "help": "write a checkpoint to FILE after the last step. With a number N, FILE is a folder, which also gets a "
+        "checkpoint after every N steps",
     }
 
     def __post_init__(self) -> None:
@@ -84,6 +90,11 @@ class Save(Extra):
             with suppress(OSError):  # the next line says where
                 Path(self.path).mkdir(exist_ok=True)
         check_place(self.place(0))
+        if os.environ.get("RANK", "0") == "0":  # of those that torchrun starts, one tries the place
+            files = 1
+            if self.every:
+                files = min(self.keep, job.options.steps // self.every) + 1 - len(steps_in(self.path))
+            check_room(self.place(0), max(1, files) * size_of(job.workload, job.options.optimizer))
         return job
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
@@ -105,8 +116,9 @@ class Save(Extra):
             yield
             if came:
                 step = job.first_step + max(status.steps for status in statuses())
+                place = vars(self).get("found_at", self.place(step))
                 raise KeyboardInterrupt(
-                    f"{came[0].name} after step {step}: saved in {self.place(step)}; lab.Resume goes on from there"
+                    f"{came[0].name} after step {step}: saved in {place}; lab.Resume goes on from there"
                 )
 
     def listen(self, rank: Rank) -> Listener:
@@ -114,13 +126,20 @@ class Save(Extra):
         return _Saving(rank, self)
 
     def finish(self, job: Job, reports: Sequence[_Report]) -> str:
-        """Write the file; returns its path. NotSaved where that fails."""
+        """Write the file; returns its path. Where its place can't be written to, the file goes into the working folder,
+        the home folder or a temporary one, and a warning says where. NotSaved where nothing can be written."""
         step = job.first_step + reports[0].steps
         arguments = [report.saved for report in reports], step, job.workload.name
         try:
             path = self.write(*arguments, job.first_step)
-        except (OSError, ValueError) as error:  # a disk is full, or a folder has gone
+        except FloatingPointError as error:
             raise NotSaved(self.place(step), error, arguments) from error
+        except (OSError, ValueError) as error:  # a disk is full, or a folder has gone
+            if not (path := _elsewhere(self.place(step), arguments)):
+                raise NotSaved(self.place(step), error, arguments) from error
+            said = _failed(self.place(step), error)
+            warnings.warn(f"{said}. The checkpoint after step {step} is in {path} instead", stacklevel=2)
+        accept(self, found_at=path)  # no field: what a run was asked for stays the same
         if failed := reports[0].failed:
             warnings.warn(f"not saved on the way: {'; '.join(failed)}", stacklevel=2)
         return path
@@ -131,15 +150,30 @@ class Save(Extra):
 
     def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
         """Write a checkpoint and remove those that are older than the last `keep`, but for the one that the run began
-        from, which a comparison with one process reads again; returns its path. ValueError where training went wrong:
-        no such checkpoint takes the place of a good one."""
+        from, which a comparison with one process reads again; returns its path. FloatingPointError where training went
+        wrong: no such checkpoint takes the place of a good one."""
         if any(tensor.isnan().any() for each in saved for tensor in each.parts.values()):
-            raise ValueError("after this step there are NaNs among weights or the optimizer's state")
+            raise FloatingPointError("after this step there are NaNs among weights or the optimizer's state")
         path, found = write(self.place(step), saved, step, model), steps_in(self.path) if self.every else {}
         for old in sorted(number for number in found if number <= step)[: -self.keep]:
             if old != began:
                 found[old].unlink(missing_ok=True)
         return path
+
+
+def _failed(path: Path, why: Exception) -> str:
+    said = getattr(why, "strerror", None) or str(why)
+    return said if str(path) in said else f"can't save to {path} ({said})"
+
+
+def _elsewhere(place: Path, arguments: tuple) -> str | None:
+    """Write a checkpoint where there is another place for it; returns its path, or None where there is none."""
+    for folder in (os.getcwd, Path.home, tempfile.mkdtemp):
+        with suppress(OSError, RuntimeError, ValueError):  # ValueError: nobody may write there
+            path = Path(folder(), place.name)
+            if not os.path.lexists(path):  # which belongs to somebody
+                return write(path, *arguments)
+    return None
 
 
 @dataclass(frozen=True)
@@ -172,7 +206,7 @@ class _Saving(Listener):
             context.watch("writing a checkpoint")
             try:
                 self.save.write(found, step, job.workload.name, job.first_step)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, FloatingPointError) as error:
                 self.failed.append(f"step {step} ({error})")
 
     def collect(self) -> Saved:

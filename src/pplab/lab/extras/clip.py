@@ -23,7 +23,12 @@ class Clip(Extra):
 
     max_norm: float
     name = "gradient_norms"
-    flag = {"name": "--clip-norm", "type": float, "metavar": "X", "help": "the most that all gradients' norm may be"}
+    flag = {
+        "name": "--clip-norm",
+        "type": float,
+        "metavar": "X",
+        "help": "scale gradients down where the norm of all of them is above X",
+    }
 
     def check(self, job: Job) -> Job:
         """ValueError unless the limit is a number above 0."""

@@ -28,7 +28,7 @@ class LearningRate(Extra):
     flag = {
         "name": "--cosine",
         "metavar": "W:T",
-        "help": "let the learning rate rise over W steps, then fall to 0 at step T",
+        "help": "let the learning rate rise over W steps, then fall along a cosine, to 0 at step T",
     }
 
     @classmethod

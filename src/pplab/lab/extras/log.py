@@ -30,7 +30,7 @@ class Log(Extra):
 
     path: str | os.PathLike
     name = "log"
-    flag = {"name": "--log", "metavar": "FILE", "help": "add a line of JSON after every step"}
+    flag = {"name": "--log", "metavar": "FILE", "help": "add a line of JSON to FILE after every step"}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(Path(self.path).resolve()))  # ranks may be in another folder

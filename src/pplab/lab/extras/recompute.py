@@ -21,7 +21,11 @@ class Recompute(Extra):
     stages: Iterable[int] | None = None  # all
     name = "recompute"
     needs_pplab = "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
-    flag = {"name": "--recompute", "action": "store_true", "help": "all stages run their forward again in the backward"}
+    flag = {
+        "name": "--recompute",
+        "action": "store_true",
+        "help": "keep no activations, and run each forward again in its backward",
+    }
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, Iterable):

@@ -46,3 +46,4 @@ from .perfetto import write_events as write_events
 from .results import Recording as Recording
 from .results import load as load
 from .safe_text import printable as printable
+from .safe_text import printable_in as printable_in

@@ -77,5 +77,6 @@ def reading(what: str, expected: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno:  # no damage: there is no such file, or it can't be opened
             raise
-        found = printable(f"{type(error).__name__}: {str(error)[:200]}")
-        raise ValueError(f"{what} is damaged, or something else: expected {expected}; found {found}") from None
+        found = f"{type(error).__name__}: {str(error)[:200]}"
+        said = f"{what} is damaged, or something else: expected {expected}; found {found}"
+        raise ValueError(printable(said)) from None

@@ -24,5 +24,5 @@ def printable_in(data: object, keep: str = "") -> Any:
     if isinstance(data, str):
         return printable(data, keep)
     if isinstance(data, dict):
-        return {printable(name, keep): printable_in(value, keep) for name, value in data.items()}
+        return {printable_in(name, keep): printable_in(value, keep) for name, value in data.items()}
     return [printable_in(value, keep) for value in data] if isinstance(data, list) else data

@@ -26,7 +26,11 @@ class Profile(Extra):
 
     folder: str | Path
     name = "profile"
-    flag = {"name": "--profile", "metavar": "DIR", "help": "record torch.profiler traces of all ranks"}
+    flag = {
+        "name": "--profile",
+        "metavar": "DIR",
+        "help": "record a torch.profiler trace of each rank in the folder DIR",
+    }
 
     def check(self, job: Job) -> Job:
         """Makes the folder."""

@@ -76,13 +76,14 @@ def read_trace(path: Path) -> Trace:
                 start = base + event["ts"] / 1e3
                 events.append({**event, "start": start, "end": start + event.get("dur", 0) / 1e3})
         dids, notes = _dids(events, rank)
+    name = printable(str(path))
     if not dids:
         raise ValueError(
-            f"{path} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
+            f"{name} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
             f"itself, and traces of Megatron-LM aren't read. {RECORD}"
         )
     if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
-        raise ValueError(f"{path} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
+        raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
     return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
 
 

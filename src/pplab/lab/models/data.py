@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +24,11 @@ DATASET = "Yelp/yelp_review_full"
 SAMPLE = Path(__file__).parent / "sample"
 REVISION = "c1f9ee939b7d05667af864ee1cb066393154bf85"  # of 2024: what is fetched is always the same
 _PROBE_S = 1.0
+
+if "ipykernel" in sys.modules:  # tqdm, which the hub's packages import, would warn in red that it finds no ipywidgets
+    with suppress(ModuleNotFoundError), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        bring("tqdm.auto")
 
 
 @dataclass(frozen=True)

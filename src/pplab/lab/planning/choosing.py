@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from statistics import mode
 from ...actions import B, F
 from ...costs import Costs
 from ...errors import accept, expect, number, positive_int, shown
+from ...progress import line
 from ...schedule import plural
 from ..forms import MICROSECONDS, Table
 from ..streams import sends_in
@@ -243,13 +245,16 @@ def choose(
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
-    for each in sorted(_planned(task.ways(degrees, schedules, experts), what), key=order):
-        best.setdefault((each.layout, each.timeline.schedule.name), each)
-    fitting = [each for each in best.values() if each.fits]
-    fitting[:_FINALISTS] = map(polished, fitting[:_FINALISTS])
-    whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
-    large = sorted((each for each in best.values() if not each.fits), key=attrgetter("memory_bytes"))
-    rows, too_large = (_compared(plans, unsure) for plans in (fitting[:_SHOWN] + whole, large[:3]))
+    with line() as tell:
+        for each in sorted(_planned(task.ways(degrees, schedules, experts), what, tell), key=order):
+            best.setdefault((each.layout, each.timeline.schedule.name), each)
+        fitting = [each for each in best.values() if each.fits]
+        for turn, each in enumerate(fitting[:_FINALISTS]):
+            tell(f"moving single layers of layout {turn + 1} of {_FINALISTS}")
+            fitting[turn] = polished(each)
+        whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
+        large = sorted((each for each in best.values() if not each.fits), key=attrgetter("memory_bytes"))
+        rows, too_large = (_compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3]))
     split = sum(not row.slower for row in rows)
     return Choice(gpus, rows[:split], rows[split:], too_large)
 
@@ -297,13 +302,16 @@ def profiled(
     return replace(machine, flops=rate, flops_at={tp: rate}), Unsure(flops=off, model=error)
 
 
-def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str) -> list[Plan]:
+def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str, tell: Callable[[str], None]) -> list[Plan]:
     """The plans of all ways that may be among the fastest. ValueError where there are none: why."""
     found: list[Plan] = []
     refused, fastest = [], inf
-    for estimate, planned in sorted(ways, key=itemgetter(0)):
-        if estimate > _SLACK * fastest:
+    ordered = sorted(ways, key=itemgetter(0))
+    for turn, (_, planned) in enumerate(ordered, 1):
+        worth = bisect_right(ordered, _SLACK * fastest, key=itemgetter(0))  # fewer with every faster plan
+        if turn > worth:
             break
+        tell(f"planning layout {turn} of {worth}")
         try:
             found.append(planned())
         except ValueError as error:
@@ -323,11 +331,14 @@ def _as_sent(found: Plan) -> Plan:
     return found if sends == found.sends else planned_again(found, sends=sends)
 
 
-def _compared(plans: Iterable[Plan], unsure: Unsure) -> tuple[Candidate, ...]:
+def _compared(plans: Sequence[Plan], unsure: Unsure, tell: Callable[[str], None]) -> tuple[Candidate, ...]:
     """The plans, sent as Megatron-LM does where it has the schedule, with their intervals, and by how much each is
     slower than the fastest at least; in the order of `_preferred`."""
     sent = sorted(((_as_sent(each), each) for each in plans), key=lambda pair: pair[0].step_s)
-    steps = [[each.step_s, *(planned_again(each, machine=m).step_s for m in unsure.machines(each))] for _, each in sent]
+    steps = []
+    for turn, (_, each) in enumerate(sent, 1):
+        tell(f"comparing layout {turn} of {len(sent)}")
+        steps.append([each.step_s, *(planned_again(each, machine=m).step_s for m in unsure.machines(each))])
     rows = []
     for (each, _), mine in zip(sent, steps, strict=True):
         links, halves = unsure.off(mine)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import positive_int, shown
 from ...optional import bring
+from ..forms import printable_in
 from .expert_layers import ExpertLayers
 from .transformer import Transformer
 
@@ -50,7 +51,7 @@ def read_config(source: object, sequence: int) -> tuple[Transformer, ExpertLayer
     30.5 billion parameters, 3.3 in use
     """
     positive_int("sequence", sequence)
-    found = _fields(source)
+    found = printable_in(_fields(source))
     try:
         text = found | (found.get("text_config") or {})
         if _missing(text) and "model_type" in text:
@@ -146,13 +147,16 @@ def _fields(source: object) -> dict[str, Any]:
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        download = bring("huggingface_hub").hf_hub_download
+        from ..models import data
+
+        download, reachable = bring("huggingface_hub").hf_hub_download, data.hub_is_reachable()
         try:
-            path = Path(download(str(source), "config.json"))
+            path = Path(download(str(source), "config.json", local_files_only=not reachable))
         except Exception as error:  # no network, no such model, one that needs a login, no name at all
+            why = type(error).__name__ if reachable else "it can't be reached"
             raise ValueError(
-                f"{source} isn't a folder with a config.json, and the hub doesn't give one ({type(error).__name__}): "
-                "fetch that file, and give its folder"
+                f"{source} isn't a folder with a config.json, and the hub doesn't give one ({why}): check the name, or "
+                "fetch that file and give its folder"
             ) from None
     try:
         found = json.loads(path.read_text())

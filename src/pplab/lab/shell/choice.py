@@ -25,14 +25,17 @@ _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**3
 _SPEEDS = {f"{unit}/s": size for unit, size in _BYTES.items()} | {"Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
 _FLOPS = {"TFLOP/s": 1e12, "PFLOP/s": 1e15}
 _NUMBERS = "layers, width, heads, kv_heads, head_width, mlp, vocabulary"  # of a model that is given by numbers
-_BY_NUMBERS = f"numbers: {_NUMBERS}, such as layers=32,width=4096,heads=32,gated=true (or false, and tied likewise)"
+_BY_NUMBERS = (
+    f"numbers with these names: {_NUMBERS}, and true or false for gated and tied, such as "
+    "layers=32,width=4096,heads=32,gated=true"
+)
 _IN_FULL = {"layers": "num_layers", "mlp": "mlp_width"}  # what `Transformer` calls them
 _DEGREES = {
-    "tp": "tensor parallelism, one degree or several (default 1,2,4,8)",
-    "cp": "context parallelism, likewise (default 1)",
-    "ep": "expert parallelism, likewise (default 1)",
-    "dp": "data parallelism, likewise (default: any)",
-    "microbatch": "sequences of a microbatch, likewise (default 1)",
+    "tp": "degrees of tensor parallelism to try, one or several (default: 1,2,4,8)",
+    "cp": "degrees of context parallelism to try, one or several (default: 1)",
+    "ep": "degrees of expert parallelism to try, one or several (default: 1)",
+    "dp": "degrees of data parallelism to try, one or several (default: all)",
+    "microbatch": "numbers of sequences in a microbatch to try, one or several (default: 1)",
 }
 
 
@@ -112,36 +115,69 @@ def _flags() -> tuple[Flag, ...]:
     speed = dict(type=_amount(_SPEEDS, "450GB/s; 400Gb/s are bits"), metavar="SPEED")
     needed = dict(type=int, required=True)
     return (
-        flag("model", f"a Hugging Face config.json, its folder or its name; or {_BY_NUMBERS}"),
-        flag("--gpus", "of the cluster", **needed),
-        flag("--gpu", ", ".join(GPUS), required=True, metavar="NAME"),
-        flag("--per-node", "GPUs in a box", type=int, default=8),
-        flag("--between", "of each GPU between boxes, one way, such as 50GB/s", required=True, **speed),
-        flag("--inside", "of each GPU in its box, one way, such as 450GB/s (default: as its data sheet says)", **speed),
-        flag("--ring", "of each GPU in a ring in its box, where that is less (default: as measured on H200)", **speed),
-        flag("--ports", "of a box, for rings over whole boxes (default: one for each GPU)", type=int),
+        flag("model", f"a Hugging Face config.json, the folder with it, OWNER/NAME on the hub, or {_BY_NUMBERS}"),
+        flag("--gpus", "number of GPUs in the cluster", **needed),
+        flag("--gpu", f"kind of GPU: {', '.join(GPUS)}", required=True, metavar="NAME"),
+        flag("--per-node", "number of GPUs in a box", type=int, default=8),
+        flag(
+            "--between",
+            "speed at which each GPU sends to another box, in one direction, such as 50GB/s",
+            required=True,
+            **speed,
+        ),
+        flag(
+            "--inside",
+            "speed at which each GPU sends to another one in its box, in one direction, such as 450GB/s (default: from "
+            "the GPU's data sheet)",
+            **speed,
+        ),
+        flag(
+            "--ring",
+            "speed that each GPU of a box reaches when data goes around among all of them, such as 367GB/s (default: "
+            "as measured on H200)",
+            **speed,
+        ),
+        flag("--ports", "number of a box's network ports (default: one for each GPU)", type=int),
         flag(
             "--memory",
-            "of a GPU, for what is counted (default: 0.94 of it)",
+            "memory that training may use on each GPU, such as 75GB (default: 0.94 of the GPU's)",
             type=_amount(_BYTES, "80GB"),
             metavar="SIZE",
         ),
         flag(
             "--flops",
-            "that a GPU reaches (default: 0.4 of its peak)",
+            "speed at which each GPU computes in training, such as 400TFLOP/s (default: 0.4 of its peak)",
             type=_amount(_FLOPS, "400TFLOP/s"),
             metavar="SPEED",
         ),
-        flag("--batch", "sequences of a step", **needed),
-        flag("--sequence", "tokens of a sequence", **needed),
+        flag("--batch", "number of sequences in a step", **needed),
+        flag("--sequence", "number of tokens in a sequence", **needed),
         *(flag(f"--{name}", says, type=_degrees, metavar="N,N") for name, says in _DEGREES.items()),
         flag(
             "--flags",
-            f"{', '.join(WRITERS)}: what to tell it for the first that it runs as planned",
+            f"also print what to paste for {', '.join(WRITERS)}: for the first layout that it runs as planned",
             choices=tuple(WRITERS),
         ),
         JSON,
     )
 
 
-COMMAND = Command("choose", "which layout, cut and schedule for a model on a cluster", _choose, _flags)
+_CLUSTER = "--gpus 64 --gpu h100 --between 50GB/s --batch 256 --sequence 4096"
+COMMAND = Command(
+    "choose",
+    "choose a layout and a schedule for a cluster",
+    _choose,
+    _flags,
+    "pplab choose MODEL --gpus N --gpu NAME --between SPEED --batch N --sequence N [options]",
+    "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the fastest ones, those that "
+    "can't be told apart first. This needs neither PyTorch nor a GPU.",
+    {
+        "How do I divide a model with the shape of Llama 3 70B?": (
+            f"pplab choose {_CLUSTER} \\\n"
+            "      layers=80,width=8192,heads=64,kv_heads=8,mlp=28672,vocabulary=128256,gated=true"
+        ),
+        "And what do I type for Megatron-LM, if I have the model's config.json?": (
+            f"pplab choose config.json --flags Megatron-LM \\\n      {_CLUSTER}"
+        ),
+    },
+)

@@ -12,8 +12,11 @@ import os
 import select
 import shutil
 import sys
+import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -46,31 +49,51 @@ MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some
 
 
 class Command(NamedTuple):
-    """A word after `pplab`."""
+    """A word after `pplab`. Its help begins with how it is called, what it does, and examples."""
 
     name: str
-    says: str
+    says: str  # in the list of commands
     run: Callable[[argparse.Namespace], int | None]  # returns the exit status; None is 0
     flags: Callable[[], Iterable[Flag]]  # called only for the command that is given
+    usage: str
+    about: str  # paragraphs, each on a line of its own
+    examples: Mapping[str, str]  # a question or a purpose, and the command for it
 
 
 def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -> int:
     """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error that is told on
     stderr, 2 for usage."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="pplab", description="list, simulate, validate and run schedules")
+    parser = argparse.ArgumentParser(
+        prog="pplab",
+        usage="pplab COMMAND [options]",
+        description=_described(_ABOUT, _EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='"pplab COMMAND --help" explains a command and its options.',
+    )
     parser.add_argument("--version", action="version", version=f"pplab {__version__}")
-    chosen = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    chosen = parser.add_subparsers(dest="name", title="commands", metavar="COMMAND [options]", prog="pplab")
     for command in (*COMMANDS, *more):
-        inner = chosen.add_parser(command.name, help=command.says)
+        inner = chosen.add_parser(
+            command.name,
+            help=command.says,
+            usage=command.usage,
+            description=_described(command.about, command.examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         inner.set_defaults(run=command.run)
         asks = not {"-h", "--help"}.isdisjoint(arguments)
         for each in _flags(command, inner, asks) if command.name in arguments[:1] else ():
             usual = "N" if each.get("type") is int else each["name"].lstrip("-").upper()
             words = ({} if "action" in each else {"metavar": usual}) | each
-            words["help"] += " (default %(default)s)" * bool(each.get("default"))
+            if each.get("default") and "default" not in each["help"]:
+                words["help"] += " (default: %(default)s)"
             inner.add_argument(words.pop("name"), **words)
     given = parser.parse_args(arguments)
+    if given.name is None:
+        parser.print_help()
+        return 0
+    plain, warnings.showwarning = warnings.showwarning, partial(_said, given.name)
     try:
         if getattr(given, "png", None) or getattr(given, "html", None):
             bring("matplotlib")
@@ -87,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     except BrokenPipeError as error:
         return _closed(given.name, error)
     except Exception as error:
-        status, said = 1, str(error)
+        status, said = 1, _in_words(error) if isinstance(error, OSError) else str(error)
         lacking = isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF
         if not lacking and not isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError):
             if os.environ.get("PPLAB_TRACEBACK"):
@@ -95,6 +118,8 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
             said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
     except KeyboardInterrupt as error:
         status, said = 130, f"interrupted{f': {error}' * bool(str(error))}"
+    finally:
+        warnings.showwarning = plain
     say(f"pplab {given.name}: {said}", file=sys.stderr)
     return status
 
@@ -102,6 +127,27 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
 def say(*texts: object, file: TextIO | None = None) -> None:
     """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no command."""
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
+
+
+def _said(name: str, message: Warning | str, *_: object) -> None:
+    """A warning as somebody in a shell can use it: without the line of code that it is from."""
+    say(f"pplab {name}: {message}", file=sys.stderr)
+
+
+def _in_words(error: OSError) -> str:
+    """What the system has refused, and for which file."""
+    if not error.strerror:  # one of pplab's own, which is words
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {error.filename}: check its name, and the folder"
+    why = error.strerror[0].lower() + error.strerror[1:]
+    return f"{error.filename or 'a file'} can't be read or written: {why}"
+
+
+def _described(about: str, examples: Mapping[str, str]) -> str:
+    """What a help says before it lists options."""
+    paragraphs = [textwrap.fill(each, 79) for each in about.splitlines()]
+    return "\n\n".join([*paragraphs, "\n".join(["examples:", *(f"  {a}\n    {b}" for a, b in examples.items())])])
 
 
 def flag(name: str, says: str, **words: Any) -> Flag:
@@ -118,7 +164,7 @@ def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> lis
     except ModuleNotFoundError as error:  # some load torch
         if not asks:
             parser.exit(1, f"pplab {command.name}: {error}\n")
-        parser.epilog = f"These are not all of its flags: {error}"
+        parser.epilog = f"These are not all of its options: {error}"
     return flags
 
 
@@ -187,9 +233,9 @@ def _simulate(given: argparse.Namespace) -> None:
         figures["times"] += "; a list has each stage's own" * any(
             isinstance(getattr(whole, name), tuple) for name in _SHARED
         )
-    draw(given, timeline)
     texts = [f"{name:22} {_readable(value)}" for name, value in figures.items()]
     write(given, {**figures, **timeline_to_dict(timeline)}, texts)
+    draw(given, timeline)
 
 
 def _cut(schedule: Schedule) -> list[float]:
@@ -303,9 +349,22 @@ def draw(given: argparse.Namespace, timeline: Timeline, trace: Any = None) -> No
 
 
 def _readable(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_readable, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """A value, or a list's: those of more than sixteen ranks in columns, within 80 characters, unless all are equal."""
+    if not isinstance(value, (list, tuple)):
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    texts = [*map(_readable, value)]
+    if len(texts) <= 16:
+        return ", ".join(texts)
+    if len({*texts}) == 1:
+        return f"{texts[0]} on each of {len(texts)} ranks"
+    width = max(map(len, texts))
+    each = 16 if width <= 2 else 8
+    lines = []
+    for first in range(0, len(texts), each):
+        some = texts[first : first + each]
+        ranks = f"ranks {first}-{first + len(some) - 1}:"
+        lines.append(f"\n  {ranks:14}{', '.join(text.rjust(width) for text in some)}")
+    return "".join(lines)
 
 
 def _overlap(text: str) -> str | float:
@@ -329,45 +388,211 @@ def _times(text: str) -> Any:
     return values if values[1:] or ":" in text else values[0]
 
 
-SCHEDULE = (
-    flag("--schedule", "see pplab schedules", metavar="NAME"),
-    flag("--ranks", "processes in the pipeline", type=int, metavar="P"),
-    flag("--microbatches", "slices of the batch", type=int, metavar="M"),
-    flag("--stages-per-rank", "for schedules that have several", type=int, metavar="V"),
-    flag("--csv", "read the schedule from FILE, or with --schedule write it there", metavar="FILE"),
+_TIMES = (
+    "The time T of an action is one number, for all layers of a rank, which pplab divides among the rank's stages. If "
+    "stages differ, give a list with one time per stage, such as 1,1,2. If microbatches differ, too, join the times of "
+    "a stage with colons: 1:2:1,1:2:1. All times are in one unit of your choice, for example milliseconds."
 )
-JSON = flag("--json", "everything, to FILE or standard output", nargs="?", const="-", metavar="FILE")
+_CSV = flag(
+    "--csv",
+    "read the schedule from FILE, in PyTorch's CSV form. If you also name a schedule, it is written to FILE instead",
+    metavar="FILE",
+)
+_SIZES = (
+    flag("--ranks", "number of ranks in the pipeline, for a schedule that you name", type=int, metavar="P"),
+    flag(
+        "--microbatches",
+        "number of microbatches that a batch is cut into, for a schedule that you name",
+        type=int,
+        metavar="M",
+    ),
+    flag(
+        "--stages-per-rank",
+        "number of stages on each rank, for schedules that let you choose it, such as Interleaved1F1B",
+        type=int,
+        metavar="V",
+    ),
+    _CSV,
+)
+SCHEDULE = (
+    flag("--schedule", 'schedule to build, such as 1F1B. "pplab schedules" lists all of them', metavar="NAME"),
+    *_SIZES,
+)
+JSON = flag(
+    "--json",
+    "write all results as JSON to FILE. Without FILE, print them in place of the text",
+    nargs="?",
+    const="-",
+    metavar="FILE",
+)
 OUTPUT = (
     JSON,
-    flag("--png", "the Gantt chart", metavar="FILE"),
-    flag("--perfetto", "a trace for the Perfetto viewer", metavar="FILE"),
+    flag("--png", "draw the Gantt chart into FILE (needs pip install 'pplab[plot]')", metavar="FILE"),
+    flag("--perfetto", "write a trace to FILE, which ui.perfetto.dev shows", metavar="FILE"),
 )
-_OF = "of a rank's whole share of the model, which its stages divide; or a list with each stage's, such as 1,1,2, "
-_OF += "where colons part its microbatches': 1:2:1,1:2:1"
 _COSTS = (
-    *(
-        flag(name, _OF, type=_times, default=1, metavar="T")
-        for name in ("--forward", "--backward-input", "--backward-weight")
+    flag("--forward", "time of a forward", type=_times, default=1, metavar="T"),
+    flag(
+        "--backward-input",
+        "time of the first half of a backward, which computes the gradient of a stage's input",
+        type=_times,
+        default=1,
+        metavar="T",
     ),
-    flag("--recompute", "added to backwards, likewise", type=_times, default=0, metavar="T"),
-    flag("--overhead", "of every action besides, of whatever size", type=_times, default=0, metavar="T"),
-    flag("--overlap", "of a pair: sum, max, a number, likewise", type=_overlap, default="sum", metavar="T"),
-    flag("--latency", "of a message between ranks", type=float, default=0, metavar="T"),
-    flag("--bandwidth", "of every link", type=float, default=inf, metavar="R"),
-    flag("--message", "of what stages exchange", type=_times, default=1, metavar="SIZE"),
+    flag(
+        "--backward-weight",
+        "time of the second half of a backward, which computes the gradients of the weights",
+        type=_times,
+        default=1,
+        metavar="T",
+    ),
+    flag(
+        "--recompute",
+        "time to compute a forward again before each backward (default: 0, nothing is computed again)",
+        type=_times,
+        default=0,
+        metavar="T",
+    ),
+    flag(
+        "--overhead",
+        "time that every action takes in addition. It isn't divided among a rank's stages (default: 0)",
+        type=_times,
+        default=0,
+        metavar="T",
+    ),
+    flag(
+        "--overlap",
+        'time of two actions that run as a pair, for schedules that have pairs, such as DualPipe: "sum" (nothing is '
+        'hidden, the default), "max" (the shorter one is hidden), or a number, for one pair over all layers of a rank',
+        type=_overlap,
+        default="sum",
+        metavar="T",
+    ),
+    flag(
+        "--latency",
+        "time that a message takes to the next rank, whatever its size (default: 0)",
+        type=float,
+        default=0,
+        metavar="T",
+    ),
+    flag(
+        "--bandwidth",
+        "size that passes over a link between two ranks in one unit of time (default: no limit)",
+        type=float,
+        default=inf,
+        metavar="R",
+    ),
+    flag(
+        "--message",
+        "size of what a stage sends to the next one, in the unit that --bandwidth counts in. Give a list if stages "
+        "differ, such as 1,1,2",
+        type=_times,
+        default=1,
+        metavar="SIZE",
+    ),
 )
-_LINKS = (flag("--sends", f"who waits for what it sends: {', '.join(SENDS)}", choices=SENDS, default=SENDS[0]),)
+_LINKS = (
+    flag(
+        "--sends",
+        f'who waits until a message has arrived: "{SENDS[0]}" (the default), "{SENDS[1]}" (as in Megatron-LM\'s 1F1B), '
+        f'or "{SENDS[2]}" (as in its interleaved 1F1B)',
+        choices=SENDS,
+        default=SENDS[0],
+    ),
+)
 _MEMORY = (
-    flag("file", "CSV file, or - for standard input"),
-    flag("--limit", "the most that a rank may hold, in forwards' activations", type=float, metavar="X"),
-    flag("--activation", "of a forward, per stage", type=_times, default=1, metavar="X"),
-    flag("--weight-input", "what stays of it after I (default: all)", type=_times, metavar="X"),
+    flag("file", "CSV file with a line per rank and an action per cell, or - for standard input"),
+    flag(
+        "--limit",
+        "most that a rank may keep in memory, in units of one forward's activations (default: no limit)",
+        type=float,
+        metavar="X",
+    ),
+    flag(
+        "--activation",
+        "what a forward keeps in memory until its backward. Give a list if stages differ, such as 1,1,2",
+        type=_times,
+        default=1,
+        metavar="X",
+    ),
+    flag(
+        "--weight-input",
+        "what of a forward stays in memory between its input gradient and its weight gradient (default: all of it)",
+        type=_times,
+        metavar="X",
+    ),
 )
-_NAMED = flag("schedule", "see pplab schedules", nargs="?", metavar="NAME")
-_LISTING = flag("--json", "as JSON", action="store_true")
+_NAMED = flag(
+    "schedule", 'schedule to build, such as 1F1B. "pplab schedules" lists all of them', nargs="?", metavar="NAME"
+)
+_LISTING = flag("--json", "print the list as JSON", action="store_true")
+_ABOUT = "Plan, draw, simulate and run pipeline-parallel training."
+_BOX = "--ranks 4 --microbatches 8"
+_EXAMPLES = {
+    "Who waits in 1F1B, and for how long?": f"pplab draw 1F1B {_BOX}",
+    "Train a small GPT with it (needs pip install 'pplab[run]'):": f"pplab train --schedule 1F1B {_BOX}",
+}
 COMMANDS = (
-    Command("schedules", "list the schedules, with their rules and options", _schedules, lambda: [_LISTING]),
-    Command("draw", "draw a schedule as text", _draw, lambda: (_NAMED, *SCHEDULE[1:], *_COSTS, *_LINKS)),
-    Command("simulate", "predict a schedule's timeline", _simulate, lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT)),
-    Command("validate", "check a schedule in PyTorch's CSV form", _validate, lambda: _MEMORY),
+    Command(
+        "schedules",
+        "list the schedules, with their rules and options",
+        _schedules,
+        lambda: [_LISTING],
+        "pplab schedules [--json]",
+        "List every schedule that pplab can build, with the numbers of ranks and microbatches that it accepts, its "
+        "options, and the paper or framework that it is from.",
+        {
+            "Which schedules are there?": "pplab schedules",
+            "Hand the list to a program:": "pplab schedules --json",
+        },
+    ),
+    Command(
+        "draw",
+        "draw a schedule as text",
+        _draw,
+        lambda: (_NAMED, *_SIZES, *_COSTS, *_LINKS),
+        "pplab draw NAME --ranks P --microbatches M [options]\n       pplab draw --csv FILE [options]",
+        "Draw when each rank computes and when it waits, as text with a line per rank. A schedule that gets stuck is "
+        f"drawn as far as it gets. This needs neither PyTorch nor a GPU.\n{_TIMES}",
+        {
+            "Who waits in 1F1B, and for how long?": f"pplab draw 1F1B {_BOX}",
+            "What if each message takes as long as a forward?": f"pplab draw 1F1B {_BOX} --latency 1",
+            "Draw a schedule of my own:": "pplab draw --csv mine.csv",
+        },
+    ),
+    Command(
+        "simulate",
+        "predict how long a step takes, and who waits",
+        _simulate,
+        lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT),
+        "pplab simulate --schedule NAME --ranks P --microbatches M [options]\n"
+        "       pplab simulate --csv FILE [options]",
+        "Predict how long one training step takes, how long each rank waits, and how many microbatches it keeps in "
+        f"memory. This needs neither PyTorch nor a GPU.\n{_TIMES}",
+        {
+            "How long is the bubble of 1F1B?": f"pplab simulate --schedule 1F1B {_BOX}",
+            "What if each message takes as long as a forward, and both ranks wait for it?": (
+                f'pplab simulate --schedule 1F1B {_BOX} --latency 1 --sends "both wait"'
+            ),
+            "What if the last stage's forward takes a quarter longer?": (
+                f"pplab simulate --schedule 1F1B {_BOX} --forward 1,1,1,1.25"
+            ),
+            "Draw a schedule of my own (needs pip install 'pplab[plot]'):": (
+                "pplab simulate --csv mine.csv --png mine.png"
+            ),
+        },
+    ),
+    Command(
+        "validate",
+        "check a schedule in PyTorch's CSV form",
+        _validate,
+        lambda: _MEMORY,
+        "pplab validate FILE [options]",
+        "Check that a schedule in PyTorch's CSV form can run: each action is there once, every rank can finish, and "
+        "no rank needs more memory than you allow. If it can't run, an error says which action of which rank is wrong.",
+        {
+            "Can this schedule run?": "pplab validate mine.csv",
+            "Does each rank get by with four forwards' activations?": "pplab validate mine.csv --limit 4",
+        },
+    ),
 )

@@ -6,10 +6,10 @@ Loading this module loads no torch: what does is imported where it is used.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,10 @@ from ...errors import number
 from ...optional import bring
 from ..forms import run_to_dict
 from . import choice, cli
-from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, say, schedule_of, write
+from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, schedule_of, write
 
 if TYPE_CHECKING:
-    from ...runtime import Extra, Run, Workload
-    from ...schedule import Schedule
+    from ...runtime import Extra, Workload
 
 # What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
 # the flag's value, by `from_flag` where it has that.
@@ -43,10 +42,14 @@ def option_flags() -> Iterator[Flag]:
     from ...runtime import Options
 
     other = {  # where a shell has other words than Python
-        "steps": {"default": 5, "help": "measured steps"},
-        "warmup": {"help": "steps before them, which change no weight"},
-        "check_gradients": {"help": "compare the first step's gradients with one process, exit with 1 if they differ"},
-        "optimizer": flag("--learning-rate", "of AdamW", type=_adamw, metavar="R", default="0.001"),
+        "steps": {"default": 5, "help": "number of steps that train and are measured"},
+        "warmup": {"help": "number of steps before the measured ones, which change no weight"},
+        "check_gradients": {
+            "help": "compare the first step's gradients with those of one process, and exit with 1 if they differ"
+        },
+        "optimizer": flag(
+            "--learning-rate", "learning rate of the optimizer, AdamW", type=_adamw, metavar="R", default="0.001"
+        ),
         "autocast": flag(
             "--bf16", "compute in bfloat16 where that is safe", action="store_const", const=torch.bfloat16
         ),
@@ -71,35 +74,48 @@ def _adamw(rate: str) -> partial:
 def _train_flags() -> Iterator[Flag]:
     yield from (*SCHEDULE, *WORKLOAD)  # which need no torch
     yield from option_flags()
-    yield flag("--replicas", "pipelines, on D * P ranks", type=int, default=1, metavar="D")
-    yield flag("--explain", "say where the median step's time went, also in --perfetto", action="store_true")
+    yield flag(
+        "--replicas",
+        "number of pipelines that train together, each with its own ranks",
+        type=int,
+        default=1,
+        metavar="D",
+    )
+    yield flag("--explain", "print where the median step's time went, and mark it in --perfetto", action="store_true")
     for path in EXTRAS:
         yield {"dest": path, **resolve_name(path).flag}
     yield from OUTPUT
 
 
 def _train(given: argparse.Namespace) -> int:
-    from ...runtime import Options
+    from ...runtime import Options, Pool
+    from ..checkpoints import NotSaved, Save
     from ..schedules import replicate
     from .torchrun import is_torchrun, train_here
 
     options = {each.name: getattr(given, each.name) for each in fields(Options)}
     what = replicate(schedule_of(given), given.replicas), workload_of(given)
     extras = _extras(given)
-    if not is_torchrun():
-        run = _train_in_pool(given, *what, *extras, **options)
-    elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
-        return 0  # another rank has the run
+    try:
+        if not is_torchrun():
+            with Pool(what[0].num_ranks, device=given.device) as pool:
+                run = pool.train(*what, *extras, **options)
+        elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
+            return 0  # another rank has the run
+    except NotSaved as error:
+        raise OSError(f"{error.cause}. This program ends now, and the weights are lost with it") from None
     found = None
     if (given.explain or given.json) and run.job.engine_name == "pplab":
         from ..measuring import where
 
         found = where(run.timeline)
     explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
-    draw(given, run.timeline, explained)
     data = {**run_to_dict(run), "where": found and found.to_dict()}
     write(given, data, (run, *([explained] if explained else [])))
-    return 0 if run.gradients is None or run.gradients.equal else 1
+    draw(given, run.timeline, explained)
+    wanted = (extra.path for extra in extras if isinstance(extra, Save))
+    saved = all(Path(run.extras["saved"]).is_relative_to(place) for place in wanted)
+    return 0 if saved and (run.gradients is None or run.gradients.equal) else 1
 
 
 def _extras(given: argparse.Namespace) -> list[Extra]:
@@ -119,22 +135,6 @@ def _extras(given: argparse.Namespace) -> list[Extra]:
     if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
         raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
     return extras
-
-
-def _train_in_pool(
-    given: argparse.Namespace,
-    schedule: Schedule,
-    workload: Workload,
-    *extras: Extra,
-    **options: object,
-) -> Run:
-    from ...runtime import Pool, make_job
-
-    num_ranks = schedule.num_ranks
-    make_job(schedule, workload, num_ranks, extras, **options)  # so that errors come before "starting"
-    with Pool(num_ranks, device=given.device) as pool:
-        say(f"starting {num_ranks} ranks on {', '.join(dict.fromkeys(pool.devices))} ...", file=sys.stderr)
-        return pool.train(schedule, workload, *extras, **options)
 
 
 def workload_of(given: argparse.Namespace) -> Workload:
@@ -160,8 +160,8 @@ def _explain(given: argparse.Namespace) -> None:
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield flag("traces", "torch.profiler's, one per rank, or a folder of them", nargs="+", metavar="TRACE")
-    yield flag("--html", "all of it with charts, as one page that needs nothing else", metavar="FILE")
+    yield flag("traces", "trace files of torch.profiler, one per rank, or a folder of them", nargs="+", metavar="TRACE")
+    yield flag("--html", "write everything with charts to FILE, a page that needs no other file", metavar="FILE")
     yield JSON
 
 
@@ -170,21 +170,52 @@ SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  
 WORKLOAD = (
     flag(
         "--model",
-        "gpt, mixture, distilbert, or a transformers checkpoint: a folder, or OWNER/NAME on the hub",
+        "model to train: gpt, mixture, distilbert, or a transformers checkpoint, as a folder or OWNER/NAME on the hub",
         default="gpt",
     ),
-    flag("--source", "of the reviews: auto, hub, sample, or a folder", default="auto"),
-    flag("--data", "the same: a folder of reviews with text and label", dest="source", default="auto"),
-    flag("--device", "auto, cpu or cuda", default="auto"),
-    flag("--batch-size", "samples per step", type=int, default=32),
-    flag("--layers", "of gpt or mixture", dest="num_layers", type=int),
-    flag("--width", "of gpt or mixture; heads of width 64 beyond 256", type=int),
-    flag("--context", "of gpt or mixture: the length of a sequence", type=int),
+    flag(
+        "--source", "reviews to train on: auto, hub, sample, or a folder of reviews with text and label", default="auto"
+    ),
+    flag("--data", "another name for --source", dest="source", default="auto", metavar="SOURCE"),
+    flag("--device", "device that ranks compute on: auto, cpu or cuda", default="auto"),
+    flag("--batch-size", "number of samples in a step", type=int, default=32),
+    flag("--layers", "number of layers of gpt or mixture", dest="num_layers", type=int),
+    flag("--width", "width of gpt or mixture. Above 256, attention heads are 64 wide", type=int),
+    flag("--context", "number of bytes in a sequence of gpt or mixture", type=int),
 )
 COMMANDS = (
     choice.COMMAND,
-    Command("train", "run a schedule on a real model, with a process per rank", _train, _train_flags),
-    Command("explain", "where a step of PyTorch's pipelining went, and what would be faster", _explain, _explain_flags),
+    Command(
+        "train",
+        "train a real model under a schedule",
+        _train,
+        _train_flags,
+        "pplab train --schedule NAME --ranks P --microbatches M [options]\n       pplab train --csv FILE [options]",
+        "Train a real model under a schedule, with one process per rank, and measure each step. It needs "
+        "pip install 'pplab[run]', and runs on CPUs, too.",
+        {
+            "Train a small GPT, and compare its gradients with those of one process:": (
+                "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --check-gradients"
+            ),
+            "Where does a step's time go?": "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --explain",
+            "Train overnight, with a checkpoint after every 100 steps:": (
+                "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --steps 10000 --save night 100"
+            ),
+        },
+    ),
+    Command(
+        "explain",
+        "say where the time of a recorded step went",
+        _explain,
+        _explain_flags,
+        "pplab explain TRACE [TRACE ...] [options]",
+        "Say where the time of a recorded step went, and how long it would take under other schedules. It reads the "
+        "traces that torch.profiler writes of PyTorch's pipelining.",
+        {
+            "Where did the time of this run go?": "pplab explain traces",
+            "The same with charts, as a page for a browser:": "pplab explain traces --html step.html",
+        },
+    ),
 )
 
 
