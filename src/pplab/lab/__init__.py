@@ -3,6 +3,16 @@ use it and what it promises. A name of a room is a name of `lab`, and its file i
 imports `pplab`, and `pplab` never imports it.
 """
 
+from .. import progress as _progress
 from ..optional import lazily as _lazily
 
 __all__, __getattr__, __dir__ = _lazily(__name__, __file__)
+
+
+def _place() -> "_progress.Show | None":
+    from .forms import onlooker
+
+    return onlooker()
+
+
+_progress.place = _place

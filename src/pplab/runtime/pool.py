@@ -153,17 +153,16 @@ class Pool:
         """Tell how far the run is, once all ranks have done the same steps: their losses add up to
         the batch's.
         """
-        first, last = job.first_step, job.first_step + job.options.steps
-        statuses = self.statuses()
-        done = {first + status.steps for status in statuses}
-        if not any(status.steps for status in statuses):
-            doing = statuses and statuses[0].doing
-            tell(f"before step {first + 1}, rank 0: {doing or 'starting'}")
-        elif done == {last}:
-            tell(f"after step {last}, rank 0: {statuses[0].doing}")
-        elif len(done) == 1:
-            loss = sum(status.loss for status in statuses)
-            tell(f"step {done.pop()} of {last}, loss {loss:.4g}")
+        statuses, first, steps = self.statuses(), job.first_step, job.options.steps
+        done = {status.steps for status in statuses} or {0}
+        if len(done) > 1:
+            return
+        step = done.pop()
+        if 0 < step < steps:
+            what = f"loss {sum(status.loss for status in statuses):.4g}"
+        else:
+            what = f"rank 0: {statuses[0].doing if statuses else 'starting'}"
+        tell(f"step {first + step} of {first + steps}, {what}")
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -20,13 +20,19 @@ CHOOSE = (
 )
 A_WHILE = """
 import time
+from pplab import lab
 from pplab.progress import line
 with line() as tell:
     for number in range(60):
         tell(f"{number} of 60 " + "and so on " * 20)
         time.sleep(0.03)
 """
-AT_ONCE = "from pplab.progress import line\nwith line() as tell:\n    tell('too short to need a line')\nprint('done')"
+AT_ONCE = """
+from pplab import lab
+from pplab.progress import line
+with line() as tell:
+    tell("too short to need a line")
+"""
 
 
 def on_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple[str, str]:

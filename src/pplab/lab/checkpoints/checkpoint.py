@@ -263,7 +263,7 @@ def size_of(workload: Workload, make: Callable[[Any], torch.optim.Optimizer] | N
     alone for an optimizer that can't."""
     tensors: dict[str, Tensor] = {}
     with suppress(Exception):
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"), torch.random.fork_rng([]):
             model = getattr(workload, "skeleton", workload.build_whole)()
         tensors |= {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
         named = [(name, _on_meta(p)) for name, p in model.named_parameters() if p.requires_grad]
