@@ -180,7 +180,7 @@ class GradientReport:
 
     @property
     def loss_difference(self) -> float:
-        """|run - one process|."""
+        """How far the loss is from one process's."""
         return self.loss.difference
 
     @property
