@@ -103,7 +103,7 @@ class Stream(TextIOBase):
         return len(text)
 
     def progress(self, text: str, seconds: float) -> None:
-        """Long work tells how far it has come: `pplab.progress` asks for this."""
+        """Long work tells how far it has come: `lab.forms.progress_line` asks for this."""
         self.emit("progress", text)
 
     def flush(self) -> None:

@@ -140,7 +140,7 @@ def test_a_trusted_notebook_has_the_explorer_and_the_game(page, lab):
     explorer.locator(".pplab-explorer[data-makespan='57']").wait_for()
     game = page.frame_locator("iframe[title='Schedule game']")
     game.locator("button[data-text='0F0']").click()
-    game.locator(".pplab-play[data-placed='1']").wait_for()
+    game.locator(".pplab-play:not([data-placed='0'])").wait_for()
     pictures = ".jp-OutputArea:has(iframe) img"  # each goes when its explorer is there
     page.wait_for_function(f"[...document.querySelectorAll('{pictures}')].every((e) => e.style.display === 'none')")
     assert not page.get_by_text("shows here once").count()

@@ -228,7 +228,7 @@ def test_stop_ends_a_loop_and_the_page_goes_on(tab, book):
     first.get_by_role("button", name="Stop").click()
     first.get_by_text("Stopped.").wait_for()
     tab.evaluate("id => { pplabLive.cells().find((c) => c.id === id).text = undefined; }", cells[0])
-    made = live.run(tab, {"id": cells[3]})  # and runs what it needs from above again
+    made = live.run(tab, {"id": "code-07"})  # and runs what it needs from above again
     assert "rank 0 is idle" in made.text and not made.error
 
 

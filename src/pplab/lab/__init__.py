@@ -9,10 +9,10 @@ from ..optional import lazily as _lazily
 __all__, __getattr__, __dir__ = _lazily(__name__, __file__)
 
 
-def _place() -> "_progress.Show | None":
-    from .forms import onlooker
+def _of_run(*run: object) -> object:
+    from .forms import progress_of_run
 
-    return onlooker()
+    return progress_of_run(*run)
 
 
-_progress.place = _place
+_progress.of_run = _of_run

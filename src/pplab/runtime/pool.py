@@ -9,15 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from math import isfinite
 from typing import Any, Unpack
 
 import torch
 
-from .. import __version__
+from .. import __version__, progress
 from ..errors import positive_int
-from ..progress import line
 from ..schedule import Schedule
 from .context import Status, pack, unpack
 from .devices import choose_transport, notes
@@ -98,12 +96,11 @@ class Pool:
             for extra in job.extras:
                 extra.check_devices(job, self.devices, self.transport)
                 during.enter_context(extra.during(job, self.statuses))
-            with line() as tell:
-                look = partial(self._look, job, tell)
-                reports, gradients = self.run(job.engine, job, look=look), None
-                if job.options.check_gradients:
-                    on_rank_0 = lambda *call: self.run(*call, look=look)[0]  # noqa: E731
-                    gradients = check_gradients(on_rank_0, job, reports)
+            look = self._tells(job, during)
+            reports, gradients = self.run(job.engine, job, look=look), None
+            if job.options.check_gradients:
+                on_rank_0 = lambda *call: self.run(*call, look=look)[0]  # noqa: E731
+                gradients = check_gradients(on_rank_0, job, reports)
             return make_run(job, reports, gradients, self.devices, self.notes)
 
     def run(
@@ -149,20 +146,18 @@ class Pool:
         """What ranks say of themselves, and are told; nothing while the pool is down."""
         return self._ranks.statuses if self._ranks else ()
 
-    def _look(self, job: Job, tell: Callable[[str], None]) -> None:
-        """Tell how far the run is, once all ranks have done the same steps: their losses add up to
-        the batch's.
-        """
-        statuses, first, steps = self.statuses(), job.first_step, job.options.steps
-        done = {status.steps for status in statuses} or {0}
-        if len(done) > 1:
-            return
-        step = done.pop()
-        if 0 < step < steps:
-            what = f"loss {sum(status.loss for status in statuses):.4g}"
-        else:
-            what = f"rank 0: {statuses[0].doing if statuses else 'starting'}"
-        tell(f"step {first + step} of {first + steps}, {what}")
+    def _tells(self, job: Job, during: ExitStack) -> Callable[[], None]:
+        """What tells how far the run is, once it has taken a while."""
+        began, opened = time.monotonic(), []
+
+        def look() -> None:
+            if not opened and time.monotonic() > began + 0.5:
+                told = progress.of_run(self.statuses, job.first_step, job.options.steps)
+                opened.append(during.enter_context(told))
+            for tell in opened:
+                tell()
+
+        return look
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -20,16 +20,14 @@ CHOOSE = (
 )
 A_WHILE = """
 import time
-from pplab import lab
-from pplab.progress import line
+from pplab.lab.forms import progress_line as line
 with line() as tell:
     for number in range(60):
         tell(f"{number} of 60 " + "and so on " * 20)
         time.sleep(0.03)
 """
 AT_ONCE = """
-from pplab import lab
-from pplab.progress import line
+from pplab.lab.forms import progress_line as line
 with line() as tell:
     tell("too short to need a line")
 """

@@ -31,7 +31,8 @@ from .json_form import timeline_from_dict as timeline_from_dict
 from .json_form import timeline_to_dict as timeline_to_dict
 from .letters import spans_until_stuck as spans_until_stuck
 from .letters import text_chart as text_chart
-from .looking_on import onlooker as onlooker
+from .looking_on import progress_line as progress_line
+from .looking_on import progress_of_run as progress_of_run
 from .memory import held_over_time as held_over_time
 from .memory import memory_chart as memory_chart
 from .palette import CATEGORIES as CATEGORIES

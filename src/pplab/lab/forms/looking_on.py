@@ -1,13 +1,61 @@
-"""Where somebody looks on while long work goes on: a terminal, a notebook, or the book's page."""
+"""How far long work has come, to whoever looks on: at a terminal, in a notebook, or at the book's page."""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from ...progress import Show
+AFTER_S = 0.5  # work that ends earlier needs no line
+EVERY_S = 0.2  # the line changes no more often
+Show = Callable[[str, float], None]  # a text in place of the last one, and the seconds so far
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a text in place of the one before. When the block ends, the line
+    is removed.
+
+    >>> with progress_line() as tell:
+    ...     for step in range(3):
+    ...         tell(f"step {step + 1} of 3")
+    """
+    show, began = onlooker(), time.monotonic()
+    shown = began + AFTER_S - EVERY_S  # when it changed last
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        if show and (now := time.monotonic()) - shown >= EVERY_S:
+            shown = now
+            show(text, now - began)
+
+    try:
+        yield tell
+    finally:
+        if show and shown > began + AFTER_S - EVERY_S:
+            show("", 0)
+
+
+@contextmanager
+def progress_of_run(statuses: Callable[[], Sequence[Any]], first: int, steps: int) -> Iterator[Callable[[], None]]:
+    """Give a function that shows how far ranks are with so many steps after the `first`, whenever
+    all have done the same ones: their losses add up to the batch's.
+    """
+    with progress_line() as tell:
+
+        def look() -> None:
+            ranks = statuses()
+            done, *others = {rank.steps for rank in ranks} or {0}
+            what = f"rank 0: {ranks[0].doing if ranks else 'starting'}"
+            if 0 < done < steps:
+                what = f"loss {sum(rank.loss for rank in ranks):.4g}"
+            if not others:
+                tell(f"step {first + done} of {first + steps}, {what}")
+
+        yield look
 
 
 def onlooker() -> Show | None:

@@ -14,9 +14,8 @@ from statistics import mode
 from ...actions import B, F
 from ...costs import Costs
 from ...errors import accept, expect, number, positive_int, shown
-from ...progress import line
 from ...schedule import plural
-from ..forms import MICROSECONDS, Table
+from ..forms import MICROSECONDS, Table, progress_line
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .fsdp import NAMES
@@ -245,7 +244,7 @@ def choose(
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
-    with line() as tell:
+    with progress_line() as tell:
         for each in sorted(_planned(task.ways(degrees, schedules, experts), what, tell), key=order):
             best.setdefault((each.layout, each.timeline.schedule.name), each)
         fitting = [each for each in best.values() if each.fits]
