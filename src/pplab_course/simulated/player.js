@@ -198,4 +198,9 @@
     moves[event.key]();
   });
   open(run);
+  new IntersectionObserver((seen, watch) => { // what nobody looks at has no size yet, and can't be scrolled to its line
+    if (!seen.some((each) => each.isIntersecting)) return;
+    watch.disconnect();
+    if (guess.hidden) show(at);
+  }).observe(root);
 })();
