@@ -71,7 +71,10 @@ def drawn(chapter: str, wanted: str) -> list[str]:
     notebook = json.loads((NOTEBOOKS / f"{chapter}.ipynb").read_text("utf-8"))
     above: list[ast.stmt] = []
     for cell in (each for each in notebook["cells"] if each["cell_type"] == "code"):
-        statements = ast.parse(re.sub("^%.*$", "", "".join(cell["source"]), flags=re.M)).body
+        source = "".join(cell["source"])
+        if source.startswith("%%writefile"):
+            continue
+        statements = ast.parse(re.sub("^%.*$", "", source, flags=re.M)).body
         if cell["id"] == wanted:
             break
         above += statements

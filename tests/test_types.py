@@ -98,9 +98,10 @@ MISTAKES = {  # what somebody types: what the checker must say of it
 
 
 def script(path: Path) -> str:
-    """A notebook's code, without magics."""
+    """A notebook's code, without magics and without cells that are files."""
     cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    return re.sub(r"^(\s*)[%!].*$", r"\1pass", "\n".join(map("".join, cells)), flags=re.M)
+    texts = [text for text in map("".join, cells) if not text.startswith("%%writefile")]
+    return re.sub(r"^(\s*)[%!].*$", r"\1pass", "\n".join(texts), flags=re.M)
 
 
 def errors(files: list[Path]) -> dict[str, list[str]]:

@@ -70,8 +70,8 @@ def code_cells(path: Path) -> list[dict]:
 
 
 def code_of(cell: dict) -> str:
-    """A cell's code without its magics."""
-    return re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)
+    """A cell's code without its magics; none where the cell is a file."""
+    return "" if cell["source"].startswith("%%writefile") else re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)
 
 
 def names_read(cell: dict) -> set[str]:

@@ -55,6 +55,9 @@ def dress(app, doctree: nodes.document) -> None:
             node["classes"] += ["live", *["live-asks"] * told["asks"]]
             if what := needs().get(Path(app.env.docname).name, {}).get(told["id"]):
                 node["classes"].append(f"live-needs-{what}")
+            for code in node.findall(nodes.literal_block):
+                if code.astext().startswith("%%writefile"):  # a file's colours are those of Python
+                    code["language"] = "python3"
 
 
 def add_scripts(app, pagename: str, templatename: str, context: dict, doctree: nodes.document | None) -> None:

@@ -20,12 +20,14 @@ import time
 import traceback
 from functools import cache
 from io import TextIOBase
+from pathlib import Path
 
 ABSENT = {
     *("torch", "transformers", "datasets", "numpy", "ortools", "PIL", "safetensors", "IPython"),
     *("multiprocessing", "_multiprocessing", "processes", "threads", "sockets"),
 }
 PAGE = "application/vnd.pplab.page+html"
+FILE = re.compile(r"%%writefile (\S+)\n")  # the head of a cell that is a file
 MOST_PRINTED = 200_000  # characters of a cell
 MOST_SHOWN = 500, 20_000_000  # displays of a cell, and their characters: charts have many
 MOST_FRAMES = 400  # of calls within calls; the browser's own stack ends soon after
@@ -127,8 +129,10 @@ def prepare() -> None:
     """Import what every chapter starts with; charts are kept in the page's form only, and nothing starts a process."""
     from pplab_drawings import dressed
 
+    import pplab_course
     from pplab_course import figures, notebook  # noqa: F401
 
+    pplab_course.has_processes = False
     figures.figure_picture = lambda figure: None
     figures.bundle = lambda page, pictures, text: ({PAGE: dressed(page), "text/plain": text}, {})
     _without_processes()
@@ -186,6 +190,10 @@ def _placed(text: str, name: str) -> str:
 
 
 def _execute(source: str, name: str, emit) -> None:
+    if file := FILE.match(source):
+        print("Overwriting" if Path(file[1]).exists() else "Writing", file[1])
+        Path(file[1]).write_text(source[file.end() :] + "\n")
+        return
     source = re.sub(r"^%load_ext .*$", "", source, flags=re.M)
     linecache.cache[name] = len(source), None, source.splitlines(True), name  # for tracebacks and `inspect`
     tree = ast.parse(source, name)
@@ -322,7 +330,10 @@ def needed(sources: list[str], which: int) -> list[int]:
 
 @cache
 def _read(source: str) -> tuple[set[str], set[str], bool]:
-    """The names that a cell makes or changes, those that it uses, and whether it does something besides."""
+    """The names that a cell makes or changes, those that it uses, and whether it does something besides. A file's name
+    is one of them."""
+    if file := FILE.match(source):
+        return {file[1]}, set(), False
     try:
         tree = ast.parse(re.sub(r"^%.*$", "", source, flags=re.M))
     except SyntaxError:
@@ -331,6 +342,7 @@ def _read(source: str) -> tuple[set[str], set[str], bool]:
     codes = [compile(tree, "<cell>", "exec")]
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, type(code))]
+        uses |= {each for each in code.co_consts if isinstance(each, str) and each.endswith(".py")}
         for step in dis.get_instructions(code):
             if step.opname in ("STORE_NAME", "STORE_GLOBAL"):
                 makes.add(step.argval)

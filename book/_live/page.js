@@ -167,20 +167,21 @@
       if (kept.get(`${id}-mine`).text) this.addMine();
     }
 
-    /** This cell, and the reader's own below it. */
-    get both() { return [this, ...(this.mine ? [this.mine] : [])]; }
+    /** This cell, and below it the reader's own and one that came with the address. */
+    get both() { return [this, ...[this.mine, this.lent].filter(Boolean).flatMap((each) => each.both)]; }
 
-    /** An empty cell below, for what the reader wants to try; it is kept as an edit is. */
-    addMine() {
-      const node = make("div", "cell live live-own"), id = `${this.id}-mine`;
+    /** An empty cell below, for what the reader wants to try; it is kept as an edit is. One that is `lent` isn't. */
+    addMine(kind = "mine") {
+      const node = make("div", "cell live live-own"), id = `${this.id}-${kind}`;
       node.id = `cell-${id}`;
       node.innerHTML = '<div class="cell_input"><div><div class="highlight"><pre></pre></div></div></div>';
-      this.node.after(node);
-      this.mine = new Cell(id, node);
-      Object.assign(this.mine, { given: { source: "" }, leave: () => { node.remove(); this.mine = null; cells = cells.filter((each) => each.node !== node); this.mark(); } });
-      this.mine.back.textContent = "Remove";
-      if (cells.length) cells.splice(cells.indexOf(this) + 1, 0, this.mine);
+      (kind === "lent" && this.mine || this).node.after(node);
+      const made = (this[kind] = new Cell(id, node));
+      Object.assign(made, { given: { source: "" }, leave: () => { node.remove(); this[kind] = null; cells = cells.filter((each) => each.node !== node); this.mark(); } });
+      made.back.textContent = "Remove";
+      if (cells.length) cells.splice(cells.indexOf(this) + this.both.indexOf(made), 0, made);
       this.mark();
+      return made;
     }
 
     /** The text that runs: the reader's, or else the book's. */
@@ -461,6 +462,31 @@
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
+  /** A run of the debugger that the address brings: a cell with the file and one that runs it, for the reader to run or not. */
+  async function lend() {
+    const packed = location.hash.match(/^#shared=([\w-]+=*)$/)?.[1];
+    if (!packed || lacking()) return;
+    const debug = cells.find(({ printed }) => printed?.includes("simulated.debug("));
+    try {
+      const bytes = decoded(packed.replaceAll("-", "+").replaceAll("_", "/"));
+      const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+      const { text, ...settings } = JSON.parse(await new Response(inflated).text());
+      const given = Object.entries(settings).filter(([name, value]) => /^\w+$/.test(name) && Number.isFinite(value)).map(([name, value]) => `, ${name}=${value}`);
+      const call = `from pplab_course import simulated\n\nsimulated.debug("shared.py"${given.join("")})`;
+      let last = debug;
+      for (const [source, says] of [[`%%writefile shared.py\n${text}`, "Somebody has shared this file."], [call, "Run shows what the shared file does."]]) {
+        last = last.addMine("lent");
+        last.text = source;
+        last.shown(source);
+        last.note.textContent = says;
+        last.mark();
+      }
+      last.node.scrollIntoView({ block: "center" });
+    } catch {
+      debug.note.textContent = "The address of a shared run is damaged: ask for it again.";
+    }
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
     cells = [...document.querySelectorAll("div.cell.live")].flatMap((node) => new Cell(node.id.slice("cell-".length), node).both);
     line = document.querySelector(".live-tally");
@@ -470,6 +496,7 @@
       button("live-reset", "Everything as printed", () => cells.forEach((cell) => cell.node && cell.back && cell.restore())),
     );
     tally();
+    lend();
   });
   globalThis.pplabLive = { python, run: (id) => run(cells.find((cell) => cell.id === id)), cells: () => cells, halt };
 })();

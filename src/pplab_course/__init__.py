@@ -3,3 +3,5 @@
 from .verdict import Verdict
 
 __all__ = ["Verdict"]
+
+has_processes = True  # where there are none, as in the book's page, readers' files run on simulated ranks

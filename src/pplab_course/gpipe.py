@@ -116,7 +116,10 @@ def a_norm_that_survives(answer: object) -> Verdict:
 
 SPEEDUP = (  # of a GPipe that was right
     ("held, counts = {}, []", "buffers = {}  # allocated once, not for every message\nheld, counts = {}, []"),
-    ("torch.empty_like(tensor)  # a", "buffers.setdefault((source, tensor.shape), torch.empty_like(tensor))  # a"),
+    (
+        "torch.empty_like(tensor)  # a message doesn't tell its shape",
+        "buffers.setdefault((source, tensor.shape), torch.empty_like(tensor))",
+    ),
     ("    return tensor\n", "    return tensor.detach()\n"),
 )
 

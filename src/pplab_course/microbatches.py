@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 from .verdict import Wrong
 
@@ -17,10 +18,8 @@ class Microbatches:
     as_if_equal: bool  # the gradients are those of the mean of the microbatches' means
 
 
-def seen(names: Mapping[str, object], num_microbatches: int) -> Microbatches:
-    """Of the names that a file has left."""
-    import torch
-
+def seen(torch: ModuleType, names: Mapping[str, object], num_microbatches: int) -> Microbatches:
+    """Of the names that a file has left; `torch` may be the stand-in."""
     model, inputs, targets = (names[name] for name in ("model", "inputs", "targets"))
     parts = [each.tensor_split(num_microbatches) for each in (inputs, targets)]
     losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in zip(*parts, strict=True) if len(x)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import linecache
+import math
 import os
 import pickle
 import re
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pplab.errors import positive_int
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 UNGUARDED = 86  # what a rank exits with when it imports the script that starts ranks
 NAMES = ("model", "stage", "inputs", "targets")  # that a file must have
 GRACE_S = 2.0  # after a rank failed, for the others
+WHY = "; and why, as simulated ranks tell it: "
 START_S = 30.0  # for processes to start on a busy machine: only then does their own limit begin
 
 
@@ -81,8 +84,9 @@ class Ran:
 
     file: str
     num_microbatches: int
-    limit_s: float
+    limit_s: float  # infinite where time is simulated
     reports: tuple[Report, ...] = field(repr=False)
+    why: str = ""  # why it hangs, as simulated ranks tell it
 
     @property
     def failure(self) -> str | Any:
@@ -90,7 +94,8 @@ class Ran:
         silent = all(report.exitcode is None for report in self.reports)
         if silent or any(report.stuck for report in self.reports):
             stand = (f"rank {n} stands {r.place or 'somewhere else'}" for n, r in enumerate(self.reports))
-            return f"it hasn't ended after {self.limit_s:g} s: {'; '.join(stand)}"
+            limit = ", and never will" if self.limit_s == math.inf else f" after {self.limit_s:g} s"
+            return f"it hasn't ended{limit}: {'; '.join(stand)}{WHY * bool(self.why)}{self.why}"
         for rank, report in enumerate(self.reports):
             if not report.ended and report.exitcode is not None:
                 killed = report.exitcode < 0
@@ -123,7 +128,7 @@ class Ran:
 
     def __repr__(self) -> str:
         said = "".join(report.printed for report in self.reports)
-        failure = (self.failure or "").replace(": rank", ":\nrank").replace("; rank", "\nrank")  # a line for each
+        failure = re.sub(r"([:;.]) (?=rank|and why|Deadlock)", r"\1\n", self.failure or "").replace(";\n", "\n")
         return f"{said}{failure.replace(' > in', chr(10) + '  > in')}".rstrip()
 
 
@@ -199,12 +204,12 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
     if stood and not report.ended:
         linecache.checkcache(path)  # since the last hang it may have been edited
         frames = [(name, int(line), linecache.getline(path, int(line))) for line, name in reversed(stood)]
-        report = replace(report, stuck=True, place=_place(frames))
+        report = replace(report, stuck=True, place=place(frames))
     printed = (folder / f"{rank}.log").read_text(errors="replace")
     return replace(report, printed=printed, exitcode=exitcode)
 
 
-def _place(frames: list[tuple[str, int, str]]) -> str:
+def place(frames: list[tuple[str, int, str]]) -> str:
     """Where in the file something happens: the last two calls, from outside to inside."""
     called = [frame for frame in frames if frame[0] != "<module>"] or frames
     places = ("in " + f"{name}, line {line}".removeprefix("<module>, ") for name, line, _ in called[-2:])
@@ -234,16 +239,20 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
             names = runpy.run_path(path, run_name="__main__")
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
-            report = replace(report, gradients=_compare(*(names[name] for name in NAMES)))
-            report = replace(report, microbatches=seen(names, int(environment.get("M", 1))))
+            report = replace(report, gradients=compare(torch, *(names[name] for name in NAMES)))
+            report = replace(report, microbatches=seen(torch, names, int(environment.get("M", 1))))
     except BaseException as error:
         faulthandler.cancel_dump_traceback_later()
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        said = f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"
-        report = replace(report, error=said, place=_place(frames), failed_at=time.monotonic())
+        report = replace(report, error=said_of(error), place=place(frames), failed_at=time.monotonic())
     (folder / f"{rank}.report").write_bytes(pickle.dumps(replace(report, actions=tuple(actions), shared=tuple(shared))))
     sys.stdout.flush()
     os._exit(bool(report.error))
+
+
+def said_of(error: BaseException) -> str:
+    """An exception's name and the beginning of its words."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"
 
 
 @contextmanager
@@ -285,10 +294,8 @@ def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[in
         nn.Module.__call__, torch.autograd.backward = call, backward
 
 
-def _compare(model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
-    """The stage's gradients beside those of the whole model on the whole batch."""
-    import torch
-
+def compare(torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
+    """The stage's gradients beside those of the whole model on the whole batch; `torch` may be the stand-in."""
     batch = tuple(tensor.double().sum().item() for tensor in (inputs, targets))
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     truth = torch.autograd.grad(loss, list(model.parameters()))

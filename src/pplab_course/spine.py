@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ast
 import html
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
+import pplab_course
 from pplab import lab, palette  # noqa: F401 (with lab, eager 1F1B is known)
 from pplab.actions import B, F
 from pplab.builders import build
@@ -21,9 +24,10 @@ from pplab.errors import unknown
 from pplab.schedule import Schedule
 from pplab.simulator import simulate
 
+from . import observed
 from .microbatches import check
 from .notebook import Source
-from .observed import Ran, located, run
+from .observed import Ran, located
 from .verdict import UNASKED, Verdict, Wrong, checker, right, told
 
 __all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
@@ -33,6 +37,22 @@ EQUAL = 1e-4  # gradients are the same up to this, relative to the largest
 TOLERANCE = 1.3  # of a step's time over the predicted
 LIMIT_S = 12.0  # for each run of a checker, and longer for a paced one
 LAST = "do all messages leave, the last one of a step, too?"
+
+
+def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
+    """Run the file on so many ranks: processes, and in the book's page simulated ranks, which need no torch.
+
+    `limit_s` and the settings are those of `observed.run`. Where the processes hang, simulated ranks run the same file
+    and say why.
+    """
+    from . import simulated
+
+    if not pplab_course.has_processes:
+        return simulated.run(file, ranks, **settings)
+    ran = observed.run(file, ranks, limit_s=limit_s, **settings)
+    if not any(report.stuck for report in ran.reports):
+        return ran
+    return replace(ran, why=simulated.why_it_hangs(file, ranks, **settings))
 
 
 def shown(file: str | Path, *functions: str) -> Source:
@@ -194,9 +214,11 @@ def judge(
         raise Wrong(f"there is no file {file} in {Path.cwd()}")
     if empty := to_write(path):
         return Verdict(None, f"write {' and '.join(empty)} in {path.name}")
-    for P, M in sizes:
+    for number, (P, M) in enumerate(sizes, 1):
+        _tell(f"run {number} of {len(sizes) + 1}: {P} ranks, M = {M}")
         run_as(path, name, P, M, pace_s=0)
     P, M = timed
+    _tell(f"the last run: {P} ranks, M = {M}, and its time")
     for forward_s in (0.0125, 0.025, 0.05):  # what disturbs a busy machine weighs less and less
         ran = run_as(path, name, P, M, pace_s=forward_s * P * M, LAG=lag * forward_s)
         took = ran.timeline().makespan
@@ -218,6 +240,12 @@ def judge(
     held = ", ".join(map(str, ran.timeline().peak_in_flight))
     holding = f" the ranks hold {held} of {M} forwards at most;" if M > 1 else ""
     return right(f"gradients as in one process;{holding} {times}")
+
+
+def _tell(how_far: str) -> None:
+    """Say how far a checker is, where it takes a page's seconds."""
+    if not pplab_course.has_processes:
+        print(how_far, file=sys.stderr)
 
 
 def _starts_late(ran: Ran) -> bool:
@@ -248,16 +276,21 @@ def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: flo
     with told(
         f"on {P} ranks{f' with {M} microbatches' if M > 1 else ''}: ", ValueError
     ):  # or no order can be made of it
-        if ran.failure:
-            raise Wrong(ran.failure + (UNASKED if "NoneType" in ran.failure else ""))
-        if lacks := ran.reports[0].lacks:
-            raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
-        _check_counts(ran)
-        check([r.microbatches for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
-        with told(after=_thrown_away(path)):
-            _check_gradients(ran)
+        check_run(ran, path)
         _check_order(ran, wanted)
     return ran
+
+
+def check_run(ran: Ran, path: Path) -> None:
+    """`Wrong` if it fails, or has other gradients than one process, whatever its order."""
+    if ran.failure:
+        raise Wrong(ran.failure + (UNASKED if "NoneType" in ran.failure else ""))
+    if lacks := ran.reports[0].lacks:
+        raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
+    _check_counts(ran)
+    check([r.microbatches for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
+    with told(after=_thrown_away(path)):
+        _check_gradients(ran)
 
 
 def _check_counts(ran: Ran) -> None:

@@ -35,6 +35,7 @@ def minutes(path: Path) -> float:
                 words += len(AS_A_WORD.sub(" x ", NOT_READ.sub(" ", text)).split())
         elif not exercises:
             hidden = any(tag.startswith(("hide", "remove")) for tag in cell["metadata"].get("tags", []))
+            hidden |= text.startswith("%%writefile")  # the course's file, which the text explains line by line
             lines += 0 if hidden else sum(bool(line.strip()) for line in text.splitlines())
             charts += sum("image/png" in output.get("data", {}) for output in cell["outputs"])
     return words / 200 + lines / 10 + charts / 3

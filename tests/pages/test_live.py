@@ -351,8 +351,16 @@ loadPyodide().then((python) => { python.runPython("1 + 1"); globalThis.took = pe
 </script>"""
 
 
+ONE_STEP = """
+from pplab_course.simulated.replay import Replay
+text = open("pipe_1f1b.py").read().replace("range(3)", "range(1)")
+assert len(Replay(text, 4, M=8).messages) == 96
+"""
+
+
 @pytest.mark.timed
 def test_the_first_result_comes_soon_after_a_bare_python_would(tabs, book):
+    """And a step of a reader's 1F1B, on four simulated ranks with eight microbatches."""
     with zipfile.ZipFile(ROOT / "book" / "_live" / "pinned.zip") as archive:
         files = {name.replace("stdlib", "python_stdlib"): archive.read(name) for name in archive.namelist()}
     bare, tab = tabs(), tabs()
@@ -360,10 +368,11 @@ def test_the_first_result_comes_soon_after_a_bare_python_would(tabs, book):
     bare.goto(SERVER)
     bare.wait_for_function("globalThis.took")
     live.open_chapter(tab, book, live.CHAPTERS[0])
-    ratio = live.run(tab, {"id": "code-07"}).ms / bare.evaluate("took")
+    took = bare.evaluate("took")
+    ratios = [live.run(tab, {"id": "code-07"}, text).ms / took for text in (None, ONE_STEP)]
     bare.close()
     tab.close()
-    assert ratio <= 2.5, ratio
+    assert max(ratios) <= 2.5, ratios
 
 
 def answer(files: dict[str, bytes], address: str) -> dict[str, object]:
