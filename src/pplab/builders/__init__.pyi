@@ -1,8 +1,5 @@
 # The names that the package gives, each with its home: it opens when it is asked for.
 
-from ._dualpipe import dualpipe as dualpipe
-from ._dualpipe import dualpipe_row as dualpipe_row
-from ._dualpipe import dualpipe_v as dualpipe_v
 from ._gpipe import gpipe as gpipe
 from ._interleaved import in_groups as in_groups
 from ._interleaved import interleaved as interleaved

@@ -68,6 +68,7 @@ class Builder:
 
 ALL: list[Builder] = []  # that are registered so far: `known` has all
 LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it is opened
+    "schedules.dual_pipe": ["DualPipe", "DualPipeV"],
     "schedules.more_schedules": ["eager-1F1B", "InterleavedZeroBubble", "LoopedBFS"],
     "schedules.pairs": ["paired-1F1B"],
     "searches.searching": ["ZB-1P", "ZB-2P"],
