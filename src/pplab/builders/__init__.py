@@ -7,7 +7,6 @@ from ._gpipe import gpipe
 from ._one_f_one_b import capped_row, one_f_one_b
 from ._interleaved import in_groups, interleaved, looped_rows, stages_of_loop
 from ._zero_bubble import zb_h1, zb_h2
-from ._v_shape import zb_v
 from ._weave import phases, split_backwards
 from .registry import Builder, build, find, known, register
 

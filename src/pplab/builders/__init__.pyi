@@ -8,7 +8,6 @@ from ._interleaved import stages_of_loop as stages_of_loop
 from ._naive import naive as naive
 from ._one_f_one_b import capped_row as capped_row
 from ._one_f_one_b import one_f_one_b as one_f_one_b
-from ._v_shape import zb_v as zb_v
 from ._weave import phases as phases
 from ._weave import split_backwards as split_backwards
 from ._zero_bubble import zb_h1 as zb_h1

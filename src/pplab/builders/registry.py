@@ -68,6 +68,7 @@ class Builder:
 
 ALL: list[Builder] = []  # that are registered so far: `known` has all
 LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it is opened
+    "schedules.v_shape": ["ZBVZeroBubble", "ZB-V", "ZBV"],
     "schedules.dual_pipe": ["DualPipe", "DualPipeV"],
     "schedules.more_schedules": ["eager-1F1B", "InterleavedZeroBubble", "LoopedBFS"],
     "schedules.pairs": ["paired-1F1B"],

@@ -6,8 +6,8 @@ from collections import deque
 
 from ...actions import Action, B, F, I, Item, Overlap, W
 from ...builders import register
-from ...builders._v_shape import Local
 from ...builders.registry import Rows
+from .v_shape import Local
 
 
 @register(

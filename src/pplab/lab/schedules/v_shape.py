@@ -2,8 +2,11 @@
 rank. ZB-V.
 """
 
-from ..actions import Action, B, F, I, Kind, W
-from .registry import Rows, register
+from __future__ import annotations
+
+from ...actions import Action, B, F, I, Kind, W
+from ...builders import register
+from ...builders.registry import Rows
 
 
 class Local:
@@ -45,9 +48,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
     Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
     """
     P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    return [
-        [a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)
-    ]
+    return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
 
 
 # Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one
