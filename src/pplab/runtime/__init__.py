@@ -13,7 +13,8 @@ _, __getattr__, _ = _lazily(__name__, __file__)
 
 __all__ = (
     "Batch Compared EndOfBatches Executor Extra GradientReport Job Listener Machine Options Pool "
-    "Rank RankContext RankError RankReport Reducer Run Stage Status Workload autocast cuda naming"
+    "Rank RankContext RankError RankReport Reducer Run Stage Status Workload add_loss autocast "
+    "cuda listening naming"
 ).split()
 
 

@@ -35,7 +35,9 @@ from .reference import train_whole as train_whole
 from .report import Machine as Machine
 from .report import Run as Run
 from .stage import Stage as Stage
+from .stage import add_loss as add_loss
 from .stage import autocast as autocast
+from .stage import listening as listening
 from .stage import roots_of as roots_of
 from .workload import Batch as Batch
 from .workload import EndOfBatches as EndOfBatches

@@ -2,7 +2,7 @@
 what it reports of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,10 +21,11 @@ from .executor import Executor
 from .failures import NO_BATCH, different_batches, too_few_batches
 from .listener import Clock, Listener, Listeners, StepTrace
 from .options import Job
-from .stage import Stage
+from .stage import Stage, why_unclaimed
 from .workload import Batch, EndOfBatches, loss_shares, names_in_whole
 
-RunRow = Callable[[list[Batch]], Mapping[int, Tensor]]  # of the microbatches: losses that end here
+# Of the microbatches: each with a part of its loss that is computed here, maybe several times.
+RunRow = Callable[[list[Batch]], Iterable[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class Rank:
         return self.around
 
     def train(self, run_row: RunRow) -> RankReport:
-        """Take all steps; `run_row(microbatches)` runs the row once and returns the losses of those
-        that end here.
+        """Take all steps; `run_row(microbatches)` runs the row once and returns this rank's parts
+        of their losses.
 
         The first pass isn't timed: it agrees on shapes and collects gradients. Only measured steps
         change weights.
@@ -140,6 +141,8 @@ class Rank:
         unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)
         extras = tuple(listener.report() for listener in self._extras)
         notes = tuple(self.comm.notes) if self.comm else ()
+        if unclaimed := [each for s in self.stages.values() for each in s.unclaimed or ()]:
+            notes += (why_unclaimed(unclaimed),)
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
@@ -172,7 +175,7 @@ class Rank:
                         with self.clock.span("optimizer"), self.around("optimizer"):
                             self.optimizer.step()
         # What counts for nothing may be no number.
-        return sum(loss.item() * self.shares[m] for m, loss in losses.items() if self.shares[m])
+        return sum(loss.item() * self.shares[m] for m, loss in losses if self.shares[m])
 
     def load(self, batch: Batch) -> list[Batch]:
         """The step's microbatches on the device, and in `shares` what their losses count for."""
@@ -250,14 +253,14 @@ def train(context: RankContext, job: Job) -> RankReport:
         number, rows[number], rank.stages, num_stages, home, comm, around, rank.overlap
     )
 
-    def run_row(microbatches: list[Batch]) -> dict[int, Tensor]:
+    def run_row(microbatches: list[Batch]) -> list[tuple[int, Tensor]]:
         executor.comm = passes.pop() if passes else comm
         executor.comm.expect(microbatches)
         executor.run(microbatches)
         executor.comm.flush()
-        losses = {}
+        losses = []
         for stage in rank.stages.values():
-            losses |= stage.losses
+            losses += stage.losses.items()
             stage.losses.clear()
         return losses
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..schedule import plural
 from .context import RankContext
 from .options import Job
 from .rank import RankReport
-from .stage import autocast
+from .stage import autocast, listening, unclaimed_losses, why_unclaimed
 from .workload import Batch, Workload, loss_shares
 
 Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
@@ -30,6 +30,7 @@ class Whole(NamedTuple):
     `tolerance` is the share of itself by which anything may differ. `rounding` has two norms for
     every parameter: how much further rounding may move its gradient, and the least that any
     microbatch adds to it. `loss_rounding` is how much further rounding may move the loss.
+    `by_microbatch` and `unclaimed` are a GradientReport's.
     """
 
     loss: float
@@ -37,6 +38,8 @@ class Whole(NamedTuple):
     tolerance: float
     rounding: Mapping[str, tuple[float, float]]
     loss_rounding: float
+    by_microbatch: float | None = None
+    unclaimed: tuple[str, ...] = ()
 
 
 def train_whole(
@@ -50,12 +53,34 @@ def train_whole(
     """Run the model in one piece, with the whole batch or with a part that counts for `share`: loss
     and gradients.
     """
+    batch = workload.batch(0) if batch is None else batch
+    return differentiate(model, losses_of(context, workload, dtype, model, batch), share)
+
+
+def losses_of(
+    context: RankContext,
+    workload: Workload,
+    dtype: torch.dtype | None,
+    model: nn.Module,
+    batch: Batch,
+) -> list[Tensor]:
+    """The loss of a batch, then what layers add to it."""
     context.watch("running the model in one process")
+    batch = batch.to(context.device)
+    with autocast(context.device, dtype), listening() as added:
+        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target)
+    return [loss, *added]
+
+
+def differentiate(
+    model: nn.Module, losses: Sequence[Tensor], share: float = 1.0, again: bool = False
+) -> tuple[float, Gradients]:
+    """Their sum, which counts for `share`, and its gradients. `again`: it isn't the last backward
+    through this graph.
+    """
     model.zero_grad()
-    batch = (workload.batch(0) if batch is None else batch).to(context.device)
-    with autocast(context.device, dtype):
-        loss = workload.loss(model(*batch.inputs, **batch.context), batch.target) * share
-    loss.backward()
+    loss = sum(losses[1:], losses[0]) * share
+    loss.backward(retain_graph=again)
     return loss.item(), collect_gradients(model.named_parameters())
 
 
@@ -63,24 +88,45 @@ def train_twice(context: RankContext, job: Job) -> Whole | None:
     """On rank 0, run the model in one process twice, the second time by microbatches and with every
     weight moved by no more than it is rounded by. What that changes is rounding. The others return
     at once.
+
+    What layers add to the loss counts by microbatch both times, as in the run: a balancing loss of
+    the batch isn't the mean of its microbatches'.
     """
     if context.rank != 0:
         return None
     workload, dtype = job.workload, job.options.autocast
     model = workload.build_whole().to(context.device)
-    loss, gradients = train_whole(context, workload, dtype, model)
+    batch, apart = workload.batch(0), None
+    # Equal rows, which every whole model takes: it knows nothing of slices.
+    parts = Batch.microbatches(batch, gcd(job.schedule.num_microbatches, len(batch.target)))
+    shares = loss_shares(workload, parts)
+    own, *added = losses_of(context, workload, dtype, model, batch)
+    unclaimed = unclaimed_losses(model, [own, *added], bool(added))
+    loss, gradients = differentiate(model, [own], again=bool(added))
+    if any(x.requires_grad for x in added):
+        of_batch = differentiate(model, added)[1]
+        also: dict = defaultdict(float)
+        for part, share in zip(parts, shares, strict=True):
+            if share:
+                added = losses_of(context, workload, dtype, model, part)[1:]
+                of_part, found = differentiate(model, added, share)
+                loss += of_part
+                for name, gradient in found.items():
+                    also[name] += gradient
+        apart = norm([norm(also[name] - g) for name, g in of_batch.items()])
+        apart /= norm([norm(g) for g in of_batch.values()]) or 1
+        names = [*gradients, *(name for name in also if name not in gradients)]
+        gradients = {name: gradients.get(name, 0) + also[name] for name in names}
     draw = torch.Generator().manual_seed(0)
     kept = {p: p.data for p in filter(torch.is_floating_point, model.parameters())}
     for p, data in kept.items():
         half = torch.finfo(dtype or p.dtype).eps / 2
         factors = torch.empty(data.shape).uniform_(1 - half, 1 + half, generator=draw)
         p.data = data * factors.to(data)
-    batch, again = workload.batch(0), 0.0
+    again = 0.0
     total: dict = defaultdict(float)
     least: dict = defaultdict(lambda: inf)
-    # Equal rows, which every whole model takes: it knows nothing of slices.
-    parts = Batch.microbatches(batch, gcd(job.schedule.num_microbatches, len(batch.target)))
-    for part, share in zip(parts, loss_shares(workload, parts), strict=True):
+    for part, share in zip(parts, shares, strict=True):
         if share:  # otherwise the loss may be no number
             of_part, found = train_whole(context, workload, dtype, model, part, share)
             again += of_part
@@ -101,7 +147,8 @@ def train_twice(context: RankContext, job: Job) -> Whole | None:
         name: (min(2 * norm(g - total[name]), most * g.size**0.5), least[name])
         for name, g in gradients.items()
     }
-    return Whole(loss, gradients, tolerance, rounding, min(tolerance, 2 * abs(again - loss)))
+    loss_rounding = min(tolerance, 2 * abs(again - loss))
+    return Whole(loss, gradients, tolerance, rounding, loss_rounding, apart, unclaimed)
 
 
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
@@ -113,7 +160,7 @@ def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
     }
 
 
-def norm(x: np.ndarray | float) -> float:
+def norm(x: np.ndarray | Sequence[float] | float) -> float:
     """The root of the sum of squares; inf where one is no number."""
     found = float(np.linalg.norm(np.asarray(x, float)))
     return inf if found != found else found
@@ -157,11 +204,18 @@ class GradientReport:
     parameters: dict[str, Compared]  # by the name in the whole model
     tolerance: float  # the share of its size that may always differ
     causes: tuple[str, ...] = ()  # of a difference: what was measured that makes one
+    # How far the gradient of what layers add to the loss, taken by microbatch, is from the batch's,
+    # as a share of that; None where they add nothing.
+    by_microbatch: float | None = None
+    unclaimed: tuple[str, ...] = ()  # modules' attributes: losses, it seems, that nobody adds
 
     @property
     def equal(self) -> bool:
-        """Whether the loss and every parameter's gradient are one process's."""
-        return all(each.equal for each in [self.loss, *self.parameters.values()])
+        """Whether the loss and every parameter's gradient are one process's, and the loss has in it
+        what layers keep for it.
+        """
+        compared = [self.loss, *self.parameters.values()]
+        return not self.unclaimed and all(each.equal for each in compared)
 
     @property
     def worst(self) -> str:
@@ -206,6 +260,11 @@ class GradientReport:
         if self.noise:
             found += f"\n  without a gradient worth comparing: {len(self.noise)}, "
             found += f"such as {self.noise[0]}"
+        if self.by_microbatch is not None:
+            found += (
+                "\n  the losses that layers add are means over microbatches: their gradient is "
+            )
+            found += f"{self.by_microbatch:.0%} off the batch's"
         return found
 
     __repr__ = __str__
@@ -220,7 +279,9 @@ def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]
     if report.equal:
         return report
     causes = ("not looked for: pool.train(schedule, workload, lab.Causes()) does",)
-    if job.explain:
+    if report.unclaimed:
+        causes = (why_unclaimed(report.unclaimed),)
+    elif job.explain:
         causes = job.explain(on_rank_0, job, report, reports, whole)
     return replace(report, causes=causes)
 
@@ -230,7 +291,7 @@ def report_gradients(reports: Sequence[RankReport], whole: Whole) -> GradientRep
     """Compare per parameter; of copies, that which differs most counts. One that is missing is
     zero.
     """
-    loss, one, tolerance, rounding, loss_rounding = whole
+    loss, one, tolerance, rounding, loss_rounding, by_microbatch, unclaimed = whole
     ours, none, found = [report.gradients for report in reports], np.zeros(1), {}
     for name in sorted(set(one).union(*ours)):
         truth = one.get(name, none)
@@ -240,4 +301,4 @@ def report_gradients(reports: Sequence[RankReport], whole: Whole) -> GradientRep
         found[name] = Compared(size, apart, tolerance * size + more, least)
     size, apart = norm(loss), norm(sum(report.first_loss for report in reports) - loss)
     of_loss = Compared(size, apart, tolerance * size + loss_rounding, inf)
-    return GradientReport(of_loss, found, tolerance)
+    return GradientReport(of_loss, found, tolerance, (), by_microbatch, unclaimed)

@@ -7,12 +7,16 @@ gradient to send back in that leaf.
 In mixed precision by bfloat16, float32 crosses in it, both ways, and is float32 again in the leaf,
 and where autograd takes up the gradient. By float16 it crosses as it is: small gradients, which
 nobody scales here, would be lost.
+
+The last stage computes the loss, and any layer of any stage may add to it. A stage's own part of
+the loss is one more place from which its backward starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +28,43 @@ from .deferred import Deferred, accumulate
 from .listener import Listeners
 from .workload import Batch, Tensors, as_tuple
 
+# What layers have added in the forward that runs, and whether it keeps gradients.
+_heard: ContextVar[tuple[list[Tensor], bool] | None] = ContextVar("heard", default=None)
+
+
+def add_loss(loss: Tensor) -> None:
+    """Add to the loss, from inside a layer's forward on any stage: one number, such as a router's
+    balancing loss.
+
+    A microbatch's counts as much as its main loss does, so that the run takes the mean over
+    microbatches (the sum where the workload's `reduction` is "sum"). Without pplab, run the forward
+    inside `with listening() as added:` and add them yourself. RuntimeError where nobody adds it.
+    """
+    if loss.numel() != 1:
+        raise ValueError(f"add_loss takes one number, got shape {tuple(loss.shape)}: take its mean")
+    heard, keeps = _heard.get(), torch.is_grad_enabled()
+    if heard and keeps >= heard[1]:
+        heard[0].append(loss.reshape(()))
+    elif heard or (keeps and torch._C._current_graph_task_id() < 0):  # else it is run again
+        raise RuntimeError(
+            "what a layer gives to add_loss would be lost: give torch's checkpoint "
+            "use_reentrant=False"
+            if heard
+            else "what a layer gives to add_loss would be lost: run the forward inside "
+            "`with pplab.runtime.listening() as added:`, and add sum(added) to the loss"
+        )
+
+
+@contextmanager
+def listening() -> Iterator[list[Tensor]]:
+    """A list of what layers add to the loss inside."""
+    added: list[Tensor] = []
+    before = _heard.set((added, torch.is_grad_enabled()))
+    try:
+        yield added
+    finally:
+        _heard.reset(before)
+
 
 @dataclass
 class _Held:
@@ -33,14 +74,14 @@ class _Held:
 
     leaves: Tensors
     counted: object  # what `hold` gave for the leaves
-    roots: tuple[GradientEdge, ...]
-    differentiable: tuple[bool, ...]  # of the floating-point outputs: a gradient flows into it
+    roots: list[GradientEdge | None]  # of the floating-point outputs, and of its part of the loss
 
 
 @dataclass(eq=False, repr=False)
 class Stage:
-    """A module as stage `index` of `num_stages`. The last stage also computes the loss, and starts
-    its gradient from the microbatch's of `shares`: what its loss counts for in the batch's.
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss. Its
+    gradient, and that of what layers add to it, starts from the microbatch's of `shares`: what its
+    loss counts for in the batch's.
 
     `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute
     in. Who counts what is kept sets `hold`: what it returns for a tensor lives as long as the
@@ -61,7 +102,8 @@ class Stage:
         self.held: dict[int, _Held] = {}
         self.deferred: Any = Deferred(self.module) if self.split or self.autocast else None
         self.due: dict[int, list] = {}  # microbatch -> what its weights' gradients will be made of
-        self.losses: dict[int, Tensor] = {}
+        self.unclaimed: tuple[str, ...] | None = None  # see `unclaimed_losses`
+        self.losses: dict[int, Tensor] = {}  # this stage's part, where it has one
         self.around = Listeners(())
 
     def forward(self, microbatch: int, received: Tensors, batch: Batch) -> Tensors:
@@ -73,34 +115,39 @@ class Stage:
         """
         received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
         leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
-        outputs = self.compute(leaves, batch)
+        outputs, losses = self.compute(leaves, batch)
+        if self.unclaimed is None:  # in the first pass, which isn't measured
+            self.unclaimed = unclaimed_losses(self.module, (*outputs, *losses), True)
         counted = self.hold and [self.hold(x) for x in leaves]
-        self.held[microbatch] = _Held(leaves, counted, *roots_of(outputs))
-        cut = [x.detach() for x in outputs]
-        if self.is_last:
-            (self.losses[microbatch],) = cut
-            return ()
-        return self.recast(cut, torch.float32, torch.bfloat16)
+        self.held[microbatch] = _Held(leaves, counted, roots_of((*outputs, *losses)))
+        if losses:
+            self.losses[microbatch] = losses[0].detach()
+        return self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
 
-    def compute(self, leaves: Tensors, batch: Batch) -> Tensors:
-        """The module's outputs, or its loss."""
-        with autocast(batch.target.device, self.autocast):
+    def compute(self, leaves: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+        """The module's outputs, of which the last stage has none, and this stage's part of the
+        loss, where it has one.
+        """
+        with autocast(batch.target.device, self.autocast), listening() as losses:
             given = batch.inputs if self.is_first else leaves
             outputs = as_tuple(self.module(*given, **batch.context))
-            return (self.loss(outputs[0], batch.target),) if self.is_last else outputs
+            if self.is_last:
+                losses.append(self.loss(outputs[0], batch.target))
+                outputs = ()
+        return outputs, (sum(losses[1:], losses[0]),) if losses else ()
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Accumulate the gradients of the weights; returns those of what was received.
 
         One gradient for every floating-point tensor that crosses, of its shape. `gradients` are
-        those of the stage's outputs; the last stage starts from its loss instead.
+        those of the stage's outputs, which the last stage has none of.
         """
-        held, share = self.held.pop(microbatch), self.shares[microbatch] if self.is_last else 1
-        if held.roots and share:  # a loss that counts for nothing may be no number
-            if self.is_last:
-                gradients = (torch.full_like(self.losses[microbatch], share),)
-            flowing = [g for g, flows in zip(gradients, held.differentiable, strict=True) if flows]
-            torch.autograd.backward(held.roots, flowing)
+        held, loss = self.held.pop(microbatch), self.losses.get(microbatch)
+        if loss is not None and self.shares[microbatch]:  # otherwise it may be no number
+            gradients = (*gradients, torch.full_like(loss, self.shares[microbatch]))
+        starts = [(root, g) for root, g in zip(held.roots, gradients, strict=False) if root]
+        if starts:
+            torch.autograd.backward(*zip(*starts, strict=True))
         leaves = [x for x in held.leaves if x.requires_grad]
         found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
         return self.recast(found, torch.float32, torch.bfloat16)
@@ -128,10 +175,41 @@ class Stage:
         return ()
 
 
-def roots_of(outputs: Tensors) -> tuple[tuple[GradientEdge, ...], tuple[bool, ...]]:
-    """Where gradients enter the graph, and which of the floating-point outputs they are for."""
-    roots = tuple(get_gradient_edge(x) for x in outputs if x.requires_grad)
-    return roots, tuple(x.requires_grad for x in outputs if x.is_floating_point())
+def unclaimed_losses(
+    module: nn.Module, roots: Sequence[Tensor], added: bool = False
+) -> tuple[str, ...]:
+    """After a forward: the modules' attributes that are one number with a gradient, and which none
+    of `roots` is made of; unless something was `added`, also the configs of transformers that ask
+    for routers' logits.
+    """
+    seen, ahead = set(), [root.grad_fn for root in roots]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [before for before, _ in node.next_functions]
+    found = []
+    for at, each in module.named_modules():
+        for name, x in vars(each).items():
+            number = isinstance(x, Tensor) and x.numel() == 1 and x.grad_fn
+            asked = not added and getattr(x, "output_router_logits", False)
+            if asked or (number and x.grad_fn not in seen):
+                found.append(f"{at}.{name}".strip("."))
+    return tuple(found)
+
+
+def why_unclaimed(names: Sequence[str]) -> str:
+    """What is said of those."""
+    return (
+        f"nobody adds what layers announce as a loss, in {', '.join(names[:3])}: let their forward "
+        "call pplab.runtime.add_loss(x); if it is none, x.detach(), or output_router_logits=False"
+    )
+
+
+def roots_of(outputs: Tensors) -> list[GradientEdge | None]:
+    """Where the gradients of floating-point tensors enter the graph; None for one without any."""
+    floating = [x for x in outputs if x.is_floating_point()]
+    return [get_gradient_edge(x) if x.requires_grad else None for x in floating]
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,16 @@ import torch.distributed as dist
 
 from ...actions import Action, B, F, I, Kind, W, parts
 from ...errors import unknown
-from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, autocast
+from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, as_tuple, autocast, listening
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
 from ..forms import CLASSES, check_order_of_losses, to_csv, unknown_to_torch
 from .torch_pairs import run_pairs
+
+_BESIDE = (
+    "torch's split backward can't differentiate a loss that a layer adds by a way beside the stage's input, such as "
+    "of weights alone or of x.detach(): run it by pplab's engine, or under a schedule with full backwards"
+)
 
 
 @dataclass(frozen=True)
@@ -80,19 +85,21 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         run_pairs(runner, rank, times)
     last = schedule.num_stages - 1 in rank.modules
 
-    def run(batches: list[Batch]) -> dict[int, torch.Tensor]:
+    def run(batches: list[Batch]) -> list[tuple[int, torch.Tensor]]:
         (batch,) = batches
         rank.losses.clear()
         times.clear()
         context.watch("in a step of torch's runtime")  # where in its row, only torch knows
-        with autocast(device, job.options.autocast):
+        with autocast(device, job.options.autocast), ExitStack() as learning:
+            with torch.no_grad():
+                learning.enter_context(listening())  # torch runs the stages once more, to learn their shapes
             inputs = batch.inputs if 0 in rank.modules else ()
             runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
             # By itself torch runs the halves of an overlap in turn.
             marks = [times[item]] if item in times else [times[action] for action in parts(item)]
             rank.clock.add(item, marks[0][0], marks[-1][1], "item")
-        return dict(rank.losses)
+        return rank.losses
 
     rank.step(run, 0)  # torch learns the shapes in its first step, with an extra pass
     return rank.train(run)
@@ -103,7 +110,8 @@ class _Rank(Rank):
 
     def __init__(self, context: RankContext, job: Job):
         super().__init__(context, job)
-        self.losses: dict[int, torch.Tensor] = {}
+        self.losses: list[tuple[int, torch.Tensor]] = []  # this rank's parts, by microbatch
+        self.adds = False  # whether a layer has added to the loss
         self.forward = 0  # the microbatch whose forward was the last one
         self._kind: str | None = None
 
@@ -118,10 +126,21 @@ class _Rank(Rank):
             )
         return [batch.to(self.context.device)]
 
+    def add(self, outputs: torch.Tensor | Sequence[torch.Tensor], added: list[torch.Tensor]) -> Any:
+        """A stage's outputs for a microbatch, of which the first starts the gradient of what layers add to the loss."""
+        share = self.shares[self.forward] * (len(self.shares) if self.job.workload.reduction == "mean" else 1)
+        self.adds, extra = True, sum(added[1:], added[0])
+        self.losses.append((self.forward, extra.detach()))
+        if not (share and extra.requires_grad):
+            return outputs
+        first, *others = as_tuple(outputs)
+        first = _Adding.apply(first, extra, share)
+        return (first, *others) if others else first
+
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """A microbatch's loss so that torch, which takes their mean, or sum, gives each its share."""
         loss, share = self.job.workload.loss(output, target), self.shares[self.forward]
-        self.losses[self.forward] = loss.detach()
+        self.losses.append((self.forward, loss.detach()))
         if len(set(self.shares)) == 1:
             return loss
         return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
@@ -145,7 +164,17 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
             return self._time(kind, bwd_chunk_id, call, loss=loss, full_backward=full_backward, **kwargs)
 
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
-            return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
+            try:
+                return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
+            except RuntimeError as error:
+                if "graph a second time" not in str(error) or not rank.adds:
+                    raise
+                raise RuntimeError(_BESIDE) from error
+
+        def forward_maybe_with_nosync(self, *args, **kwargs):
+            with listening() as added:
+                outputs = super().forward_maybe_with_nosync(*args, **kwargs)
+            return rank.add(outputs, added) if added else outputs
 
         def _get_init_p2p_neighbors_ops(self):
             """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
@@ -173,6 +202,19 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
         return runner
     only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
     return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+
+
+class _Adding(torch.autograd.Function):
+    """Hands `x` on, and gives the added loss its gradient when x gets one: `share`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, added: torch.Tensor, share: float) -> torch.Tensor:
+        ctx.gradient = torch.full_like(added, share)
+        return x.detach()  # torch can't detach a view when it has its gradient
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *gradients, ctx.gradient, None
 
 
 def load_rows(runner: Any, schedule: Schedule) -> None:

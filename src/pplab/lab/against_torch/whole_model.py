@@ -16,6 +16,7 @@ from ...runtime import (
     Workload,
     check_divides,
     cuda,
+    listening,
     loss_shares,
     train_whole,
 )
@@ -56,7 +57,9 @@ def train_and_time(context: RankContext, workload: Workload, num_microbatches: i
         start = time.perf_counter()
         for m, share in zip(microbatches, shares, strict=True):
             if share:
-                (workload.loss(model(*m.inputs, **m.context), m.target) * share).backward()
+                with listening() as added:
+                    loss = workload.loss(model(*m.inputs, **m.context), m.target)
+                (sum(added, loss) * share).backward()
         _synchronize(context.device)
         times.append((time.perf_counter() - start) * 1e3)
     return *whole, tuple(times)

@@ -29,6 +29,7 @@ from ...runtime import (
     as_tuple,
     autocast,
     cuda,
+    listening,
     loss_shares,
     names_in_whole,
     norm,
@@ -134,6 +135,9 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
             yield first
             return
         yield f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process all are finite"
+    if unasked := whole.unasked():
+        yield unasked
+        return
     yield whole.random()
     if not whole.steady and not whole.draws:
         return
@@ -177,10 +181,10 @@ class _Whole:
     steady: bool = True  # whether it gives the same output twice
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The output, of several the first, and the loss."""
-        with autocast(batch.target.device, self.dtype):
+        """The output, of several the first, and the loss with what layers add."""
+        with autocast(batch.target.device, self.dtype), listening() as added:
             found = self.model(*batch.inputs, **batch.context)
-            loss = self.workload.loss(found, batch.target)
+            loss = sum(added, self.workload.loss(found, batch.target))
         found = getattr(found, "logits", found)
         return found if isinstance(found, Tensor) else found[0], loss
 
@@ -205,6 +209,21 @@ class _Whole:
             found = [f"the gradient of {name}, in the backward" for name, g in reversed(named) if not _finite(g)]
         self.model.zero_grad()
         return f"numbers that aren't finite: {found[0]} has the first" if found else ""
+
+    def unasked(self) -> str:
+        """Whether a layer gives a loss of its own a gradient by itself, whatever gradient comes to it."""
+        (self.run(self.batch)[1] * 0).backward()
+        found = [name for name, p in self.model.named_parameters() if p.grad is not None and p.grad.any()]
+        self.model.zero_grad()
+        if not found:
+            return ""
+        M = len(self.microbatches)
+        return (
+            f"a layer gives a loss of its own a gradient by itself: a backward that starts from 0 reaches "
+            f"{_few(found)}. A microbatch's backward starts from what it counts for, such as 1/{M}, and that gradient "
+            f"doesn't: over {M} microbatches it comes {M} times too large. Let the layer call "
+            "pplab.runtime.add_loss(x) instead"
+        )
 
     @torch.no_grad()
     def random(self) -> str:

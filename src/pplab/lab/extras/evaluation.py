@@ -147,15 +147,13 @@ class _Evaluating(Listener):
 
 
 class _Forwards:
-    """A stage that keeps nothing for a backward."""
+    """A stage that keeps nothing for a backward. Its part of the loss has in it what layers add, as in training."""
 
     def __init__(self, stage: Stage):
         self.stage, self.losses = stage, []
 
     def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        """What the next stage needs; the last one keeps the loss."""
-        outputs = self.stage.compute(received, batch)
-        if not self.stage.is_last:
-            return outputs
-        self.losses.append((microbatch, outputs[0]))
-        return ()
+        """What the next stage needs."""
+        outputs, losses = self.stage.compute(received, batch)
+        self.losses += [(microbatch, loss) for loss in losses]
+        return outputs

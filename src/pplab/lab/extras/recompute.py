@@ -116,11 +116,12 @@ class Recomputing(Stage):
             buffers = [(b, b.clone()) for b in self.module.buffers()]
             set_random_state(device, random)
             try:
-                held.roots, held.differentiable = roots_of(self.compute(held.leaves, batch))
+                outputs, losses = self.compute(held.leaves, batch)
+                held.roots = roots_of((*outputs, *losses))
             finally:
                 set_random_state(device, now)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
-        del held  # so that it goes as soon as the backward has used it
+        del held, outputs, losses  # so that they go as soon as the backward has used them
         return super().backward(microbatch, gradients)
