@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pplab import lab
 from pplab.lab.models import Modules
 from pplab.runtime import Batch, add_loss
 
@@ -82,6 +83,29 @@ class Configured(Mixture):
     def __init__(self, where: str):
         super().__init__(where)
         self.config = SimpleNamespace(output_router_logits=True)
+
+
+class Saying(Mixture):
+    """Says its loss, where it has one, as a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8) to (B, 8)."""
+        if self.where != "nowhere":
+            lab.say("extra", self.extra(x))
+        return self.body(x)
+
+
+def said(net: nn.Sequential, step: int) -> list[float]:
+    """What layers say in a step, layer by layer: means over microbatches."""
+    found = []
+    with torch.no_grad():
+        for x in batch(step).inputs[0].chunk(M):
+            found.append([])
+            for layer in net:
+                if layer.where != "nowhere":
+                    found[-1].append(float(layer.extra(x)))
+                x = layer.body(x)
+    return [sum(of_layer) / M for of_layer in zip(*found, strict=True)]
 
 
 PAGE = (Path(__file__).parents[1] / "book" / "api.md").read_text()

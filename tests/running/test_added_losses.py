@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -165,6 +166,29 @@ def test_a_config_that_asks_for_routers_logits_is_not_equal(pools):
         made = Modules(layers(where, where, kind=adding.Configured), adding.batch, functional.mse_loss)
         report = pools(2).train(s, made, steps=1, check_gradients=True).gradients
         assert report.equal is equal and report.unclaimed == (() if equal else ("0.config", "1.config"))
+
+
+def test_numbers_of_any_stage_arrive(pools, tmp_path):
+    """Of all layers, of one stage alone, and of none; with either engine, recomputed, and from pairs in two threads."""
+    kinds = {"all": EIGHT, "one": ("router",) + ("nowhere",) * 7, "none": ("nowhere",) * 8}
+    runs = [("1F1B", ()), ("DualPipeV", ()), ("1F1B", (lab.Recompute(),)), ("ZBVZeroBubble", (lab.TorchEngine(),))]
+    for name, extras in runs:
+        s = pp.build(name, num_ranks=2, num_microbatches=M)
+        for kind, where in kinds.items():
+            path = tmp_path / f"{name} {len(extras)} {kind}"
+            net = layers(*where, kind=adding.Saying)
+            made = Modules(net, adding.batch, functional.mse_loss, overlap=adding.in_two_threads)
+            run = pools(2).train(s, made, *extras, lab.Numbers(), lab.Log(path), steps=2)
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for step, (found, line) in enumerate(zip(run.extras["numbers"], lines, strict=True)):
+                expected = adding.said(net, step)
+                assert (found.get("extra", ()), line.get("extra", [])) == (
+                    pytest.approx(tuple(expected), rel=1e-5),
+                    pytest.approx(expected, rel=1e-5),
+                )
+            assert ("extra  " in str(run)) is (kind != "none")
+    run = pools(2).train(s, made, steps=1)
+    assert "numbers" not in run.extras
 
 
 def test_a_layer_that_gives_its_loss_a_gradient_itself_is_named(pools):

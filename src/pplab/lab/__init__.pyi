@@ -27,9 +27,11 @@ from .extras import Held as Held
 from .extras import LearningRate as LearningRate
 from .extras import Log as Log
 from .extras import Meter as Meter
+from .extras import Numbers as Numbers
 from .extras import Pace as Pace
 from .extras import Recompute as Recompute
 from .extras import readable_bytes as readable_bytes
+from .extras import say as say
 from .forms import Exploration as Exploration
 from .forms import bars as bars
 from .forms import explore as explore

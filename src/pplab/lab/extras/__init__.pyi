@@ -10,6 +10,8 @@ from .log import Log as Log
 from .meter import Held as Held
 from .meter import Meter as Meter
 from .meter import readable_bytes as readable_bytes
+from .numbers import Numbers as Numbers
+from .numbers import say as say
 from .pace import Pace as Pace
 from .pace import paced as paced
 from .pace import settle as settle

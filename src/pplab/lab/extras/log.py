@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ...runtime import Extra, Job, Listener, Rank, cuda, naming
 from ..checkpoints import check_place
+from .numbers import Heard, Hearing, merged
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Log(Extra):
     """Add a line of JSON to a file after every measured step, which is there for others to read at once: `step`,
     counted from the first run's; its `loss`, null if it is no number; `learning_rate`, of the optimizer's first group;
     `tokens_per_second`, with loading (samples, where inputs aren't whole numbers); `memory_bytes` of every rank: on a
-    GPU the allocator's peak, on the CPU what the process has in memory.
+    GPU the allocator's peak, on the CPU what the process has in memory; and what layers of any stage `lab.say`, a list
+    by name, layer by layer.
 
     Lines are added to those that are there: where a run was killed and went on from a checkpoint, a step that was done
     twice has two, of which the last counts. On several hosts, rank 0's has the file.
@@ -45,14 +47,16 @@ class Log(Extra):
         return _Logging(rank, self.path)
 
 
-class _Logging(Listener):
-    events = frozenset(("turn", "row", "optimizer"))
+class _Logging(Hearing):
+    events = Hearing.events | {"row", "optimizer"}
 
     def __init__(self, rank: Rank, path: str | os.PathLike):
-        self.rank, self.path, self.rate = rank, Path(path), 0.0
+        super().__init__(rank)
+        self.path, self.rate = Path(path), 0.0
 
     def begin(self, event: str, what: Any) -> None:
         """Note when a step begins, what it computes on, and its learning rate."""
+        super().begin(event, what)
         if event == "turn":
             self.start = time.perf_counter()
         elif event == "row":
@@ -60,11 +64,12 @@ class _Logging(Listener):
             ids = not inputs[0].is_floating_point()
             self.what = "tokens" if ids else "samples"
             self.count = sum(each.numel() if ids else len(each) for each in inputs)
-        else:
+        elif event == "optimizer":
             self.rate = self.rank.optimizer.param_groups[0]["lr"]
 
     def end(self, event: str, what: Any) -> None:
         """Between two steps: add up the ranks' parts of the loss, and write."""
+        super().end(event, what)
         if event != "turn":
             return
         speed, rank, context = self.count / (time.perf_counter() - self.start), self.rank, self.rank.context
@@ -73,10 +78,13 @@ class _Logging(Listener):
         context.watch("adding up the log", True)
         with naming("adding up the log"):
             dist.all_reduce(told)
+            heard: list[Heard] = [[] for _ in range(context.num_ranks)]
+            dist.all_gather_object(heard, self.steps.pop())  # of all ranks, whether they have numbers or none
         losses, rates, memory = told.tolist()
         loss = sum(losses) if isfinite(sum(losses)) else None  # JSON has no NaN
         said = {"step": rank.job.first_step + len(what), "loss": loss, "learning_rate": max(rates)}
         said |= {f"{self.what}_per_second": speed, "memory_bytes": [*map(int, memory)]}
+        said |= {name: [*values] for name, values in merged(heard).items()}
         if context.rank == 0:
             with self.path.open("a") as file:
                 file.write(json.dumps(said) + "\n")
