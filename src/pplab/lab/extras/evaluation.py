@@ -40,6 +40,7 @@ class Evaluate(Extra):
     `extras["evaluations"]`, pairs of a number of steps and a loss.
 
     The batches run through the forwards of the run's own schedule, without dropout and gradients, between two steps.
+    What layers add to the loss counts, as in training: a layer that adds only while it trains leaves it out.
     Training learns the same with them and without. `batches` are such as the workload takes for training: a list or a
     DataLoader of batches, of pairs, or of dicts, which is gone through at once and travels to the ranks; or an object
     with a length and items, each a Batch, that loads them where they are wanted.
