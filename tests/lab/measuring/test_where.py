@@ -13,6 +13,7 @@ import modules
 import pplab as pp
 from conftest import random_costs, random_schedule
 from pplab import lab
+from pplab.deps import incoming
 from pplab.lab.measuring.attribution import IDLE_PARTS
 from pplab.links import lags_of
 from pplab.runtime import Pool
@@ -175,6 +176,15 @@ def test_calibrated_pairs_of_unequal_stages(name):
     factor = [1 + stage % 3 for stage in range(s.num_stages)]
     measured = pp.simulate(s, pp.Costs(factor, factor, factor, overlap="max"))
     assert pp.simulate(s, lab.calibrate(measured)).makespan == pytest.approx(measured.makespan)
+
+
+def test_a_link_that_nobody_waited_for_has_an_upper_bound():
+    """Every receive is asked for when its message is used, so the message may have been there for long."""
+    plain = pp.simulate(pp.build("1F1B", num_ranks=2, num_microbatches=4), pp.Costs(latency=1))
+    receives = [(span, incoming(span.action, 2)) for span in plain.spans]
+    asked = [pp.Span(span.rank, receive, span.start, span.start) for span, receive in receives if receive]
+    assert str(lab.where(replace(plain, others=tuple(asked)))).endswith("a message takes at most 1.00")
+    assert str(lab.where(plain)).endswith("a message takes 1.00")
 
 
 def test_a_table_and_pictures():

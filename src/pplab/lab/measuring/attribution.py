@@ -125,7 +125,10 @@ class Where:
             (source, target), link = max(
                 sorted(self.links.items()), key=lambda item: message_time(1, item[1].latency, item[1].bandwidth)
             )
-            takes = f"{link.latency:.2f}" + f" and {1 / link.bandwidth:.2f} to pass" * (link.bandwidth < inf)
+            messages = observe(self.timeline)[0][source, target]
+            bound = all(message.begun >= message.made for message in messages)
+            takes = "at most " * bound + f"{link.latency:.2f}"
+            takes += f" and {1 / link.bandwidth:.2f} to pass" * (link.bandwidth < inf)
             lines.append(f"slowest link: rank {source} to rank {target}, a message takes {takes}")
         return f"{self.timeline.schedule.name}, {self.timeline.how}, per rank{unit and f' in {unit}'}\n" + "\n".join(
             lines
