@@ -298,6 +298,7 @@ def test_pplabs_own_traces_say_what_its_run_measured(tmp_path, name):
     schedule = pp.build(name, num_ranks=2, num_microbatches=4)
     with Pool(2) as pool:
         run = pool.train(schedule, lab.models.gpt(), lab.Profile(tmp_path), steps=2)
+    assert len(lab.explain_job(tmp_path).iterations) == 1
     found = lab.read_traces(tmp_path)
     assert len(found.timelines) == 2
     for traced, measured in zip(found.timelines, run.timelines, strict=True):

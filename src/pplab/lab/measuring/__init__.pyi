@@ -9,6 +9,10 @@ from .attribution import where as where
 from .explaining import Explained as Explained
 from .explaining import WhatIf as WhatIf
 from .explaining import explain as explain
+from .explaining_job import Cause as Cause
+from .explaining_job import ExplainedJob as ExplainedJob
+from .explaining_job import RankTimes as RankTimes
+from .explaining_job import explain_job as explain_job
 from .layers import MeasuredLayers as MeasuredLayers
 from .layers import measure_layers as measure_layers
 from .probe import fit_link as fit_link

@@ -14,7 +14,7 @@ The error of a prediction is a sum, in shares of the step:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from math import inf
@@ -82,21 +82,35 @@ class Explained:
         from ..forms import waterfall
 
         pair = [self.replay, self.where.timeline]
-        page = read_static(
-            "../explained.html",
-            where=escape(str(self.where)),
-            waterfall=figure_html(waterfall(self.where).figure),
-            compare=figure_html(compare(pair)[0].figure),
-            table=self.table._repr_html_(),
-            notes="</li><li>".join(map(escape, self.notes)),
-            explorer=explore(pair)._repr_html_(),
+        write_page(
+            path,
+            "Where a training step went",
+            {
+                "Where the time went": pre(self.where) + figure_html(waterfall(self.where).figure),
+                "The step, under its replay": figure_html(compare(pair)[0].figure),
+                "What if": self.table._repr_html_() + bullets(self.notes),
+                "Look closer": explore(pair)._repr_html_(),
+            },
         )
-        Path(path).write_text(page, "utf-8")
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.where, "", self.table, "", *self.notes)))
 
     __repr__ = __str__
+
+
+def write_page(path: str | Path, title: str, sections: Mapping[str, str]) -> None:
+    """Write a page that needs nothing else: sections of HTML under their headings."""
+    body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
+    Path(path).write_text(read_static("../explained.html", title=title, body=body), "utf-8")
+
+
+def pre(text: object) -> str:
+    return f'<pre tabindex="0">{escape(str(text))}</pre>\n'
+
+
+def bullets(notes: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 
 
 def explain(traced: Any) -> Explained:

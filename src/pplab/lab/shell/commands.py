@@ -151,16 +151,16 @@ def workload_of(given: argparse.Namespace) -> Workload:
 
 
 def _explain(given: argparse.Namespace) -> None:
-    from ..measuring import explain, read_traces
+    from ..measuring import explain_job
 
-    found = explain(read_traces(*given.traces))
+    found = explain_job(*given.traces)
     if given.html:
         found.to_html(given.html)
     write(given, found.to_dict(), [found])
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield flag("traces", "trace files of torch.profiler, one per rank, or a folder of them", nargs="+", metavar="TRACE")
+    yield flag("traces", "folder with the torch.profiler traces of all ranks, or the files", nargs="+", metavar="JOB")
     yield flag("--html", "write everything with charts to FILE, a page that needs no other file", metavar="FILE")
     yield JSON
 
@@ -205,15 +205,16 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        "say where the time of a recorded step went",
+        "say why the iterations of a recorded job take so long",
         _explain,
         _explain_flags,
-        "pplab explain TRACE [TRACE ...] [options]",
-        "Say where the time of a recorded step went, and how long it would take under other schedules. It reads the "
-        "traces that torch.profiler writes of PyTorch's pipelining.",
+        "pplab explain JOB [JOB ...] [options]",
+        "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, which rank is late "
+        "or pauses, and how long an iteration takes without each. It reads the traces that torch.profiler writes of "
+        "PyTorch's pipelining, of all ranks and replicas.",
         {
-            "Where did the time of this run go?": "pplab explain traces",
-            "The same with charts, as a page for a browser:": "pplab explain traces --html step.html",
+            "What makes this job slow?": "pplab explain traces",
+            "The same with a chart, as a page for a browser:": "pplab explain traces --html job.html",
         },
     ),
 )

@@ -1,0 +1,283 @@
+"""Why a job takes as long as it does: its causes by name, each with what the job would take without it.
+
+Causes are taken one after the other: the one that saves most, then the one that saves most of what is left. So a fault
+that hides behind another is named, too, although it saves nothing alone. Without a cause the whole job runs again, all
+ranks, replicas and steps: what it saves is the mean over the iterations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING
+
+from ...optional import bring
+from ...schedule import plural
+from ..forms import Table, figure_html
+from .explaining import Explained, bullets, explain, pre, write_page
+from .job import ACTION, OTHER, Change, Job
+from .job_reading import job_of
+from .suspects import evened, find, link_times, medians
+from .traces import timelines_of, traces_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEAST = 0.01  # of an iteration: what saves less is no cause
+_MOST = 24  # suspects that are tried, those first from whom most time is taken
+_ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
+_PART = 0.2  # of the largest saving: an iteration with less hasn't got it
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that makes the job slow. Times are in ms an iteration."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    what: str
+    alone: float  # what it saves if everything else stays
+    saves: float  # what it saves once the causes before it are gone
+    error: float | None  # of `saves`: twice the standard error of the mean; None where it isn't in every iteration
+    left: float  # what an iteration takes without it and the causes before it
+    advice: str = ""
+
+    @property
+    def short(self) -> str:
+        """Its kind and where it is, in a few words."""
+        if len(self.ranks) > 2:
+            return self.kind
+        return f"{self.kind}, {'rank' if len(self.ranks) == 1 else 'ranks'} {' and '.join(map(str, self.ranks))}"
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """How a rank spends a mean iteration, in ms: the four parts add up to it. `usual` has its actions' medians."""
+
+    rank: int
+    replica: int
+    stages: tuple[int, ...]
+    usual: dict[str, float]
+    computing: float
+    other_work: float
+    own_idle: float
+    waiting: float
+
+
+@dataclass(frozen=True, repr=False)
+class ExplainedJob:
+    """What `explain_job` found: `print` shows it, `to_html` makes a page of it. Times are in ms."""
+
+    job: Job
+    iterations: tuple[float, ...]
+    causes: tuple[Cause, ...]  # that which saves most first
+    doubtful: tuple[Cause, ...]  # whose saving is below its error
+    ranks: tuple[RankTimes, ...]  # that which waits least first
+    links: dict[tuple[int, int], tuple[float, bool]]  # a message's time, and whether it is an upper bound
+    orders: Explained | None  # other schedules, predicted from the median step of the first pipeline
+    notes: tuple[str, ...]
+
+    @property
+    def table(self) -> Table:
+        """A row for each rank, with how it spends an iteration."""
+        kinds = sorted({kind for row in self.ranks for kind in row.usual}, key="FBIW".find)
+        rows = Table()
+        rows.columns = "rank", "replica", "stage", *kinds, "computing", "other work", "own idle", "waiting"
+        for row in self.ranks:
+            usual = (f"{row.usual[kind]:.1f}" if kind in row.usual else "-" for kind in kinds)
+            parts = (f"{part:.1f}" for part in (row.computing, row.other_work, row.own_idle, row.waiting))
+            rows.append((str(row.rank), str(row.replica), ", ".join(map(str, row.stages)), *usual, *parts))
+        return rows
+
+    @property
+    def bars(self) -> dict[str, float]:
+        """The mean iteration in parts that add up to it: each cause's saving, and what is left without them."""
+        bars = {f"{number}. {cause.short}": cause.saves for number, cause in enumerate(self.causes, 1)}
+        return {**bars, "left without them": fmean(self.iterations) - sum(bars.values())}
+
+    def to_dict(self) -> dict:
+        """All of it as plain JSON values."""
+        links = [
+            {"source": source, "target": target, "at most" if bound else "takes": time}
+            for (source, target), (time, bound) in sorted(self.links.items())
+        ]
+        return {
+            "iterations": self.iterations,
+            "pipelines": self.job.pipelines,
+            "causes": [*map(vars, self.causes)],
+            "doubtful": [*map(vars, self.doubtful)],
+            "bars": self.bars,
+            "ranks": [*map(vars, self.ranks)],
+            "links": links,
+            "orders": self.orders and self.orders.to_dict(),
+            "notes": self.notes,
+        }
+
+    def _head(self) -> str:
+        mean, longest = fmean(self.iterations), max(self.iterations)
+        steps = [end for _, end in self.job.iterations] or [0]
+        where = steps[self.iterations.index(longest)]
+        job = f"{plural(len(self.job.rows), 'rank')} in {plural(len(self.job.pipelines), 'pipeline')}"
+        lines = [
+            f"{job}, {plural(len(self.iterations), 'iteration')}: one takes {mean:.0f} ms "
+            f"(median {median(self.iterations):.0f}, longest {longest:.0f}, to the end of step {where})"
+        ]
+        if not self.causes:
+            lines.append(f"No cause was found that makes an iteration {_LEAST:.0%} longer.")
+        for number, cause in enumerate(self.causes, 1):
+            error = "" if cause.error is None else f" ±{cause.error:.0f}"
+            alone = "" if number == 1 else f" (alone it saves {max(0, cause.alone):.0f})"
+            lines.append(f"{number}. {cause.what}.")
+            lines.append(f"   Without it an iteration takes {cause.left:.0f} ms: {cause.saves:.0f}{error} less{alone}.")
+            lines += [f"   {cause.advice}"] * bool(cause.advice)
+        lines += [f"not certain, since it saves less than its error: {cause.what}" for cause in self.doubtful]
+        return "\n".join(lines)
+
+    def _links(self) -> str:
+        told = [
+            f"{source}->{target} {'at most ' * bound}{time:.1f}"
+            for (source, target), (time, bound) in sorted(self.links.items())
+        ]
+        return f"a message takes, in ms between ranks: {', '.join(told)}" if told else ""
+
+    def __str__(self) -> str:
+        usual = "F and B are its usual forward and backward. The first waits least"
+        ranks = f"How each rank spends an iteration, in ms. {usual}:\n{self.table}"
+        orders = self.orders and f"Other schedules, from the median step:\n{self.orders.table}"
+        notes = "\n".join(part for part in (self._links(), *self.notes) if part)
+        return "\n\n".join(part for part in (self._head(), ranks, orders, notes) if part)
+
+    __repr__ = __str__
+
+    def to_html(self, path: str | Path) -> None:
+        """Write one page that needs nothing else: the causes, the iteration in bars, and the ranks.
+
+        OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
+        """
+        sections = {
+            "What makes it slow": pre(self._head()) + figure_html(_drawn(self.bars)),
+            "How each rank spends an iteration, in ms": self.table._repr_html_(),
+        }
+        if self.orders:
+            sections["Other schedules, from the median step"] = self.orders.table._repr_html_()
+        sections["What else the traces say"] = bullets(note for note in (self._links(), *self.notes) if note)
+        write_page(path, "Why this job takes so long", sections)
+
+
+def explain_job(*places: str | Path) -> ExplainedJob:
+    """Say why a job's iterations take as long as they do, from the traces of all its ranks, replicas and steps.
+
+    They are files, or folders of files, as `read_traces` takes them.
+    An iteration lasts from the end of a step to the end of the next. ValueError and OSError as `read_traces`.
+    """
+    traces = traces_in(places)
+    job = job_of(traces)
+    marks = job.replay()
+    lengths = job.lengths(marks)
+    causes, doubtful = _causes(job, lengths)
+    notes = [*job.notes]
+    if any(cause.error is not None for cause in causes):
+        notes.append(
+            "± is twice the standard error over the iterations. Two runs of a job differ, too, which ± can't know"
+        )
+    orders = None
+    if any(cause.kind in ("pauses", "late rank") for cause in causes):
+        notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")
+    else:
+        orders = explain(timelines_of(traces))
+        notes += [note for note in orders.notes if note not in notes]
+        kept = [row for row in orders.what_ifs if row.what not in ("stages equally long", "messages at once")]
+        orders = replace(orders, what_ifs=tuple(kept))
+    ranks = sorted(_ranks(job, marks), key=lambda row: row.waiting)
+    return ExplainedJob(
+        job, tuple(lengths), tuple(causes), tuple(doubtful), tuple(ranks), link_times(job), orders, tuple(notes)
+    )
+
+
+def _causes(job: Job, lengths: Sequence[float]) -> tuple[list[Cause], list[Cause]]:
+    """Which suspects are causes, and which may be."""
+    suspects = sorted(find(job), key=lambda suspect: -_taken_away(suspect.change))[:_MOST]
+    alone = {suspect.what: job.lengths(job.replay(suspect.change)) for suspect in suspects}
+    least = _LEAST * fmean(lengths)
+    causes: list[Cause] = []
+    doubtful: list[Cause] = []
+    change, now = Change(), list(lengths)
+    while suspects:
+        tried = [(job.lengths(job.replay(change & suspect.change)), suspect) for suspect in suspects]
+        without, best = min(tried, key=lambda each: fmean(each[0]))
+        saved = [before - after for before, after in zip(now, without, strict=True)]
+        if fmean(saved) < least:
+            break
+        suspects.remove(best)
+        error = _error(saved)
+        saves = fmean(lengths) - fmean(alone[best.what])
+        cause = Cause(best.kind, best.ranks, best.what, saves, fmean(saved), error, fmean(without))
+        if error is not None and error > fmean(saved):
+            doubtful.append(cause)
+            continue
+        if best.kind == "slow stage" and len(job.pipelines) == 1:
+            even = fmean(job.lengths(job.replay(change & evened(job))))
+            advice = f"If layers are moved until all stages take equally long, an iteration takes {even:.0f} ms."
+            cause = replace(cause, advice=advice)
+        causes.append(cause)
+        change, now = change & best.change, without
+    return causes, doubtful
+
+
+def _taken_away(change: Change) -> float:
+    durations = sum(event.duration - value for event, value in change.durations.items())
+    gaps = sum(event.gap - value for event, value in change.gaps.items())
+    return durations + gaps + sum(message.transit - value for message, value in change.transits.items())
+
+
+def _error(saved: Sequence[float]) -> float | None:
+    """Twice the standard error of the mean; None for what isn't in every iteration, of which that says nothing."""
+    if len(saved) < 2 or sum(each > _PART * max(saved) for each in saved) < _ALWAYS * len(saved):
+        return None
+    return 2 * stdev(saved) / len(saved) ** 0.5
+
+
+def _ranks(job: Job, marks: Sequence[float]) -> list[RankTimes]:
+    """How each rank spends the iterations, on average."""
+    usual: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (rank, _, kind), value in medians(job).items():
+        usual[rank][kind].append(value)
+    windows = [(marks[start], marks[end]) for start, end in job.iterations]
+    if not windows:
+        windows = [(0.0, marks[0])]
+    whole = sum(end - start for start, end in windows)
+    found = []
+    for replica, ranks in enumerate(job.pipelines):
+        for rank in ranks:
+            parts = {ACTION: 0.0, OTHER: 0.0, "gap": 0.0}
+            for event in job.rows[rank]:
+                spans = {event.kind: (event.start, event.end), "gap": (event.start - max(0.0, event.gap), event.start)}
+                for part, (since, until) in spans.items():
+                    if part in parts and (part != "gap" or event.before):
+                        parts[part] += sum(max(0.0, min(until, end) - max(since, start)) for start, end in windows)
+            count = len(windows)
+            computing, other, idle = (part / count for part in parts.values())
+            means = {kind: fmean(values) for kind, values in usual[rank].items()}
+            waiting = whole / count - computing - other - idle
+            found.append(RankTimes(rank, replica, job.stages[rank], means, computing, other, idle, waiting))
+    return found
+
+
+def _drawn(bars: dict[str, float]) -> Figure:
+    """The iteration as one row of bars, the causes first."""
+    figure = bring("matplotlib.figure").Figure(figsize=(8, 0.6 + 0.4 * len(bars)))
+    axes = figure.subplots()
+    ends = [0.0]
+    for value in bars.values():
+        ends.append(ends[-1] + value)
+    for place, (name, (start, end)) in enumerate(zip(bars, pairwise(ends), strict=True)):
+        axes.barh(place, end - start, left=start, color="0.6" if place == len(bars) - 1 else "#d1495b")
+        axes.text(end, place, f" {name}: {end - start:.0f} ms", va="center", ha="left")
+    axes.set(yticks=[], xlabel="ms of a mean iteration", xlim=(0, ends[-1] * 1.3))
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure
