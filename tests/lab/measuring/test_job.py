@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -114,6 +116,19 @@ def test_a_fault_that_hides_behind_another_is_named():
     """Of a slow rank and a late one, each holds the replicas up for as long as the other."""
     hidden = explained("slow3-late0-2x2").causes[1]
     assert hidden.alone < 0.1 * hidden.saves
+
+
+def test_faults_that_hide_behind_each_other_are_named_together(tmp_path):
+    """Two replicas with the same pauses: without those of one, the other takes as long."""
+    for replica, path in product(range(2), sorted((JOBS / "pauses2-4").iterdir())):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        rank = trace["distributedInfo"]["rank"] + 4 * replica
+        trace["distributedInfo"] |= {"rank": rank, "pg_config": [{"ranks": [0, 1, 2, 3]}, {"ranks": [4, 5, 6, 7]}]}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    found = lab.explain_job(tmp_path)
+    alone = explained("pauses2-4").causes[0]
+    assert [(cause.kind, cause.ranks) for cause in found.causes] == [("pauses", (2, 6))], str(found)
+    assert found.causes[0].saves == pytest.approx(alone.saves) and "hide behind each other" in found.causes[0].what
 
 
 def test_a_slow_gpu_and_a_stage_with_more_work_cant_be_told_apart_by_one_replica():

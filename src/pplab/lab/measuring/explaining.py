@@ -86,7 +86,8 @@ class Explained:
             path,
             "Where a training step went",
             {
-                "Where the time went": pre(self.where) + figure_html(waterfall(self.where).figure),
+                "Where the time went": f'<pre tabindex="0">{escape(str(self.where))}</pre>'
+                + figure_html(waterfall(self.where).figure),
                 "The step, under its replay": figure_html(compare(pair)[0].figure),
                 "What if": self.table._repr_html_() + bullets(self.notes),
                 "Look closer": explore(pair)._repr_html_(),
@@ -103,10 +104,6 @@ def write_page(path: str | Path, title: str, sections: Mapping[str, str]) -> Non
     """Write a page that needs nothing else: sections of HTML under their headings."""
     body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
     Path(path).write_text(read_static("../explained.html", title=title, body=body), "utf-8")
-
-
-def pre(text: object) -> str:
-    return f'<pre tabindex="0">{escape(str(text))}</pre>\n'
 
 
 def bullets(notes: Iterable[str]) -> str:

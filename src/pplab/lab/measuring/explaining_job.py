@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING
 from ...optional import bring
 from ...schedule import plural
 from ..forms import Table, figure_html
-from .explaining import Explained, bullets, explain, pre, write_page
+from .explaining import Explained, bullets, explain, write_page
 from .job import ACTION, OTHER, Change, Job
 from .job_reading import job_of
-from .suspects import evened, find, link_times, medians
+from .suspects import Suspect, evened, find, link_times, medians
 from .traces import timelines_of, traces_in
 
 if TYPE_CHECKING:
@@ -158,8 +159,9 @@ class ExplainedJob:
 
         OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
         """
+        head = "".join(f"<p>{escape(line)}</p>\n" for line in self._head().splitlines())
         sections = {
-            "What makes it slow": pre(self._head()) + figure_html(_drawn(self.bars)),
+            "What makes it slow": head + figure_html(_drawn(self.bars)),
             "How each rank spends an iteration, in ms": self.table._repr_html_(),
         }
         if self.orders:
@@ -200,32 +202,56 @@ def explain_job(*places: str | Path) -> ExplainedJob:
 
 def _causes(job: Job, lengths: Sequence[float]) -> tuple[list[Cause], list[Cause]]:
     """Which suspects are causes, and which may be."""
-    suspects = sorted(find(job), key=lambda suspect: -_taken_away(suspect.change))[:_MOST]
-    alone = {suspect.what: job.lengths(job.replay(suspect.change)) for suspect in suspects}
+    found = sorted(find(job), key=lambda suspect: -_taken_away(suspect.change))
     least = _LEAST * fmean(lengths)
     causes: list[Cause] = []
     doubtful: list[Cause] = []
     change, now = Change(), list(lengths)
-    while suspects:
-        tried = [(job.lengths(job.replay(change & suspect.change)), suspect) for suspect in suspects]
-        without, best = min(tried, key=lambda each: fmean(each[0]))
+
+    def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
+        """The suspect that saves most, and the iterations without it, where that is enough for a cause."""
+        tried = [(suspect, job.lengths(job.replay(change & suspect.change))) for suspect in suspects]
+        best = min(tried, key=lambda each: fmean(each[1]), default=None)
+        return best if best and fmean(now) - fmean(best[1]) >= least else None
+
+    while best := try_out(found[:_MOST]) or try_out(_together(found)):
+        suspect, without = best
+        alone_found = any(each is suspect for each in found)
+        found = [each for each in found if (each is not suspect if alone_found else each.kind != suspect.kind)]
         saved = [before - after for before, after in zip(now, without, strict=True)]
-        if fmean(saved) < least:
-            break
-        suspects.remove(best)
+        alone = fmean(lengths) - fmean(job.lengths(job.replay(suspect.change)))
         error = _error(saved)
-        saves = fmean(lengths) - fmean(alone[best.what])
-        cause = Cause(best.kind, best.ranks, best.what, saves, fmean(saved), error, fmean(without))
+        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, fmean(without))
         if error is not None and error > fmean(saved):
             doubtful.append(cause)
             continue
-        if best.kind == "slow stage" and len(job.pipelines) == 1:
+        change, now = change & suspect.change, without
+        if suspect.kind == "slow stage" and len(job.pipelines) == 1:
             even = fmean(job.lengths(job.replay(change & evened(job))))
             advice = f"If layers are moved until all stages take equally long, an iteration takes {even:.0f} ms."
             cause = replace(cause, advice=advice)
         causes.append(cause)
-        change, now = change & best.change, without
     return causes, doubtful
+
+
+def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """What several ranks have alike, where each one's hides behind the others': the job is faster only without all."""
+    by_kind: dict[str, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        by_kind[suspect.kind].append(suspect)
+    found = []
+    for kind, alike in by_kind.items():
+        if len(alike) > 1:
+            ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
+            told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+            what = (
+                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The largest: {alike[0].what}"
+            )
+            change = Change()
+            for suspect in alike:
+                change = change & suspect.change
+            found.append(Suspect(kind, ranks, what, change))
+    return found
 
 
 def _taken_away(change: Change) -> float:
