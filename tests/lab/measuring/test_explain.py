@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
-from pplab_course import spine
 
 P, M = 4, 8
 
@@ -155,43 +153,3 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
         assert f"{flag} {tmp_path}/no/file: there is no folder" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["explain"])
-
-
-def run_by_torch(folder: Path) -> Path:
-    """The traces of torch's classes on four ranks over gloo, whose stages sleep: two with a slow stage, one with a slow
-    link."""
-    file, runs = Path(__file__).with_name("two_classes.py"), "slow/1F1B slow/GPipe late/1F1B"
-    ran = spine.run(file, P, M=M, FOLDER=folder, RUNS=runs, limit_s=180)
-    assert ran.failure is None, ran
-    return folder
-
-
-def largest(found: lab.Explained) -> str:
-    return max(("imbalance", "communication", "overhead"), key=found.where.mean.get)
-
-
-@pytest.mark.slow
-@pytest.mark.timed
-def test_what_torchs_classes_ran_is_explained(tmp_path, capsys):
-    """Each class takes as long as the other's trace says, and a slow link is found."""
-    folder = run_by_torch(tmp_path)
-    names = "1F1B", "GPipe"
-    found = {name: lab.explain(lab.read_traces(folder / "slow" / name)) for name in names}
-    for name, other in (names, names[::-1]):
-        assert found[name].replay.schedule == pp.build(name, num_ranks=4, num_microbatches=8)
-        predicted, measured = rows(found[name])[other], found[other].where.timeline.makespan
-        assert predicted.timeline.makespan == pytest.approx(measured, rel=0.1)
-        assert largest(found[name]) == "imbalance"
-        assert min(range(4), key=lambda rank: found[name].where.by_rank[rank]["imbalance"]) == 2
-        assert rows(found[name])["stages equally long"].change < -0.1
-    page, data = tmp_path / "page.html", tmp_path / "all.json"
-    assert main(["explain", str(folder / "slow" / "1F1B"), "--html", str(page), "--json", str(data)]) == 0
-    assert "rank 2 (stage 2) computes" in capsys.readouterr().out and page.stat().st_size > 5_000
-    assert json.loads(data.read_text())["causes"][0]["kind"] == "slow stage"
-
-    late = lab.explain(lab.read_traces(folder / "late" / "1F1B"))
-    assert largest(late) == "communication"
-    takes = {pair: link.latency + 1 / link.bandwidth for pair, link in late.where.links.items()}
-    assert {*sorted(takes, key=takes.get)[-2:]} == {(1, 2), (2, 1)} and takes[2, 1] == pytest.approx(30, rel=0.5)
-    at_once = rows(late)["messages at once"]
-    assert at_once.change < -0.1 and at_once.timeline.makespan == pytest.approx(11 * 30, rel=0.15)
