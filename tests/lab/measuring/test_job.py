@@ -119,15 +119,17 @@ def test_a_fault_that_hides_behind_another_is_named():
 
 
 def test_faults_that_hide_behind_each_other_are_named_together(tmp_path):
-    """Two replicas with the same pauses: without those of one, the other takes as long."""
-    for replica, path in product(range(2), sorted((JOBS / "pauses2-4").iterdir())):
+    """Seven replicas with the same pauses: without those of one, the others take as long."""
+    groups = [{"ranks": [*range(first, first + 4)]} for first in range(0, 28, 4)]
+    for replica, path in product(range(7), sorted((JOBS / "pauses2-4").iterdir())):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         rank = trace["distributedInfo"]["rank"] + 4 * replica
-        trace["distributedInfo"] |= {"rank": rank, "pg_config": [{"ranks": [0, 1, 2, 3]}, {"ranks": [4, 5, 6, 7]}]}
+        trace["distributedInfo"] |= {"rank": rank, "pg_config": groups}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
     found = lab.explain_job(tmp_path)
+    assert "(and 34 faster links)" in str(found) and "... and 4 ranks that wait longer" in str(found)
     alone = explained("pauses2-4").causes[0]
-    assert [(cause.kind, cause.ranks) for cause in found.causes] == [("pauses", (2, 6))], str(found)
+    assert [(cause.kind, cause.ranks) for cause in found.causes] == [("pauses", (2, 6, 10, 14, 18, 22, 26))], str(found)
     assert found.causes[0].saves == pytest.approx(alone.saves) and "hide behind each other" in found.causes[0].what
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LEAST = 0.01  # of an iteration: what saves less is no cause
 _MOST = 24  # suspects that are tried, those first from whom most time is taken
+_SHOWN_RANKS, _SHOWN_LINKS = 24, 8  # printed; a page has all ranks, and `to_dict` all of both
 _ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
 _PART = 0.2  # of the largest saving: an iteration with less hasn't got it
 
@@ -139,15 +140,20 @@ class ExplainedJob:
         return "\n".join(lines)
 
     def _links(self) -> str:
+        slowest = sorted(self.links.items(), key=lambda item: (-item[1][0], item[0]))
         told = [
             f"{source}->{target} {'at most ' * bound}{time:.1f}"
-            for (source, target), (time, bound) in sorted(self.links.items())
+            for (source, target), (time, bound) in slowest[:_SHOWN_LINKS]
         ]
-        return f"a message takes, in ms between ranks: {', '.join(told)}" if told else ""
+        more = f" (and {len(slowest) - len(told)} faster links)" * (len(slowest) > len(told))
+        return f"a message takes, in ms between ranks: {', '.join(told)}{more}" if told else ""
 
     def __str__(self) -> str:
         usual = "F and B are its usual forward and backward. The first waits least"
-        ranks = f"How each rank spends an iteration, in ms. {usual}:\n{self.table}"
+        lines = str(self.table).splitlines()
+        if len(lines) > _SHOWN_RANKS + 1:
+            lines[_SHOWN_RANKS + 1 :] = [f"... and {len(self.ranks) - _SHOWN_RANKS} ranks that wait longer"]
+        ranks = "\n".join([f"How each rank spends an iteration, in ms. {usual}:", *lines])
         orders = self.orders and f"Other schedules, from the median step:\n{self.orders.table}"
         notes = "\n".join(part for part in (self._links(), *self.notes) if part)
         return "\n\n".join(part for part in (self._head(), ranks, orders, notes) if part)
@@ -195,6 +201,8 @@ def explain_job(*places: str | Path) -> ExplainedJob:
         kept = [row for row in orders.what_ifs if row.what not in ("stages equally long", "messages at once")]
         orders = replace(orders, what_ifs=tuple(kept))
     ranks = sorted(_ranks(job, marks), key=lambda row: row.waiting)
+    if ranks[0].waiting < -_LEAST * fmean(lengths):
+        notes.append(f"what rank {ranks[0].rank} does overlaps, so that its waiting is below zero: don't trust its row")
     return ExplainedJob(
         job, tuple(lengths), tuple(causes), tuple(doubtful), tuple(ranks), link_times(job), orders, tuple(notes)
     )
