@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -127,19 +126,6 @@ def test_the_median_step_is_taken_and_the_slowest_told():
 def test_nothing_to_explain(nothing):
     with pytest.raises(ValueError, match="explain takes what lab.read_traces gives, with a whole step in it, got "):
         lab.explain(nothing)
-
-
-def test_one_page_needs_nothing_else(tmp_path):
-    notes = ("<script>alert(1)</script>",)
-    found = lab.explain(traced(step("1F1B", pp.Costs(10, 10, 10)), notes=notes))
-    found.to_html(tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert not re.findall(r"/\*\w+\*/", page.partition("<iframe")[0]), "a place is left unfilled"
-    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
-    assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?!#)(?:https?:)?//|@import|url\(\s*["']?http""", page)
-    assert page.count("<svg") >= 2 and "prefers-color-scheme: dark" in page and 'name="viewport"' in page
-    with pytest.raises(OSError):
-        found.to_html(tmp_path / "nowhere" / "page.html")
 
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):

@@ -165,7 +165,19 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
     assert json.loads(data.read_text())["causes"][0]["ranks"] == [3]
     text = page.read_text("utf-8")
     assert "1. rank 3 (stage 1) computes" in text and "<svg" in text and not re.search(r"/\*\w+\*/", text)
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
     assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?!#)(?:https?:)?//|@import|url\(\s*["']?http""", text)
+
+
+def test_what_a_trace_calls_things_is_no_html(tmp_path):
+    for path in (JOBS / "data1-4").iterdir():
+        trace = gzip.decompress(path.read_bytes()).replace(b"enumerate(DataLoader)", b"<script>alert(1)</script>")
+        (tmp_path / path.name).write_bytes(gzip.compress(trace))
+    lab.explain_job(tmp_path).to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "<script>" not in page and "&lt;script&gt;alert(1)" in page
+    with pytest.raises(OSError):
+        lab.explain_job(tmp_path).to_html(tmp_path / "nowhere" / "page.html")
 
 
 def test_a_rank_without_its_pipeline_is_refused(tmp_path):

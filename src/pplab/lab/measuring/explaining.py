@@ -14,11 +14,9 @@ The error of a prediction is a sum, in shares of the step:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from math import inf
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,11 +24,11 @@ from ...actions import B, I
 from ...builders import Builder, known
 from ...costs import Costs
 from ...errors import shown
-from ...plot import compare, end_of
+from ...plot import end_of
 from ...schedule import Schedule, plural
 from ...simulator import simulate
 from ...timeline import Timeline
-from ..forms import Table, explore, figure_html, read_static, timeline_to_dict
+from ..forms import Table, timeline_to_dict
 from ..streams import SENDS, simulate_sends
 from .attribution import Where, _machines, where
 
@@ -47,7 +45,7 @@ class WhatIf:
 
 @dataclass(frozen=True, repr=False)
 class Explained:
-    """What `explain` found: `print` shows it, `to_html` makes a page of it."""
+    """What `explain` found: `print` shows it."""
 
     where: Where  # the median step's parts
     costs: Costs  # which the median step had
@@ -74,40 +72,10 @@ class Explained:
         rows = [vars(row) | {"timeline": timeline_to_dict(row.timeline)} for row in self.what_ifs]
         return {"where": self.where.to_dict(), "what_ifs": rows, "notes": self.notes}
 
-    def to_html(self, path: str | Path) -> None:
-        """Write one page that needs nothing else: tables, charts, and the step beside its replay in the explorer.
-
-        OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
-        """
-        from ..forms import waterfall
-
-        pair = [self.replay, self.where.timeline]
-        write_page(
-            path,
-            "Where a training step went",
-            {
-                "Where the time went": f'<pre tabindex="0">{escape(str(self.where))}</pre>'
-                + figure_html(waterfall(self.where).figure),
-                "The step, under its replay": figure_html(compare(pair)[0].figure),
-                "What if": self.table._repr_html_() + bullets(self.notes),
-                "Look closer": explore(pair)._repr_html_(),
-            },
-        )
-
     def __str__(self) -> str:
         return "\n".join(map(str, (self.where, "", self.table, "", *self.notes)))
 
     __repr__ = __str__
-
-
-def write_page(path: str | Path, title: str, sections: Mapping[str, str]) -> None:
-    """Write a page that needs nothing else: sections of HTML under their headings."""
-    body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
-    Path(path).write_text(read_static("../explained.html", title=title, body=body), "utf-8")
-
-
-def bullets(notes: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 
 
 def explain(traced: Any) -> Explained:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ...optional import bring
 from ...schedule import plural
-from ..forms import Table, figure_html
-from .explaining import Explained, bullets, explain, write_page
+from ..forms import Table, figure_html, read_static
+from .explaining import Explained, explain
 from .job import ACTION, OTHER, Change, Job
 from .job_reading import job_of
 from .suspects import Suspect, evened, find, link_times, medians
@@ -172,8 +172,10 @@ class ExplainedJob:
         }
         if self.orders:
             sections["Other schedules, from the median step"] = self.orders.table._repr_html_()
-        sections["What else the traces say"] = bullets(note for note in (self._links(), *self.notes) if note)
-        write_page(path, "Why this job takes so long", sections)
+        notes = (f"<li>{escape(note)}</li>" for note in (self._links(), *self.notes) if note)
+        sections["What else the traces say"] = f"<ul>{''.join(notes)}</ul>"
+        body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
+        Path(path).write_text(read_static("../explained.html", body=body), "utf-8")
 
 
 def explain_job(*places: str | Path) -> ExplainedJob:
