@@ -31,8 +31,8 @@ class OneGpuPool(Pool):
             "NCCL takes ranks on one GPU for different hosts: this is for tests, no time is valid",
         )
 
-    def _start(self) -> object:
-        ranks = super()._start()
+    def _start(self, *look: object) -> object:
+        ranks = super()._start(*look)
         self.run(stand_alone)  # before the first group is made
         return ranks
 
