@@ -116,7 +116,15 @@ def verdict_of(wrong: WrongFile, folder: Path, run) -> tuple[str, str, observed.
     return ("right" if verdict else "order"), f"{name}: {verdict.says}", ran
 
 
-@pytest.mark.parametrize("name", WRONG)
+SLOWEST = [  # five to ten seconds each; others tell the same causes
+    "one rank's backwards in another order",
+    "targets of another microbatch",
+    "the exchange stands inside the if",
+    "a warm-up that is one too short, on rank 1",
+]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOWEST)) for name in WRONG])
 def test_a_wrong_file_is_told_by_its_cause(tmp_path, on_simulated_ranks, name):
     wrong = WRONG[name]
     kind, said, _ = verdict_of(wrong, tmp_path, simulated.run)

@@ -204,7 +204,10 @@ new PerformanceObserver((list) => list.getEntries().forEach(({ value }) => (wind
   .observe({ type: "layout-shift", buffered: true });"""
 
 
-@pytest.mark.parametrize("screen", [DESK, {"width": 768, "height": 1024}, PHONE], ids=["desk", "tablet", "phone"])
+TABLET = pytest.param({"width": 768, "height": 1024}, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("screen", [DESK, TABLET, PHONE], ids=["desk", "tablet", "phone"])
 @pytest.mark.parametrize("name", [CHAPTER, "notebooks/10_how_good.html", "book/explorer.html"])
 def test_nothing_jumps_while_a_page_is_loaded(browser, book, name, screen):
     """What scripts fold, fill and dress has its room from the start: over 0.1 browsers call it a poor page."""

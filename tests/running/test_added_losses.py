@@ -13,7 +13,7 @@ import adding
 import modules
 import pplab as pp
 from adding import ByItself, M, Mixture, Shared, layers, one_process, workload
-from conftest import built
+from conftest import built, names_of_schedules
 from pplab import builders, lab
 from pplab.lab.forms import CLASSES
 from pplab.lab.models import Modules
@@ -47,7 +47,7 @@ def check(run, gathered, net, **options):
         assert apart <= 1e-5 * expected.norm() + 1e-7, name
 
 
-@pytest.mark.parametrize("name", [builder.name for builder in builders.known()])
+@pytest.mark.parametrize("name", names_of_schedules())
 def test_every_schedule_has_the_added_losses_gradients(pools, gathered, name):
     """On one stage and on all; recomputed; and by torch's engine, where it takes the schedule."""
     s = built(builders.find(name), 2, M)

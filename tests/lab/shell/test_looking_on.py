@@ -102,6 +102,7 @@ def test_training_shows_steps_with_their_losses_and_choosing_its_layouts():
 
 
 @pytest.mark.slow
+@pytest.mark.long  # as above, of a whole run
 def test_training_into_a_pipe_says_nothing_but_its_result():
     done = subprocess.run([sys.executable, *TRAIN.split()], capture_output=True, text=True, check=True)
     assert done.stderr == "" and "loss  " in done.stdout
