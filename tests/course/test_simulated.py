@@ -16,7 +16,7 @@ from wrong_files import WRONG, WrongFile
 import pplab as pp
 import pplab_course
 from pplab_course import gpipe, observed, simulated, spine
-from pplab_course.simulated import modules, replay, tensors
+from pplab_course.simulated import modules, tensors
 from pplab_course.simulated.replay import Replay
 from pplab_course.simulated.telling import hang, hints
 from pplab_course.verdict import Wrong
@@ -261,7 +261,9 @@ def test_what_it_lacks_is_told_by_name(line, says):
 
 
 def test_too_many_messages_and_endless_loops_are_told(monkeypatch):
-    monkeypatch.setattr(replay, "MOST_MESSAGES", 40)  # ten times as many take a hundred times as long
+    monkeypatch.setattr(
+        "pplab_course.simulated.replay.MOST_MESSAGES", 40
+    )  # ten times as many take a hundred times as long
     many = changed("pipe_naive.py", ("range(3)", "range(300)"))
     assert "more than 40 messages: fewer steps, please" in str([r.error for r in Replay(many, 2).ranks])
     endless = changed("pipe_naive.py", ("    step()\n", "    while True:\n        pass\n"))

@@ -148,13 +148,15 @@ class Pool:
 
     def _tells(self, job: Job, during: ExitStack) -> Callable[[], None]:
         """What tells how far the run is, once it has taken a while."""
-        began, opened = time.monotonic(), []
+        began = time.monotonic()
+        tell: Callable[[], None] | None = None
 
         def look() -> None:
-            if not opened and time.monotonic() > began + 0.5:
+            nonlocal tell
+            if tell is None and time.monotonic() > began + 0.5:
                 told = progress.of_run(self.statuses, job.first_step, job.options.steps)
-                opened.append(during.enter_context(told))
-            for tell in opened:
+                tell = during.enter_context(told)
+            if tell:
                 tell()
 
         return look

@@ -27,7 +27,7 @@ class Debugger:
         self.path, self.settings = path, settings
         runs = [Replay(path.read_text(), ranks, name=path.name, **settings)]
         if hang(runs[0]):  # else sends that don't wait change nothing but times
-            runs.append(Replay(path.read_text(), ranks, name=path.name, sends_wait=False, **settings))
+            runs.append(runs[0].without_waits)
         self.verdicts = [judged(run, path) for run in runs]
         self.runs = [_plain(run, verdict) for run, verdict in zip(runs, self.verdicts, strict=True)]
 

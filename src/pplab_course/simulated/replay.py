@@ -19,6 +19,7 @@ import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from . import tensors
 from .modules import Module, stand_in
@@ -219,6 +220,11 @@ class Replay:
                 raise TooMuch(f"more than {MOST_LINES:,} lines have run: does a loop never end?")
             tensors.now.event("line")
         return self.watch
+
+    @cached_property
+    def without_waits(self) -> Replay:
+        """The same file where sends don't wait."""
+        return Replay(self.text, len(self.ranks), name=self.file, sends_wait=False, **self.settings)
 
     # ---- messages
     def post(self, rank: Rank, kind: str, peer: int, tensor: tensors.Tensor, tag: int) -> Message:

@@ -120,8 +120,7 @@ def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
     for message in filter(None, waits):
         yield from _of_peer(replay, message)
     if "send" in kinds and replay.sends_wait:
-        loose = Replay(replay.text, len(replay.ranks), name=replay.file, sends_wait=False, **replay.settings)
-        if all(rank.state == "ended" for rank in loose.ranks):
+        if all(rank.state == "ended" for rank in replay.without_waits.ranks):
             yield "Where sends don't wait for their receive, the same file comes to its end"
 
 

@@ -41,19 +41,19 @@ def progress_line() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_of_run(statuses: Callable[[], Sequence[Any]], first: int, steps: int) -> Iterator[Callable[[], None]]:
-    """Give a function that shows how far ranks are with so many steps after the `first`, whenever
-    all have done the same ones: their losses add up to the batch's.
-    """
+    """Give a function that shows how far ranks are with so many steps after the `first`, whenever all have done the
+    same ones: their losses add up to the batch's."""
     with progress_line() as tell:
 
         def look() -> None:
             ranks = statuses()
             done, *others = {rank.steps for rank in ranks} or {0}
+            if others:
+                return
             what = f"rank 0: {ranks[0].doing if ranks else 'starting'}"
             if 0 < done < steps:
                 what = f"loss {sum(rank.loss for rank in ranks):.4g}"
-            if not others:
-                tell(f"step {first + done} of {first + steps}, {what}")
+            tell(f"step {first + done} of {first + steps}, {what}")
 
         yield look
 
