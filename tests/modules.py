@@ -530,6 +530,14 @@ class Unseeded(Modules):
         return module
 
 
+class Loose(Modules):
+    """Says of no weight that several stages share it."""
+
+    def tied(self, num_stages: int) -> dict:
+        """Nothing."""
+        return {}
+
+
 class Renamed(Modules):
     """Its first stage has other names than the whole model."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cache
 
 from .costs import Costs
@@ -28,7 +29,7 @@ def with_links(
     columns, lags = graph.columns, lags_of(graph, costs)
     if not costs.has_queues:
         return *graph.turns, durations, lags
-    rows, needs, senders_of = graph.linked
+    rows, needs, senders_of = _link(graph)
     durations, occupancy = durations[:], cache(costs.occupancy)
     whose = columns.microbatches if costs.by_microbatch else [None] * len(lags)
     for way, senders in senders_of.items():
@@ -37,3 +38,26 @@ def with_links(
             occupancy(columns.kinds[i], columns.stages[i], bandwidth, whose[i]) for i in senders
         ]
     return rows, needs, durations, lags + [0] * (len(needs) - len(lags))
+
+
+def _link(graph: Graph) -> tuple[Rows, Needs, dict[tuple[int, int], list[int]]]:
+    """The graph's `turns`, and behind the ranks a row for every link; and of every link, by ranks
+    from and to, the entries that send on it. Its messages are in the order of their source's row.
+    """
+    rows, needs = graph.turns
+    rows, needs, ids = [*rows], [*needs], graph.columns.ids
+    senders_of: dict[tuple[int, int], list] = defaultdict(list)
+    for source, rank, maker in zip(graph.sources, graph.columns.ranks, graph.makers, strict=True):
+        if source != rank:
+            senders_of[source, rank].append(maker)
+    brings = ids[:]  # of every entry: the item after which its message goes on
+    for senders in senders_of.values():
+        senders.sort()  # of an overlap, the first half's message leaves first
+        senders.sort(key=ids.__getitem__)
+        messages = range(len(needs), len(needs) + len(senders))
+        rows.append(messages)
+        needs += [ids[sender] for sender in senders]
+        for sender, message in zip(senders, messages, strict=True):
+            brings[sender] = message
+    needs[: len(ids)] = [None if maker is None else brings[maker] for maker in graph.makers]
+    return rows, needs, senders_of

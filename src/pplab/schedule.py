@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -293,29 +292,6 @@ class Graph:
         second, ids = self.second_half, self.columns.ids
         rows = [[x for i in row for x in ((second[i], i) if i in second else (i,))] for row in rows]
         return rows, [None if maker is None else ids[maker] for maker in self.makers]
-
-    @cached_property
-    def linked(self) -> tuple[Rows, Needs, dict[tuple[int, int], list[int]]]:
-        """`turns`, and behind the ranks a row for every link; and of every link, by ranks from and
-        to, the entries that send on it. Its messages are in the order of their source's row.
-        """
-        rows, needs = self.turns
-        rows, needs, ids = [*rows], [*needs], self.columns.ids
-        senders_of: dict[tuple[int, int], list] = defaultdict(list)
-        for source, rank, maker in zip(self.sources, self.columns.ranks, self.makers, strict=True):
-            if source != rank:
-                senders_of[source, rank].append(maker)
-        brings = ids[:]  # of every entry: the item after which its message goes on
-        for senders in senders_of.values():
-            senders.sort()  # of an overlap, the first half's message leaves first
-            senders.sort(key=ids.__getitem__)
-            messages = range(len(needs), len(needs) + len(senders))
-            rows.append(messages)
-            needs += [ids[sender] for sender in senders]
-            for sender, message in zip(senders, messages, strict=True):
-                brings[sender] = message
-        needs[: len(ids)] = [None if maker is None else brings[maker] for maker in self.makers]
-        return rows, needs, senders_of
 
     @cached_property
     def sources(self) -> list[int]:

@@ -101,17 +101,6 @@ class Timeline:
         first, end = self.schedule.columns.bounds[rank : rank + 2]
         return list(self.spans[first:end])
 
-    @cached_property
-    def _others_by_rank(self) -> dict[int, list[Span]]:
-        found: dict[int, list[Span]] = {}
-        for span in self.others:
-            found.setdefault(span.rank, []).append(span)
-        return found
-
-    def others_of(self, rank: int) -> list[Span]:
-        """What else a rank did, with start and end, in the order of `others`."""
-        return list(self._others_by_rank.get(rank, ()))
-
     def __repr__(self) -> str:
         return (
             f"<Timeline {self.schedule.name}, {self.how}: makespan {self.makespan:g}"

@@ -146,18 +146,22 @@ def test_the_report_says_how_far_a_mean_over_microbatches_is_from_the_batchs(poo
     assert plain.equal and plain.by_microbatch is None and "layers add" not in str(plain)
 
 
-def test_a_loss_that_nobody_adds_is_not_equal(pools):
+def test_a_loss_that_nobody_adds_is_not_equal(pools, capfd):
     run = pools(2).train(
         pp.build("1F1B", num_ranks=2, num_microbatches=M),
         workload(*["attribute"] * 2),
         lab.Causes(),
         steps=1,
     )
+    printed = capfd.readouterr().out
     assert run.gradients.unclaimed == ("0.balance", "1.balance") and not run.gradients.equal
     assert "cause: nobody adds what layers announce as a loss, in 0.balance, 1.balance: let their forw" in str(run)
     for rank, note in enumerate(run.notes[-2:]):  # without the comparison, too
-        assert note.startswith(f"nobody adds what layers announce as a loss, in {rank}.balance: let their forward call")
+        said = f"nobody adds what layers announce as a loss, in {rank}.balance: let their forward call"
+        assert note.startswith(said) and f"rank {rank}: note: {said}" in printed
     assert all(each.equal for each in run.gradients.parameters.values())
+    theirs = pools(2).train(run.schedule, workload(*["attribute"] * 2), lab.TorchEngine(), steps=1)
+    assert any("nobody adds" in note and "0.balance: let" in note for note in theirs.notes)
 
 
 def test_a_config_that_asks_for_routers_logits_is_not_equal(pools):

@@ -352,9 +352,23 @@ def test_the_one_forward_short_warm_up_is_the_naive_pipeline_on_two_ranks(pools)
     assert times["1F1B", True] / times["1F1B", False] == pytest.approx(48 / 27, rel=0.1)
 
 
-def test_what_ranks_print_stays_with_them(pools, capfd):
+def test_what_ranks_print_comes_with_their_numbers(pools, capfd):
+    """At once, line by line. What libraries write stays with them, and comes with an error."""
     assert pools(2).run(modules.chatter) == [0, 1]
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["rank 0: a rank prints this", "rank 1: a rank prints this"] and err == ""
+
+
+def test_equal_weights_that_nobody_ties_are_said_before_any_weight_changes(pools, capfd):
+    s = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    net = nn.Sequential(layer := nn.Linear(6, 6), nn.Tanh(), layer)
+    given = net, modules.batch(), nn.functional.mse_loss
+    with Pool(2, device="cpu") as pool, pytest.raises(RankError, match="the optimizer fails"):
+        pool.train(s, modules.Loose(*given), optimizer=modules.raising_optimizer)
+    said = "equal weights that tied() doesn't name: 0.weight of stage 0 and 2.weight of stage 1. "
+    assert f"rank 0: note: {said}" in capfd.readouterr().out
+    assert pools(2).train(s, modules.Loose(*given)).notes[-1].startswith(said) and capfd.readouterr()
+    assert "equal weights" not in str(pools(2).train(s, Modules(*given))) and capfd.readouterr().out == ""
 
 
 def test_a_pool_stays_up_and_can_be_closed_twice():

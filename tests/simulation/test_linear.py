@@ -53,7 +53,6 @@ FIGURES = {
         for name in ("idle", "bubble_fraction", "bubble_ratio", "span_bubble_fraction")
     },
     "spans_of": lambda t: list(map(t.spans_of, range(t.schedule.num_ranks))),
-    "others_of": lambda t: list(map(t.others_of, range(t.schedule.num_ranks))),
     "stages_of": lambda t: [t.schedule.stages_of(span.rank) for span in t.spans],
     "idle_intervals": pp.idle_intervals,
     "critical_path": pp.critical_path,

@@ -39,6 +39,7 @@ from .stage import add_loss as add_loss
 from .stage import autocast as autocast
 from .stage import listening as listening
 from .stage import roots_of as roots_of
+from .stage import unclaimed_losses as unclaimed_losses
 from .workload import Batch as Batch
 from .workload import EndOfBatches as EndOfBatches
 from .workload import Places as Places

@@ -175,12 +175,12 @@ def rank_main(
     board: Callable[[], Sequence[Status]],
     log: Connection,
 ) -> None:
-    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what the rank
-    prints.
+    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what
+    libraries write.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's to handle: it ends its ranks
     for stream in (1, 2):
-        os.dup2(log.fileno(), stream)  # what ranks print would mix into the notebook's cell
+        os.dup2(log.fileno(), stream)  # what they write would mix into the notebook's cell
     status, mail = board()[rank], Mail(jobs)
     status.put("starting")
     try:

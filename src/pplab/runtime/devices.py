@@ -129,8 +129,9 @@ def join(
     status: Status,
 ) -> RankContext:
     """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and
-    lends a `folder` for what its ranks share. `environment` is set before CUDA starts.
+    lends a `folder` for what its ranks share, and print. `environment` is set before CUDA starts.
     """
+    sys.stdout = open(f"{folder}/printed{context.rank}", "w", buffering=1)  # the pool prints it
     os.environ.update(environment)
     torch.set_num_threads(threads)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a pool's ranks are all on this host

@@ -208,6 +208,9 @@ def collect(
                 answers[rank] = unpack(answer)
             elif rank in ended:
                 answers[rank] = GONE
+        for rank, printed in enumerate(ranks.printed):
+            for line in printed:
+                print(f"rank {rank}: {line}", end="")
         wrong = ranks.closed or any(a is GONE or isinstance(a, Failure) for a in answers.values())
         now, counts = time.monotonic(), [mail.moved for mail in mails]
         counts += [status.changes for status in ranks.statuses]

@@ -115,6 +115,10 @@ class Ranks:
         board = partial(open_board, folder / "board", pool.num_ranks)
         self.statuses = board()
         self.logs = [lent.enter_context(tempfile.TemporaryFile()) for _ in pool.devices]
+        self.printed = [
+            lent.enter_context(open(folder / f"printed{rank}", "w+"))
+            for rank in range(pool.num_ranks)
+        ]
         lent.callback(_kill, self.processes)
         made, theirs, patience = [], [], patience + timedelta(seconds=_PEERS_S)
         for rank, device in enumerate(pool.devices):

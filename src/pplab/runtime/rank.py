@@ -5,6 +5,7 @@ what it reports of them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Rank:
         self.overlap = workload.overlap
         self.apart: set[nn.Parameter] = set()
         self.last = False
+        self.unclaimed: list[str] = []  # what an engine without pplab's stages finds of that kind
         self.shares: list[
             float
         ] = []  # what each microbatch's loss counts for in the step's batch's
@@ -96,11 +98,11 @@ class Rank:
         last of what ended.
         """
         self._extras = [extra.listen(self) or Listener() for extra in self.job.extras]
-        tied = self.job.workload.tied(self.job.schedule.num_stages)
-        if tied or self.job.schedule.copies > 1:
+        self.tied = self.job.workload.tied(self.job.schedule.num_stages)
+        if self.tied or self.job.schedule.copies > 1:
             from .reduction import Reducer  # of weights that are kept in several places
 
-            first = (Reducer(self, tied), *first)
+            first = (Reducer(self, self.tied), *first)
         self.around = Listeners([*first, self.clock, *self._extras])
         return self.around
 
@@ -113,6 +115,13 @@ class Rank:
         """
         options = self.job.options
         first_loss = self.step(run_row, 0)
+        said = self._equal_weights()
+        unclaimed = [each for s in self.stages.values() for each in s.unclaimed or ()]
+        unclaimed += self.unclaimed
+        if unclaimed:
+            said.append(why_unclaimed(unclaimed))
+        for note in said:
+            print("note:", note)  # before any weight changes
         gradients = {}
         if options.check_gradients:
             from .reference import collect_gradients
@@ -140,15 +149,35 @@ class Rank:
         splitting = [stage.deferred for stage in self.stages.values() if stage.split]
         unsplit = frozenset(name for deferred in splitting for name in deferred.unsplit)
         extras = tuple(listener.report() for listener in self._extras)
-        notes = tuple(self.comm.notes) if self.comm else ()
-        if unclaimed := [each for s in self.stages.values() for each in s.unclaimed or ()]:
-            notes += (why_unclaimed(unclaimed),)
+        notes = (*(self.comm.notes if self.comm else ()), *said)
         # Listeners know the rank: without them its tensors and slots go now, not at a collection.
         self.around.clear()
         self._extras.clear()
         return RankReport(
             traces, losses, first_loss, gradients, unsplit, extras, self.transport, ended, notes
         )
+
+    def _equal_weights(self) -> list[str]:
+        """What rank 0 says of equal weights on several stages that `tied` doesn't name."""
+        own = [
+            (Batch((), p).digest(), stage, f"{self.names[p]} of stage {stage}")
+            for stage, module in self.modules.items()
+            for p in module.parameters()
+            if p.dim() > 1 and p.any() and self.names[p] not in self.tied
+        ]
+        found: list = [None] * self.context.num_ranks
+        dist.all_gather_object(found, own)
+        pairs = [
+            f"{a[2]} and {b[2]}"
+            for a, b in pairwise(sorted(chain(*found)))
+            if a[0] == b[0] and a[1] != b[1]
+        ]
+        if not pairs or self.context.rank:
+            return []
+        return [
+            f"equal weights that tied() doesn't name: {', '.join(pairs[:3])}. If two are one "
+            "weight, they drift apart from the first step on: let the workload's tied() name it"
+        ]
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
         """Take one step; returns this rank's part of the batch's loss."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...actions import Action, B, F, I, Kind, W, parts
 from ...errors import unknown
-from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, as_tuple, autocast, listening
+from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, as_tuple, autocast, listening, unclaimed_losses
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
 from ..forms import CLASSES, check_order_of_losses, to_csv, unknown_to_torch
@@ -174,6 +174,9 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
         def forward_maybe_with_nosync(self, *args, **kwargs):
             with listening() as added:
                 outputs = super().forward_maybe_with_nosync(*args, **kwargs)
+            if not (self.is_last or rank.clock.traces):  # in the first steps, which aren't measured
+                found = unclaimed_losses(self.submod, (*as_tuple(outputs), *added), True)
+                rank.unclaimed = [*dict.fromkeys((*rank.unclaimed, *found))]
             return rank.add(outputs, added) if added else outputs
 
         def _get_init_p2p_neighbors_ops(self):

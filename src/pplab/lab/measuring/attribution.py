@@ -33,7 +33,7 @@ from ...errors import number
 from ...palette import NAME
 from ...schedule import Schedule
 from ...simulator import simulate
-from ...timeline import Timeline, total
+from ...timeline import Span, Timeline, total
 from ..forms import MICROSECONDS, events_of, write_events
 from ..planning import message_time
 from .link_fit import fit, observe
@@ -148,16 +148,22 @@ def where(timeline: Timeline) -> Where:
     work = replays[1].busy  # lateness is no work
     levels.append([replays[3].makespan - busy for busy in work])
     by_rank = []
+    others: dict[int, list[Span]] = defaultdict(list)  # of every rank: its work beside the schedule
+    for span in timeline.others:
+        if isinstance(span.action, str):
+            others[span.rank].append(span)
     for rank in range(schedule.num_ranks):
-        did = _did(timeline, rank)
+        did = _did(timeline.spans_of(rank), others[rank])
         idle = [*(level[rank] for level in levels), step_time - total(did.values())]
         added = [idle[0], *(after - before for before, after in pairwise(idle))]
         by_rank.append({**did, **dict(zip(IDLE_PARTS, added, strict=True))})
-    gaps = (_gaps(timeline, rank, step_time, replays) for rank in range(schedule.num_ranks))
+    gaps = (_gaps(timeline, others[rank], rank, step_time, replays) for rank in range(schedule.num_ranks))
     return Where(timeline, step_time, tuple(by_rank), tuple(map(tuple, gaps)), with_links.links)
 
 
-def _gaps(timeline: Timeline, rank: int, step_time: float, replays: Sequence[Timeline]) -> list[Gap]:
+def _gaps(
+    timeline: Timeline, others: Sequence[Span], rank: int, step_time: float, replays: Sequence[Timeline]
+) -> list[Gap]:
     """A rank's idle time before each of its actions and after the last, divided into parts."""
     lasts = [span.end - span.start for span in replays[1].spans_of(rank)]
     idle = [_idle_before(replay, rank, replay.makespan, lasts) for replay in replays[1:]]
@@ -165,9 +171,8 @@ def _gaps(timeline: Timeline, rank: int, step_time: float, replays: Sequence[Tim
     spans = timeline.spans_of(rank)
     starts, ends = [*(s.start for s in spans), step_time], [0.0, *(s.end for s in spans)]
     measured = [start - end for start, end in zip(starts, ends, strict=True)]
-    for other in timeline.others_of(rank):  # work beside the schedule isn't idle time
-        if isinstance(other.action, str):
-            measured[bisect_right(starts, other.start, hi=len(spans))] -= other.end - other.start
+    for other in others:  # work beside the schedule isn't idle time
+        measured[bisect_right(starts, other.start, hi=len(spans))] -= other.end - other.start
     levels = zip(*idle, measured, strict=True)
     added = [[first, *(after - before for before, after in pairwise((first, *rest)))] for first, *rest in levels]
     return [
@@ -267,13 +272,12 @@ def _machines(timeline: Timeline, message: PerMicrobatch = 1, inside: float = 0)
     return costs(lambda kind, _: mean.get(kind, 0)), on_stages, with_links, with_overhead
 
 
-def _did(timeline: Timeline, rank: int) -> dict[str, float]:
+def _did(spans: Sequence[Span], others: Sequence[Span]) -> dict[str, float]:
     """What a rank spent on each kind of work."""
     did: dict[str, float] = defaultdict(float)
-    for span in timeline.spans_of(rank):
+    for span in spans:
         name = "overlap" if isinstance(span.action, Overlap) else NAME[span.action.kind]
         did[name] += span.end - span.start
-    for span in timeline.others_of(rank):
-        if isinstance(span.action, str):
-            did[span.action] += span.end - span.start
+    for span in others:
+        did[span.action] += span.end - span.start
     return dict(did)

@@ -162,5 +162,5 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
 
 def _most_between(timeline: Timeline, rank: int) -> float:
     """How many microbatches a rank has at once between the start of S and the end of T."""
-    own = timeline.others_of(rank)
+    own = [span for span in timeline.others if span.rank == rank]
     return peak_of([(span.start, 1) if span.action == "S" else (span.end, -1) for span in own])
