@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import ModuleType
 
 import torch
@@ -545,6 +545,25 @@ class Renamed(Modules):
         """The stage, or one that names its layer itself."""
         module = super().build_stage(stage, num_stages)
         return nn.Sequential(OrderedDict(first=module.get_submodule("0"))) if stage == 0 else module
+
+
+class Drops(nn.Module):
+    """Drops in its own forward, in a module that it calls twice, and in attention; and says what it drops."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.twice = nn.Linear(8, 8), nn.Dropout(0.3)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8) to (B, 8)."""
+        ones = torch.arange(x.numel(), dtype=x.dtype).sqrt().view_as(x)
+        for drop in (partial(nn.functional.dropout, p=0.3), self.twice, self.twice):
+            kept = drop(ones)
+            lab.say("kept", kept.sum())
+            lab.say("its square", kept.sum() ** 2)
+            x = x + self.linear(x * kept / ones.max()).tanh()
+        return x + self.attention(*[x[None]] * 3, need_weights=False)[0][0]
 
 
 class Low(nn.Module):

@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from transformers import LlamaConfig, T5Config
 
+import adding
 import modules
 import pplab as pp
 from conftest import built, in_turn, names_of_schedules, random_schedule
@@ -369,6 +370,34 @@ def test_equal_weights_that_nobody_ties_are_said_before_any_weight_changes(pools
     assert f"rank 0: note: {said}" in capfd.readouterr().out
     assert pools(2).train(s, modules.Loose(*given)).notes[-1].startswith(said) and capfd.readouterr()
     assert "equal weights" not in str(pools(2).train(s, Modules(*given))) and capfd.readouterr().out == ""
+
+
+def test_every_way_to_run_drops_the_same(pools):
+    """In three uses in each of four layers, three steps, and four microbatches; and so does one process."""
+    torch_too, again, numbers, losses = (lab.TorchEngine(),), (lab.Recompute(),), [], []
+    ways = [("naive", 1, ()), ("1F1B", 4, again), ("ZBVZeroBubble", 2, ()), ("ZBVZeroBubble", 2, torch_too)]
+    ways += [("Interleaved1F1B", 2, torch_too), ("DualPipeV", 2, ()), ("DualPipe", 2, again), ("replicas", 4, ())]
+    torch.manual_seed(0)
+    given = nn.Sequential(*(modules.Drops() for _ in range(4))), adding.batch, nn.functional.mse_loss
+    at_once = Modules(*given, overlap=adding.in_two_threads)
+    for name, ranks, extras in ways:
+        s = lab.replicate(pp.build("1F1B", num_ranks=2, num_microbatches=2), 2)
+        s = s if name == "replicas" else built(builders.find(name), ranks, 4)
+        made, asked = Modules(*given) if extras else at_once, (lab.SeededDropout(5), lab.Numbers())
+        run = pools(ranks).train(s, made, *asked, *extras, optimizer=SGD, check_gradients=True)
+        assert run.gradients.equal and "from seed 5" in "".join(run.notes), (name, run)
+        numbers.append([(step["kept"], step["its square"]) for step in run.extras["numbers"]])
+        losses.append(run.losses)
+        assert losses[-1] == pytest.approx(losses[0], rel=1e-5)
+        assert torch.allclose(torch.tensor(numbers[-1]), torch.tensor(numbers[0]), rtol=1e-5)
+    kept, square = torch.tensor(numbers[0]).unbind(1)
+    assert kept.unique().numel() == 3 * 4 * 3  # no layer, use or step drops as another one
+    assert (square > kept**2 * 1.00001).all()  # nor does every microbatch
+    for other in ((), (lab.SeededDropout(6),)):
+        run = pools(2).train(built(builders.find("1F1B"), 2, 4), Modules(*given), *other, check_gradients=True)
+        assert run.gradients.equal is bool(other) and abs(run.losses[0] / losses[0][0] - 1) > 1e-3
+    with pytest.raises(ValueError, match="can't go together where the workload's overlap runs both halves"):
+        pools(2).train(built(builders.find("DualPipeV"), 2, 4), at_once, lab.SeededDropout(), *again)
 
 
 def test_a_pool_stays_up_and_can_be_closed_twice():

@@ -30,6 +30,7 @@ from .extras import Meter as Meter
 from .extras import Numbers as Numbers
 from .extras import Pace as Pace
 from .extras import Recompute as Recompute
+from .extras import SeededDropout as SeededDropout
 from .extras import readable_bytes as readable_bytes
 from .extras import say as say
 from .forms import Exploration as Exploration

@@ -18,3 +18,4 @@ from .pace import settle as settle
 from .random_numbers import random_state as random_state
 from .random_numbers import set_random_state as set_random_state
 from .recompute import Recompute as Recompute
+from .seeded_dropout import SeededDropout as SeededDropout

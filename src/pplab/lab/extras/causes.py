@@ -242,7 +242,7 @@ class _Whole:
             if "Dropout" in type(module).__name__ and module.training and getattr(module, "p", 0) > 0
         ]
         what = f"dropout is active (in {_few(found)})" if found else "the forward draws random numbers"
-        return f"{what}: microbatches draw others than a batch does; compare without (p=0)"
+        return f"{what}: microbatches draw others than a batch does; compare with lab.SeededDropout(), or without (p=0)"
 
     @torch.no_grad()
     def across_samples(self) -> str:

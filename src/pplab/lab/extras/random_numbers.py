@@ -19,3 +19,10 @@ def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
     """Let random numbers go on from there."""
     for value, put in zip(state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False):
         put(value)
+
+
+def seed_random_numbers(device: torch.device, seed: int) -> None:
+    """Let them begin anew."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        cuda.manual_seed(seed)
