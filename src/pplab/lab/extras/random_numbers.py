@@ -23,6 +23,7 @@ def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
 
 def seed_random_numbers(device: torch.device, seed: int) -> None:
     """Let them begin anew."""
-    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        cuda.manual_seed(seed)
+        torch.manual_seed(seed)  # the host's, too
+    else:
+        torch.default_generator.manual_seed(seed)  # the function looks for every kind of device, which takes longer

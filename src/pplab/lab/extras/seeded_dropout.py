@@ -26,8 +26,8 @@ class SeededDropout(Extra):
     and its use there: not on the schedule, the number of ranks or recomputation.
 
     Then a run drops what one process drops that takes the batch microbatch by microbatch, and `check_gradients`
-    compares it with that. Without it each rank draws in the order of its row. Torch's checkpoint may run a module again
-    that is used once in a forward.
+    compares it with that. Without it each rank draws in the order of its row. Don't wrap layers in
+    torch's checkpoint: let `lab.Recompute()` run them again.
     """
 
     seed: int = 0
