@@ -113,8 +113,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 def pytest_collection_finish() -> None:
     """What has been imported, torch among it, stays for good: looking through it for garbage is lost time."""
-    gc.enable()
     gc.freeze()
+    gc.set_threshold(100_000, 20, 20)  # what tests make is soon gone: garbage among it is looked for seldom
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
