@@ -58,7 +58,7 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
             except ValueError as error:
                 raise ScheduleError(
                     f"CSV row {rank + 1} (rank {rank}), column {column + 1}: {error}",
-                    "write one action per cell, without headers and numbers of ranks, or leave the cell blank",
+                    "write one action per cell, without headers, or leave the cell blank",
                     rank,
                     cell,
                 ) from None

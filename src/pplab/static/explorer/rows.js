@@ -21,7 +21,7 @@ var pplabRows = (() => {
           return [pplab.parse(cell)];
         } catch (error) {
           throw new ScheduleError(`CSV row ${rank + 1} (rank ${rank}), column ${column + 1}: ${error.message}`,
-            "write one action per cell, or leave the cell blank");
+            "write one action per cell, without headers, or leave the cell blank");
         }
       }));
     if (!rows.some((row) => row.length)) {
