@@ -287,6 +287,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         executor.comm.expect(microbatches)
         executor.run(microbatches)
         executor.comm.flush()
+        context.watch("after its row")
         losses = []
         for stage in rank.stages.values():
             losses += stage.losses.items()
