@@ -75,6 +75,7 @@ def megatron(line, kv_heads=8):
         *(("moe-router-topk", 2), ("hidden-size", None), ("ffn-hidden-size", None), ("num-attention-heads", None)),
         *(("kv-channels", None), ("num-query-groups", 1), ("max-position-embeddings", None)),
         *(("moe-ffn-hidden-size", None), ("moe-shared-expert-intermediate-size", None)),
+        ("expert-tensor-parallel-size", None),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name in ("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout"):
@@ -85,7 +86,7 @@ def megatron(line, kv_heads=8):
         *("bf16", "sequence-parallel", "use-distributed-optimizer", "use-tp-pp-dp-mapping", "grad-reduce-in-bf16"),
         *("overlap-moe-expert-parallel-comm", "use-megatron-fsdp", "disable-bias-linear", "moe-router-pre-softmax"),
         *("overlap-grad-reduce", "overlap-param-gather", "group-query-attention", "swiglu"),
-        "untie-embeddings-and-output-weights",
+        *("untie-embeddings-and-output-weights", "moe-grouped-gemm"),
     ):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
@@ -126,6 +127,7 @@ def asserted(said, queues, kv_heads):
     assert tp > 1 or not said.sequence_parallel
     assert kv_heads % tp == 0 or tp % kv_heads == 0
     if said.num_experts:
+        assert said.moe_grouped_gemm  # not asserted: without it experts run one after another
         assert tp == 1 or (said.sequence_parallel and said.disable_bias_linear)
         assert said.moe_router_topk > 1 or said.moe_router_pre_softmax
     if said.recompute_granularity == "full":
@@ -135,9 +137,10 @@ def asserted(said, queues, kv_heads):
         assert ep > 1 and said.moe_token_dispatcher_type in ("alltoall", "flex")
         assert (said.recompute_granularity, said.recompute_method, said.recompute_num_layers) == (None, None, None)
     # parallel_state.py, token_dispatcher.py
-    assert world % (tp * ep * stages) == 0
+    etp = said.expert_tensor_parallel_size or tp
+    assert world % (etp * ep * stages) == 0
     if said.use_tp_pp_dp_mapping and stages > 1:
-        assert world // (tp * ep * stages) == dp
+        assert world // (etp * ep * stages) == dp
     assert said.moe_token_dispatcher_type != "flex" or tp * ep > 1
 
 
@@ -176,6 +179,7 @@ def test_megatrons_line_has_as_many_parameters_as_the_plan(shape, tied, experts)
      "experts": lab.ExpertLayers(16, 4, 4, once_per_node=True)},
     {"sends": "both wait", "layout": lab.Layout(pp=4, dp=4), "experts": lab.ExpertLayers(8, 2, 2)},
     {"sends": "both wait", "layout": lab.Layout(tp=2, pp=2, dp=4), "experts": lab.ExpertLayers(8, 1, 2)},
+    {"sends": "both wait", "layout": lab.Layout(tp=4, pp=2, dp=2), "experts": lab.ExpertLayers(8, 2, 8, whole=True)},
 ])  # fmt: skip
 def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
     asked = plan(**how)
@@ -291,7 +295,7 @@ def test_megatrons_line_is_refused_where_megatron_asserts_and_nowhere_else(monke
         except ValueError:  # ranks that can't share so many experts
             continue
         with monkeypatch.context() as unchecked:
-            unchecked.setattr(to_paste, "_check_megatron", lambda plan: None)
+            unchecked.setattr(to_paste, "line_of", lambda *line: None)
             line = lab.flags(asked, "Megatron-LM")
         try:
             megatron(line, kv_heads)
@@ -440,7 +444,7 @@ def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_pat
     ("Megatron-LM", {"schedule": "ZB-H1"}, "Megatron-LM has 1F1B .* rows of ZB-H1: torch and torchtitan"),
     ("Megatron-LM", {**VPP, "batch": 36}, "for microbatches that the ranks divide"),
     ("Megatron-LM", {"layout": lab.Layout(pp=4, dp=2, order="dp-pp-tp")}, "numbers ranks .* got 'dp-pp-tp'"),
-    ("Megatron-LM", {"layout": lab.Layout(pp=2, dp=2, order="tp-pp-dp", cp=2)}, "only if ep is cp, got 1 and 2"),
+    ("Megatron-LM", {"layout": lab.Layout(pp=2, dp=2, order="tp-pp-dp", cp=2)}, "got 1 GPUs of experts and cp 2"),
     ("Megatron-LM", {**VPP, "layout": lab.Layout(dp=8)}, "not these rows of Interleaved1F1B"),
     ("Megatron-LM", {"schedule": "paired-1F1B", "stages_per_rank": 2}, "pairs only for experts on several GPUs"),
     ("Megatron-LM", {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=2),
