@@ -136,7 +136,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
             dest, _, name = pair.partition("=")
             known[name] = parser.add_argument(f"--{name}", dest=dest, required=dest == "microbatch", **kind)
     # a comment ends with its line; a switch that a child of Megatron-LM's turns off
-    lines = re.sub(r"--\S+\s+false\b", "", text.replace("\\\n", "\n"), flags=re.IGNORECASE)
+    lines = re.sub(r"(?<!\S)--\S+\s+false\b", "", text.replace("\\\n", "\n"), flags=re.IGNORECASE)
     words = [re.sub("_", "-", each) if each.startswith("--") else each for each in shlex.split(lines, comments=True)]
     said, rest = parser.parse_known_args(words, Line())
     others = tuple(word.partition("=")[0] for word in rest if word.startswith("--"))

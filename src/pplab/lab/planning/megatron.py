@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -302,12 +302,17 @@ def uncounted(x: Line) -> Iterator[str]:
     """What of a line changes its step, and no plan counts."""
     if x.predictors or x.predicting:
         yield "a predictor (MTP) isn't counted: its rank takes a layer and a head more for each"
-    if empty := [str(at) for at, layers in enumerate(x.cut) if not layers and 0 < at < len(x.cut) - 1]:
-        yield f"stage {', '.join(empty)} has no layer and only passes tensors on: hangs are reported (its #1852)"
+    yield from empty_stages(x.drawn)
     if x.frequency and x.experts:
         yield f"--moe-layer-freq {x.frequency} isn't counted: every layer is planned with experts"
     if x.granularity == "selective":
         yield "selective recomputation isn't counted: less is held, and a little more computed"
+
+
+def empty_stages(stages: Sequence[str]) -> Iterator[str]:
+    """What to say of a layout's stages that have nothing."""
+    if empty := [str(at) for at, stage in enumerate(stages) if not stage]:
+        yield f"stage {', '.join(empty)} has no layer and only passes tensors on: hangs are reported (its #1852)"
 
 
 _WRONG = {  # of a layout whose repetitions are written out, in this order

@@ -1,13 +1,14 @@
 """A plan as what a framework has to be told.
 
-Flags and fields are those of Megatron-LM d98e8a64, torchtitan b5bcd76c and torch 2.13. Tests read them back by parsers
-of their own.
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.13. Tests read them back
+by parsers of their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import partial
 from math import gcd
 
 from ...builders import build
@@ -24,17 +25,19 @@ from .ways import planned_again
 
 def flags(plan: Plan, framework: str) -> str:
     """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
-    "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
+    "torchtitan", its release 0.3.0, or "torchtitan-main", for "torch" a program that runs as it stands, on a small
+    model in place of yours.
 
     The data, the optimizer and what a `Transformer` doesn't say, such as norms and positions, are yours to add; for
-    torchtitan the whole model. Lines that begin with # say where the framework does
+    torchtitan the whole model. Lines that begin with # MODEL: say what else the model of a config has, and lines that
+    begin with # say where the framework does
     something else than was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
     what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
     if framework not in WRITERS:
         raise unknown("framework", framework, WRITERS)
-    return WRITERS[framework](plan)
+    return "".join(f"# MODEL: {each}\n" for each in plan.model.lacks) + WRITERS[framework](plan)
 
 
 def _megatron(plan: Plan) -> str:
@@ -106,10 +109,10 @@ def _megatron_sends(rows: Schedule) -> str:
     return sends_in("Megatron-LM", rows.name, P, rows.num_microbatches)
 
 
-def _torchtitan(plan: Plan) -> str:
+def _torchtitan(plan: Plan, main: bool = False) -> str:
     layout, rows, again = plan.layout, plan.timeline.schedule, any(plan.recomputed)
     sharded, tokens = plan.shard_optimizer or plan.zero, plan.model.sequence
-    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1 and not plan.experts.whole):
         raise ValueError(
             f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
         )
@@ -118,13 +121,31 @@ def _torchtitan(plan: Plan) -> str:
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
     remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
+    cut, sizes = (
+        f"pipeline_parallel_microbatch_size={plan.microbatch}",
+        {
+            "local_batch_size": plan.microbatch * (rows.num_microbatches if layout.pp > 1 else 1),
+            "global_batch_size": plan.batch,
+            "seq_len": tokens,
+        },
+    )
+    if main:
+        cut, sizes = (
+            f"num_pp_microbatches={rows.num_microbatches}",
+            {
+                "num_tokens_per_microbatch_per_dp_rank": plan.microbatch * tokens,
+                "num_tokens_per_train_step": plan.batch * tokens,
+                "max_context_length": tokens,
+            },
+        )
+    training = "".join(f"    {name}={size},\n" for name, size in sizes.items())
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
 parts[-1] += ["norm", "lm_head"]
 parallelism = ParallelismConfig(
     pipeline_parallel_degree={layout.pp},
-    num_pp_microbatches={rows.num_microbatches},
+    {cut},
     pipeline_parallel_schedule="{name or unnamed}",  # says also which rank has a stage
     pipeline_parallel_schedule_csv={"rows" if writes else None},
     module_fqns_per_model_part=parts,
@@ -136,10 +157,7 @@ parallelism = ParallelismConfig(
     expert_parallel_degree={ep},
 )
 training = TrainingConfig(
-    num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
-    num_tokens_per_train_step={plan.batch * tokens},
-    max_context_length={tokens},
-    disable_cuda_graphs={max(layout.pp, ep) > 1},
+{training}    disable_cuda_graphs={max(layout.pp, ep) > 1},
 )
 activation_checkpoint = {"FullAC.Config()" if again else None}
 """
@@ -197,4 +215,9 @@ def _remarks(plan: Plan, **here: object) -> str:
     return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""])
 
 
-WRITERS = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
+WRITERS = {
+    "Megatron-LM": _megatron,
+    "torchtitan": _torchtitan,  # 0.3.0, which pip installs
+    "torchtitan-main": partial(_torchtitan, main=True),
+    "torch": _torch,
+}
