@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
     arguments: dict[str, Any]
     ignored: tuple[str, ...]  # the flags that a plan has nothing for
-    uncounted: tuple[str, ...] = ()  # what changes the step, and isn't in the plan
+    uncounted: tuple[str, ...]  # what changes the step, and isn't in the plan
 
 
 def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = None) -> Launch:
@@ -154,7 +154,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     said.layers = positive_int("num_layers", said.layers)
     if max(said.gpus, said.layers, said.pp * said.V) > MOST:
         raise ValueError(f"up to {MOST:,} GPUs, layers and stages are read: give fewer")
-    said.batch = said.batch or max(said.each, 1)
+    said.batch = said.batch or said.each
     said.etp, said.used = said.etp or said.tp, said.used or 2
     said.kv_heads = said.kv_heads if said.grouped else said.heads
     check_line(said)

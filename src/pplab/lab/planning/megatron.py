@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -137,7 +138,7 @@ RULES = (
     ),
     Rule(
         lambda x: len(x.drawn) % x.pp,
-        "the layout has {n} stages, and {x.pp} ranks have as many each: take a multiple of {x.pp}, or other ranks",
+        "the layout has {stages} stages, and {x.pp} ranks have as many each: take a multiple of {x.pp}, or other ranks",
         "The length of pipeline_model_parallel_layout must be divisible by pipeline_model_parallel_size",
         "arguments.py:946",
     ),
@@ -174,13 +175,13 @@ RULES = (
     ),
     Rule(
         lambda x: x.drawn and sum(x.cut) != x.layers,
-        "the layout has {drawn} layers, and --num-layers says {x.layers}: {x.works} has these",
+        "the layout has {letters[t]} layers, and --num-layers says {x.layers}: {x.works} has these",
         "Number of decoder layers must match num_layers",
         "pipeline_parallel_layer_layout.py:108",
     ),
     Rule(
         lambda x: x.drawn and len(x.predictors) != (x.predicting or 0),
-        "the layout has {m} m, and --mtp-num-layers says {x.predicting}: make them equal",
+        "the layout has {letters[m]} m, and --mtp-num-layers says {x.predicting}: make them equal",
         "Number of mtp layers in layout must match mtp_num_layers",
         "pipeline_parallel_layer_layout.py:114",
     ),
@@ -210,12 +211,6 @@ RULES = (
         '"{x.works}"',
         "should be divisible by vp_size",
         "transformer_block.py:178",
-    ),
-    Rule(
-        lambda x: min(x.cut) < 0,
-        "an end that counts as a layer leaves its stage with fewer than none: take fewer stages",
-        "Not enough layers in the first virtual pipeline stage",
-        "transformer_block.py:196",
     ),
     Rule(
         lambda x: x.ep > 1 and (x.experts or 1) % x.ep,
@@ -294,7 +289,7 @@ def check_line(x: Line) -> None:
     """ValueError for the first rule that a line breaks: what works, Megatron-LM's words for it, and where they are."""
     for broken, told, error, source in RULES:
         if broken(x):
-            said = told.format(x=x, n=len(x.drawn), drawn=sum(x.cut) if x.drawn else 0, m=len(x.predictors))
+            said = told.format(x=x, stages=len(x.drawn), letters=Counter("".join(x.drawn)))
             raise ValueError(f'{said} (Megatron-LM d98e8a64, {source}: "{error}")')
 
 
