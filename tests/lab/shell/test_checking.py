@@ -44,8 +44,8 @@ LAYOUT = "Et*3|(tt|)*29,m|L"
     (ROWS[:-4], 1, "1B1 is missing"),
     (ROWS + "\n" + ROWS, 1, "rank"),
     ("RuntimeError: CUDA out of memory", 2, "this is none of them"),
-    ("E" * 3_000_000, 2, "these are 3,000,000 characters"),
-    ("-" * 2_000_000, 2, "none of them"),
+    ("E" * 300_000, 2, "these are 300,000 characters"),
+    ("micro-batch-size " + "-" * 200_000, 1, "required: --micro-batch-size"),
 ])  # fmt: skip
 def test_what_is_said(text, status, told):
     began = time.process_time()

@@ -18,7 +18,7 @@ from ..forms import CLASSES, read_csv
 from ..planning import empty_stages, formulas, read_config, read_launch, stages_of
 from .cli import JSON, Command, check_lowered, flag, write
 
-_MOST = 2**21  # characters
+_MOST = 2**18  # characters
 _FORMS = (
     "a launch line of Megatron-LM, a layout such as Et*3|(tt|)*29,m|L, a model's config.json, or a schedule, as CSV or "
     "as torch prints it"
