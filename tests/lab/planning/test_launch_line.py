@@ -104,7 +104,7 @@ def test_pairs_context_and_experts():
     (SHORT.replace("size 32", "size 20") + "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2",
      "10 microbatches leave a last round of fewer than 4: take --global-batch-size 24"),
     (SHORT + '--pipeline-model-parallel-layout "E(t|)*1000000000L"', "a layout repeats up to 1,048,576 letters"),
-    (SHORT + "--num-layers 32 --nnodes 1000000", "up to 1,048,576 GPUs, layers and stages"),
+    (SHORT + "--num-layers 32 --nnodes 1000000", "up to 1,048,576 GPUs and stages"),
     (SHORT.replace("--pipeline-model-parallel-size 4", "model.virtual_pipeline_model_parallel_size=2"),
      "fields of Megatron Bridge or verl: .* --num-virtual-stages-per-pipeline-rank 2"),
     (SHORT + "--num-layers 32 --use-megatron-fsdp", "--use-megatron-fsdp isn't read"),

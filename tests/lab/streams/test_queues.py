@@ -99,7 +99,7 @@ def test_what_lacks_or_is_late_is_told_with_what_to_do(right, wrong, told):
 
 
 def test_rows_are_read_from_text():
-    assert parse_lowered("0UNSHARD,0F0,,0SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
+    assert parse_lowered("0UNSHARD,0F0,,0SEND_F0,0WAIT_SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
         ["0F0 0SEND_F0", ["1RECV_F0", pp.parse("1F0")]]
     )
     with pytest.raises(ValueError, match="unknown queue 'stream'"):

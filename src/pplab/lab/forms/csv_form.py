@@ -23,7 +23,7 @@ from ...schedule import Schedule
 from ...text import parse
 from .safe_text import printable
 
-_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|WAIT_SEND_F|WAIT_SEND_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 CLASSES = {  # of torch, by the schedule
     "GPipe": "ScheduleGPipe",

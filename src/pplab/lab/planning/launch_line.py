@@ -152,8 +152,8 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     if not said.layers:
         raise ValueError("the line doesn't say --num-layers: give num_layers=")
     said.layers = positive_int("num_layers", said.layers)
-    if max(said.gpus, said.layers, said.pp * said.V) > MOST:
-        raise ValueError(f"up to {MOST:,} GPUs, layers and stages are read: give fewer")
+    if max(said.gpus, said.pp * said.V) > MOST:
+        raise ValueError(f"up to {MOST:,} GPUs and stages are read: give fewer")
     said.batch = said.batch or said.each
     said.etp, said.used = said.etp or said.tp, said.used or 2
     said.kv_heads = said.kv_heads if said.grouped else said.heads

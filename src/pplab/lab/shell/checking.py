@@ -98,7 +98,7 @@ def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, l
     found = (
         f"{layout.num_ranks} GPUs, tp {layout.tp} cp {layout.cp} pp {P} dp {layout.dp}; {plural(M, 'microbatch')} in "
         f"{name}, {plural(V, 'stage')} on each rank; bubble {formulas.bubble_fraction(P, M, V):.1%}; rank 0 has "
-        f"{plural(sum(asked['cut'][::P]), 'layer')}, and at most {held:g} microbatches of a stage in flight"
+        f"{plural(sum(asked['cut'][::P]), 'layer')}, and at most {plural(held, 'microbatch')} of a stage in flight"
     )
     others = f"{', '.join(ignored[:9])}{' ...' * (len(ignored) > 9)}" if ignored else "other flags"
     return found, [f"{others}; what an environment variable, a data set or a kernel asks for"]

@@ -6,6 +6,7 @@ one stream, and a receive at the head holds up the sends behind it until its own
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -33,13 +34,13 @@ End = tuple[int, Action]  # of a message: a rank, and what it posts
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
-    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions, without FSDP's actions
-    and blank cells."""
+    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions, without blank cells and
+    what isn't computation or a message: FSDP's actions, and torch 2.15's waits for sends."""
     lines = cells_of(rows) if isinstance(rows, str) else list(rows)
     cells = [line.replace(",", " ").split() if isinstance(line, str) else filter(None, line) for line in lines]
-    sharding = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
     return tuple(
-        tuple(parse(x) if isinstance(x, str) else x for x in row if not str(x).endswith(sharding)) for row in cells
+        tuple(parse(x) if isinstance(x, str) else x for x in row if not re.search("WAIT|SHARD|REDUCE", str(x)))
+        for row in cells
     )
 
 
