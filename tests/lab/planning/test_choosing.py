@@ -133,6 +133,14 @@ def test_whether_to_pipeline_a_mixture_of_experts_cant_be_told():
     assert "can't be told" in found.advice
 
 
+def test_experts_lie_on_tensor_ranks_where_context_and_data_ranks_are_too_few():
+    """As NVIDIA's recipes have it: 4 tensor ranks and 2 replicas share the experts of a stage, and each stays whole."""
+    mixture, machine = ExpertLayers(8, 2), machine_of("h100", 8, 50e9)
+    found = choose(SMALL, machine, 8, 32, tp=4, ep=8, experts=mixture).best.plan
+    assert found.layout == Layout(tp=4, dp=2) and found.experts == replace(mixture, gpus=8, whole=True)
+    assert "--expert-tensor-parallel-size 1" in lab.flags(found, "Megatron-LM")
+
+
 def test_frozen_weights_fit_where_trained_ones_dont():
     model = Transformer(40, 5120, 2048, heads=40, mlp_width=13824, gated=True, vocabulary=32000)  # 13 billion
     cards = machine_of("rtx4090", 1, 1.25e9)

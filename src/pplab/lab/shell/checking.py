@@ -83,9 +83,9 @@ def _form(text: str) -> tuple[str, Any]:
     if re.fullmatch(r"['\"]?E[EtmL|*()\d,\s'\"]*", text):
         return "layout of Megatron-LM", _layout
     if re.search(r"micro[-_]batch[-_]size|model[-_]parallel[-_]size", text):
-        many = len(re.findall(r"\btorchrun\b", text)) > 1
+        many = text.count("torchrun ") > 1
         return ("these are several launch lines: give one", None) if many else ("launch line of Megatron-LM", _launch)
-    if re.search(r"\b\d+[FBIW]\d+\b|\b[FBIW]\d+_s\d+\b", text, re.IGNORECASE):
+    if re.search(r"(?i)\b\d+[FBIW]\d+\b|\b[FBIW]\d+_s\d+\b", text):
         return "schedule", _schedule
     return "this is none of them", None
 
