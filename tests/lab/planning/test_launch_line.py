@@ -165,6 +165,8 @@ def test_a_childs_line_with_underscores_is_read_as_megatron_lms():
     line = "megatron sft --pipeline_model_parallel_size 4 --micro_batch_size 1 --use_distributed_optimizer false"
     found = lab.read_launch(line + " --sequence_parallel true", num_layers=32, gpus=8).arguments
     assert (found["layout"].pp, found["shard_optimizer"]) == (4, False)
+    line += " --tensor_model_parallel_size 2 --num_experts 8 --expert_model_parallel_size 2"
+    assert lab.read_launch(line, num_layers=32, gpus=8).arguments["experts"].whole  # its default
 
 
 def test_what_a_script_passes_can_be_read(tmp_path):

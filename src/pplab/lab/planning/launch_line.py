@@ -60,7 +60,7 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     """Read a launch line of Megatron-LM, torchrun's part included, as arguments of `plan`.
 
     `num_layers` and `gpus` are for a line that doesn't say them. Flags with underscores, as ms-swift has them, are read
-    as Megatron-LM's. What a plan has nothing for is `ignored`. What changes the step and isn't counted, such as a
+    as Megatron-LM's, with ms-swift's default of whole experts. What a plan has nothing for is `ignored`. What changes the step and isn't counted, such as a
     predictor (MTP) or an empty stage, is `uncounted`, and a warning says it; a plan has bfloat16 and sequence
     parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
 
@@ -155,7 +155,8 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     if max(said.gpus, said.pp * said.V) > MOST:
         raise ValueError(f"up to {MOST:,} GPUs and stages are read: give fewer")
     said.batch = said.batch or said.each
-    said.etp, said.used = said.etp or said.tp, said.used or 2
+    whole = "_model_parallel_size" in text  # ms-swift's default
+    said.etp, said.used = said.etp or (1 if whole else said.tp), said.used or 2
     said.kv_heads = said.kv_heads if said.grouped else said.heads
     check_line(said)
     if said.experts and said.etp not in (1, said.tp):

@@ -295,10 +295,10 @@ def check_line(x: Line) -> None:
 
 def uncounted(x: Line) -> Iterator[str]:
     """What of a line changes its step, and no plan counts."""
-    if x.predictors or x.predicting:
+    if x.predicting:
         yield "a predictor (MTP) isn't counted: its rank takes a layer and a head more for each"
     yield from empty_stages(x.drawn)
-    if x.frequency and x.experts:
+    if x.frequency:
         yield f"--moe-layer-freq {x.frequency} isn't counted: every layer is planned with experts"
     if x.granularity == "selective":
         yield "selective recomputation isn't counted: less is held, and a little more computed"
