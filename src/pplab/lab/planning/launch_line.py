@@ -60,9 +60,9 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     """Read a launch line of Megatron-LM, torchrun's part included, as arguments of `plan`.
 
     `num_layers` and `gpus` are for a line that doesn't say them. Flags with underscores, as ms-swift has them, are read
-    as Megatron-LM's, with ms-swift's default of whole experts. What a plan has nothing for is `ignored`. What changes the step and isn't counted, such as a
-    predictor (MTP) or an empty stage, is `uncounted`, and a warning says it; a plan has bfloat16 and sequence
-    parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
+    as Megatron-LM's, with ms-swift's default of whole experts. What a plan has nothing for is `ignored`. What changes
+    the step and isn't counted, such as a predictor (MTP) or an empty stage, is `uncounted`, and a warning says it; a
+    plan has bfloat16 and sequence parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
 
     Raises ValueError for what Megatron-LM refuses, in its words and with what works; for a flag that is nearly one of
     those that are read, and for a value that is missing or isn't one.
