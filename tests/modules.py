@@ -14,6 +14,7 @@ from functools import cache, cached_property, partial
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pplab import lab
@@ -485,6 +486,29 @@ class Diary(Extra):
     def finish(self, job: Job, reports: list[tuple[list[str], set[str]]]) -> list[tuple[list[str], set[str]]]:
         """What every rank wrote."""
         return reports
+
+
+@dataclass(frozen=True)
+class SummedByOne(Extra):
+    """Sums a number over all ranks behind each row, where rank 0 returns early: it has nothing to add."""
+
+    name = "summed"
+
+    def listen(self, rank: Rank) -> Listener:
+        """Sum."""
+        return _Summing(rank.context.rank)
+
+
+class _Summing(Listener):
+    events = frozenset(("row",))
+
+    def __init__(self, rank: int):
+        self.rank = rank
+
+    def end(self, event: str, what: object) -> None:
+        """Wait for the others."""
+        if self.rank:
+            dist.all_reduce(torch.ones(1))
 
 
 class _Writing(Listener):

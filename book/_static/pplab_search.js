@@ -125,7 +125,10 @@ const pplabSearch = (() => {
     }
     const told = document.createElement("p");
     told.setAttribute("role", "status");
-    told.textContent = results.length ? "" : "Nothing in the book has any of these words.";
+    const lacking = words(query).filter(([word, share]) => share === 1 && !places.has(word));
+    const named = lacking.map(([, , at]) => `“${query.slice(at).match(NAME)[0]}”`).join(", ");
+    told.textContent = !results.length ? "Nothing in the book has any of these words."
+      : named && `No section has ${named}. These have the other words, or words like them:`;
     out.append(told, list);
   };
   document.addEventListener("DOMContentLoaded", show);

@@ -61,3 +61,6 @@ def test_results_are_quoted_from_files_too(tab, book):
     search("xyzzy")
     assert "Nothing in the book" in tab.inner_text("#search-results")
     assert tab.locator("#search-results li").count() == 0
+    search("DeepSeek-V9 hangs")
+    assert "No section has “DeepSeek-V9”. These have" in tab.inner_text("#search-results [role=status]")
+    assert tab.locator("#search-results li").count() > 3

@@ -12,6 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
+from pplab.lab.planning import RULES
+
 PAGE = Path(__file__).parents[2] / "book/frameworks.md"
 LAYERS = 8
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -55,6 +57,12 @@ def save_and_load(rank: int, folder: str) -> None:
         dcp.save({"optimizer": state(*stage_of(rank, 2), name == "named")}, checkpoint_id=f"{folder}/{name}")
         torch.save(load(Path(folder, name), rank, 2, name == "named"), f"{folder}/{name}{rank}.pt")
     dist.destroy_process_group()
+
+
+def test_the_pages_errors_are_those_of_the_table_by_which_lines_are_read():
+    rows = [f'| "{r.error}" | {re.sub("{[^}]*}", "…", r.told)} | {r.source} |' for r in RULES]
+    section = PAGE.read_text().partition("### What Megatron-LM says")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith('| "')] == rows
 
 
 @pytest.mark.slow

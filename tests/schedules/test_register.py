@@ -88,7 +88,7 @@ def test_a_cell_that_is_run_again_replaces_it():
 
 @pytest.mark.parametrize(
     ("name", "aliases", "taken"),
-    [("1F1B", (), "'1f1b'"), ("gpipe", (), "'gpipe'"), ("zb-v", (), "'zb-v'"), ("mine", ("GPipe",), "'gpipe'")],
+    [("1F1B", (), "'1f1b'"), ("gpipe", (), "'gpipe'"), ("zb_v", (), "'zbv'"), ("mine", ("GPipe",), "'gpipe'")],
 )
 def test_a_name_or_alias_of_the_packages_own_is_refused(name, aliases, taken):
     execute(CELL)
@@ -169,7 +169,18 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize(("theirs", "name"), [
+    ("VPP", "Interleaved1F1B"), ("vpp-1f1b", "Interleaved1F1B"), ("interleaved_1f1b", "Interleaved1F1B"),
+    ("afab", "GPipe"), ("F-then-B", "GPipe"), ("Schedule1F1B", "1F1B"), ("PipeDream-Flush", "1F1B"),
+    ("ZB1P", "ZB-1P"), ("ScheduleZBVZeroBubble", "ZBVZeroBubble"), ("zbv", "ZBVZeroBubble"),
+])  # fmt: skip
+def test_other_peoples_names_lead_to_the_schedule(theirs, name):
+    assert find(theirs).name == name
+
+
 def test_the_error_for_an_unknown_name_lists_all():
+    with pytest.raises(ValueError, match="'1F1B_V', which is OLMo-core's .* write its rows"):
+        find("1F1B_V")
     with pytest.raises(ValueError, match="unknown schedule 'ZB-3P': did you mean ZB-.P") as caught:
         pp.build("ZB-3P", num_ranks=2, num_microbatches=4)
     assert str(caught.value).partition("known: ")[2].split(", ") == [builder.name for builder in known()]

@@ -9,6 +9,7 @@ from .registry import Rows, register
     "GPipe",
     rules="any number of ranks and microbatches",
     source="Huang et al. 2019, arXiv:1811.06965; torch's ScheduleGPipe",
+    aliases=("AFAB", "F-then-B"),
 )
 def gpipe(num_ranks: int, num_microbatches: int, *, reverse_backward: bool = False) -> Rows:
     """All forwards, then all backwards, in the order of the forwards as in PyTorch.

@@ -17,7 +17,7 @@ from .registry import Rows, register
     "ramps as short as they get from M = P on",
     placement="loop",
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
-    aliases=("interleaved",),
+    aliases=("interleaved", "VPP", "VPP-1F1B"),
 )
 def interleaved(
     num_ranks: int,

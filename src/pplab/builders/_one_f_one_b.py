@@ -12,6 +12,7 @@ from .registry import Rows, register
     "1F1B",
     rules="any number of ranks and microbatches",
     source="PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503; torch's Schedule1F1B",
+    aliases=("PipeDream-Flush", "1F1B-Flush"),
 )
 def one_f_one_b(
     num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None

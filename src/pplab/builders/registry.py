@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,8 @@ class Builder:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it is found by: its name and its aliases, in lower case."""
-        return frozenset(map(str.lower, (self.name, *self.aliases)))
+        """What it is found by: its name and its aliases, in their plain form."""
+        return frozenset(map(_plain, (self.name, *self.aliases)))
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class Builder:
 
 ALL: list[Builder] = []  # that are registered so far: `known` has all
 LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it is opened
-    "schedules.v_shape": ["ZBVZeroBubble", "ZB-V", "ZBV"],
+    "schedules.v_shape": ["ZBVZeroBubble", "ZB-V"],
     "schedules.dual_pipe": ["DualPipe", "DualPipeV"],
     "schedules.more_schedules": ["eager-1F1B", "InterleavedZeroBubble", "LoopedBFS"],
     "schedules.pairs": ["paired-1F1B"],
@@ -78,9 +79,17 @@ LAB = {  # whose schedules each of these files of `pplab.lab` registers, once it
 }
 
 
+_ELSEWHERE = {"1f1bv": "which is OLMo-core's 1F1B on stages in a V"}
+
+
+def _plain(name: str) -> str:
+    """A name without case and dashes, and without the beginning of torch's classes."""
+    return re.sub("^schedule|[-_ ]", "", name.lower())
+
+
 def _open(names: Iterable[str]) -> None:
     for file, theirs in LAB.items():
-        if any(name.lower() in names for name in theirs):
+        if any(_plain(name) in names for name in theirs):
             bring(f"pplab.lab.{file}")
 
 
@@ -92,14 +101,16 @@ def known() -> list[Builder]:
 
 
 def find(name: str) -> Builder:
-    """The builder of that name, whatever its case; ValueError with the nearest names when there is
-    none.
+    """The builder of that name, whatever its case, and whether a paper's, torch's or Megatron-LM's;
+    ValueError with the nearest names when there is none.
     """
     expect(str, name=name)
-    _open([name.lower()])
+    _open([_plain(name)])
     for builder in ALL:
-        if name.lower() in builder.names:
+        if _plain(name) in builder.names:
             return builder
+    if story := _ELSEWHERE.get(_plain(name)):
+        raise ValueError(f"unknown schedule {name!r}, {story}: write its rows, and register them")
     raise unknown("schedule", name, [builder.name for builder in known()])
 
 

@@ -128,6 +128,8 @@ from .searches import optimum as optimum
 from .searches import search as search
 from .searches import zb_1p as zb_1p
 from .searches import zb_2p as zb_2p
+from .shell import Checked as Checked
+from .shell import check as check
 from .shell import train_here as train_here
 from .streams import Offload as Offload
 from .streams import Offloaded as Offloaded

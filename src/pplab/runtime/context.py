@@ -5,6 +5,7 @@ it and the pool know of each other.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import io
 import mmap
 import os
@@ -181,6 +182,7 @@ def rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's to handle: it ends its ranks
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)  # what they write would mix into the notebook's cell
+    faulthandler.register(signal.SIGUSR2)  # the pool asks so where the rank stands
     status, mail = board()[rank], Mail(jobs)
     status.put("starting")
     try:

@@ -170,12 +170,24 @@ def state(pid: int) -> str:
         return "Z"
 
 
-def _printed(ranks: Ranks, rank: int) -> str:
+def _printed(ranks: Ranks, rank: int, most: int = 2000) -> str:
     """The end of what a rank printed, where errors outside Python end up."""
     log = ranks.logs[rank].fileno()
-    end = os.pread(log, 2000, max(0, os.fstat(log).st_size - 2000))
+    end = os.pread(log, most, max(0, os.fstat(log).st_size - most))
     text = end.decode(errors="replace").strip()
     return f"\nIt printed:\n{text}" if text else ""
+
+
+def _line(ranks: Ranks, rank: int) -> str:
+    """At which line of Python a rank stands: of a file of the user's, where it has come from
+    one.
+    """
+    os.kill(ranks.processes[rank].pid, signal.SIGUSR2)
+    time.sleep(0.1)
+    main = _printed(ranks, rank, 2**16).rpartition("hread 0x")[2].partition(" in rank_main")[0]
+    frames = re.findall(r'(File ".+", line \d+)', main)
+    own = [each for each in frames if not re.search("/(torch|pplab/runtime)/", each)]
+    return f" ({(own or frames)[0]})" if frames else ""
 
 
 class Stillness:
@@ -220,12 +232,16 @@ class Stillness:
             if still_s <= min(ALL_WAIT_S if all_wait else self.timeout_s, self.timeout_s):
                 return
         stuck = sorted(pending, key=lambda rank: _excuse(pending[rank]))
-        what = [f"rank {r} {whereabouts(pending[r].doing, now=True)[1]}" for r in stuck]
+        stand = {r: whereabouts(pending[r].doing, now=True) for r in stuck}
+        what = [
+            f"rank {r} {stand[r][1]}{_line(self.ranks, r) if pending[r].changes else ''}"
+            for r in stuck
+        ]
         what += [f"rank {f.rank} failed {whereabouts(f.phase)[1]}: {f.error}" for f in failures]
         cause = (
             f"no rank made progress for {still_s:.0f} s: {'; '.join(what)}: all ranks were ended"
         )
-        raise RankError(stuck[0], whereabouts(pending[stuck[0]].doing)[0], cause)
+        raise RankError(stuck[0], stand[stuck[0]][0], cause)
 
 
 def _excuse(status: Status) -> tuple[bool, ...]:
@@ -240,7 +256,7 @@ def whereabouts(phase: str, now: bool = False) -> tuple[Any, str]:
     and the words.
     """
     words = phase
-    if not phase.startswith(("at ", "in ", "waits ")):
+    if not phase.startswith(("at ", "after ", "in ", "waits ")):
         words = f"while {phase}" if phase else "before it started"
     found = re.match(r"(waits )?at (\S*\d\S*)", words)
     if not now:

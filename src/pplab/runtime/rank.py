@@ -166,6 +166,7 @@ class Rank:
             if p.dim() > 1 and p.any() and self.names[p] not in self.tied
         ]
         found: list = [None] * self.context.num_ranks
+        self.context.watch("comparing weights", True)
         dist.all_gather_object(found, own)
         pairs = [
             f"{a[2]} and {b[2]}"
@@ -287,6 +288,7 @@ def train(context: RankContext, job: Job) -> RankReport:
         executor.comm.expect(microbatches)
         executor.run(microbatches)
         executor.comm.flush()
+        context.watch("after its row")
         losses = []
         for stage in rank.stages.values():
             losses += stage.losses.items()

@@ -49,6 +49,21 @@ def test_pplab_reads_what_torch_writes(rng, tmp_path):
     assert lab.read_csv(path) == lab.read_csv(lowered) == s
 
 
+def test_what_torch_prints_is_read(rng):
+    """Its table, which ends all errors of its runtime, and its lists; other separators, and older names of actions."""
+    s = random_schedule(rng)
+    order = {rank: [schedules._Action.from_str(str(x)) for x in row] for rank, row in enumerate(s.rows)}
+    printed = schedules._format_pipeline_order(order, error_step_number=0)
+    for text in (printed, f"AssertionError: Rank 1, step 0\n\nFull pipeline schedule:\n{printed}", str(order)):
+        assert lab.read_csv(text) == s
+    assert lab.read_csv("0F0 0B0\n1F0\t1B0") == lab.read_csv("F0_s0;None;B0_s0\nF0_s1;B0_s1")
+    steps = "0F0,\n0F1,1F0\n,1B0\n0B0,1F1\n,1B1\n0B1,"
+    with pytest.raises(pp.ScheduleError, match="a row for each step and a column for each rank; turn it"):
+        lab.read_csv(steps)
+    with pytest.raises(pp.ScheduleError, match="'rank0' is not an action.*without headers"):
+        lab.read_csv("rank0,rank1\n" + steps)
+
+
 def test_torch_runs_pplabs_lowered_rows(rng, tmp_path):
     """torch's simulator takes our sends and receives, where a receive stands directly before its use."""
     for s in [random_schedule(rng), *one_of_each(4, 8)]:

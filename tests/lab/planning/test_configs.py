@@ -3,6 +3,7 @@ the hub."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -148,6 +149,20 @@ def test_what_is_near_is_said():
         "deepseek_v3: latent attention is counted as 128 heads of 128, with 4 of keys and values",
         "deepseek_v3: 3 of 61 layers have no experts, and are counted as if they had",
     ]
+    deepseek |= {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    model = read(deepseek | {"v_head_dim": 128, "intermediate_size": 18432})[0]
+    asked = lab.plan(
+        model, lab.machine_of("h100", 8, 50e9), lab.Layout(pp=8), 16, cut=[8] * 5 + [7] * 3, experts=experts
+    )
+    line = lab.flags(asked, "Megatron-LM")
+    assert re.findall("^# MODEL: .*$", line, re.M) == [
+        "# MODEL: in place of --group-query-attention, --num-query-groups and --kv-channels it has "
+        "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --qk-layernorm",
+        "# MODEL: its first layers are dense: --moe-layer-freq [0]*3+[1]*58 --ffn-hidden-size 18432",
+    ]
+    gemma = read(MODELS["gemma 8.54"] | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"})[0]
+    assert gemma.lacks == ("its MLP's function is gelu_pytorch_tanh, which is another than the line's",)
     phi = MODELS["phi3 3.82"] | {"model_type": "phi3", "hidden_act": "silu", "sliding_window": 2047}
     assert read(phi)[2] == ["phi3: attention within 2047 tokens is counted as attention to all 4096"]
     assert read(phi, 2047)[2] == read(phi | {"use_sliding_window": False})[2] == []
@@ -168,6 +183,8 @@ def test_what_is_near_is_said():
         (LLAMA | {"num_attention_heads": None}, "isn't a language model's config: TypeError"),
         (LLAMA | {"kv_lora_rank": 512}, "isn't a language model's config: KeyError"),
         (LLAMA | {"layer_types": ["full_attention", "linear_attention"]}, "got full_attention, linear_attention"),
+        (LLAMA | {"full_attention_interval": 4}, "and full_attention_interval says others"),
+        (LLAMA | {"moe_num_experts": 64}, "one kind of experts, and moe_num_experts says others"),
         (LLAMA | {"is_encoder_decoder": True}, "got an encoder: give a Transformer instead"),
         (LLAMA | mixture(8, 2, 768) | {"decoder_sparse_step": 2}, "and 16 of 32 have no experts"),
         (7, "source must be a config, its fields, a config.json, its folder or OWNER/NAME, got 7"),

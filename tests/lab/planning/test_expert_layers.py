@@ -134,7 +134,7 @@ def test_experts_on_nodes_of_eight_by_hand():
         again = lab.plan(QWEN, H100, layout, 64, experts=experts, recompute=[3, 0])
         once_more = again.costs.of(B, 0) - found.costs.of(B, 0)
         assert once_more == pytest.approx(found.costs.forward[0] * 3 / 24)
-    with pytest.raises(ValueError, match="3 GPUs .* divide 2 x 4 = 8 of them: change gpus, cp or dp"):
+    with pytest.raises(ValueError, match="3 GPUs .* ranks of cp x dp, and don't divide these 8: change"):
         lab.plan(QWEN, H100, layout, 64, experts=lab.ExpertLayers(126, used=6, gpus=3))
     with pytest.raises(ValueError, match="experts must be a ExpertLayers, got 8"):
         lab.plan(QWEN, H100, layout, 64, experts=8)

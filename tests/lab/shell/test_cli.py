@@ -217,7 +217,25 @@ def test_a_csv_can_be_simulated_and_validated(tmp_path, capsys):
     assert main(["simulate", "--csv", str(path)]) == 0
     assert main(["validate", str(path)]) == 0
     said = capsys.readouterr().out
-    assert "ok: mine.csv: 2 ranks, 2 stages, 2 microbatches, 8 actions; peak in flight 2, 1" in said
+    assert "ok: mine.csv: 2 ranks, 2 stages, 2 microbatches, 8 actions; peak in flight 2, 1; it names no mess" in said
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_lowered_files_messages_are_checked_and_what_was_not_looked_at_is_said(tmp_path, capsys):
+    path = tmp_path / "lowered.csv"
+    path.write_text("0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    assert main(["validate", str(path)]) == 0
+    told = "peak in flight 1, 1; 2 messages can arrive in every kind of queue; not looked at: 2 other actions\n"
+    assert capsys.readouterr().out.endswith(told)
+    assert main(["simulate", "--csv", str(path)]) == 0
+    assert "are left out: pplab validate checks them" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("0SEND_F0,", ""))
+    assert main(["validate", str(path)]) == 1
+    assert "rank 0's row has no 0SEND_F0; add it behind 0F0" in capsys.readouterr().err
+    sends_first = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+    path.write_text(sends_first + "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1")
+    assert main(["validate", str(path)]) == 1
+    assert "(gloo) this runs, but not with a queue for each pair of ranks (NCCL's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,28 @@ def test_who_waits_for_sends_may_wait_in_a_circle():
         lab.simulate_lowered(rows, queue="channel", waits=waits)
 
 
-def test_a_message_is_posted_once():
-    with pytest.raises(pp.ScheduleError, match="rank 0 posts 0SEND_F0 twice; remove one of the two"):
-        lab.simulate_lowered(parse_lowered(["0F0 0SEND_F0 0SEND_F0", "1RECV_F0 1F0"]))
+RIGHT = "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"
+
+
+@pytest.mark.parametrize(("right", "wrong", "told"), [
+    ("0SEND_F0", "0SEND_F0 0SEND_F0", "rank 0 has 0SEND_F0 twice; remove one of the two"),
+    (" 0SEND_F0", "", "rank 1 waits for 1RECV_F0, and rank 0's row has no 0SEND_F0; add it behind 0F0"),
+    ("1RECV_F0 1F0", "1F0 1RECV_F0", "rank 1 runs 1F0 before 1RECV_F0, which it needs; move 1RECV_F0 before 1F0"),
+    ("0F0 0SEND_F0", "0SEND_F0 0F0", "rank 0 posts 0SEND_F0 before 0F0 makes it; move it behind 0F0"),
+    (" 0RECV_B0", "", "rank 0 runs 0B0, and its row has no 0RECV_B0; add it before 0B0"),
+    ("0B0", "0B0 0RECV_B1", "rank 0 posts 0RECV_B1, and no action needs that message; leave it out there"),
+    ("1F0", "1F0 1SEND_F0", "rank 1 posts 1SEND_F0, and no action needs that message"),
+    ("1F0", "1F0 0SEND_F0", "rank 1 posts 0SEND_F0, and 0F0 is on rank 0; leave it out there"),
+    ("0F0 0SEND_F0", "0SEND_F0", "rank 1 runs 1F0, and no rank has what makes 0SEND_F0 for it"),
+])  # fmt: skip
+def test_what_lacks_or_is_late_is_told_with_what_to_do(right, wrong, told):
+    assert lab.simulate_lowered(parse_lowered(RIGHT)).makespan == 6
+    with pytest.raises(pp.ScheduleError, match=told):
+        lab.simulate_lowered(parse_lowered(RIGHT.replace(right, wrong, 1)))
 
 
 def test_rows_are_read_from_text():
-    assert parse_lowered("0UNSHARD,0F0,,0SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
+    assert parse_lowered("0UNSHARD,0F0,,0SEND_F0,0WAIT_SEND_F0\n1RECV_F0,1F0,1REDUCE_GRAD\n") == parse_lowered(
         ["0F0 0SEND_F0", ["1RECV_F0", pp.parse("1F0")]]
     )
     with pytest.raises(ValueError, match="unknown queue 'stream'"):

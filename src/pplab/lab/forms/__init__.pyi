@@ -10,7 +10,9 @@ from .charts import ranks as ranks
 from .charts import stacked as stacked
 from .charts import waterfall as waterfall
 from .csv_form import CLASSES as CLASSES
+from .csv_form import cells_of as cells_of
 from .csv_form import check_order_of_losses as check_order_of_losses
+from .csv_form import lowered_cells as lowered_cells
 from .csv_form import read_csv as read_csv
 from .csv_form import to_csv as to_csv
 from .csv_form import unknown_to_torch as unknown_to_torch

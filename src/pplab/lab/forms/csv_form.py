@@ -4,6 +4,7 @@ A file is CSV without a header: row i is rank i, rows are ragged, blank cells ar
 It is what `torch.distributed.pipelining` dumps and loads (`_PipelineScheduleRuntime._dump_csv`, `_load_csv`). A lowered
 file also names communication and sharding; reading keeps the computation. Of two actions at once torch knows a forward
 and a full backward, OVERLAP_F_B; others are written in the same way, OVERLAP_F_I and so on, and only pplab reads them.
+Torch's runtime prints the same rows in its errors, as a table with a column per rank or as lists: these are read, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import os
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 
 from ...actions import Action, B, F, Overlap, parts
@@ -21,7 +23,7 @@ from ...schedule import Schedule
 from ...text import parse
 from .safe_text import printable
 
-_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|WAIT_SEND_F|WAIT_SEND_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 CLASSES = {  # of torch, by the schedule
     "GPipe": "ScheduleGPipe",
@@ -37,22 +39,18 @@ CLASSES = {  # of torch, by the schedule
 def read_csv(source: str | Path, name: str = "custom") -> Schedule:
     """The schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an existing file).
 
-    Sends, receives and sharding of a lowered file are left out: `pplab.lower` derives them.
+    What torch prints is read as well: the table of its errors ("Rank 0", "Step 0: 0F0"), also amid other text, and
+    lists of actions. Cells may have spaces or semicolons between them where the text has no comma. Sends, receives and
+    sharding of a lowered file are left out, and nobody looks at them here: `pplab.lower` derives them, and
+    `simulate_lowered` checks those that a file has.
 
     Blank rows at the end, as spreadsheets write them, are ignored like blank cells. Raises FileNotFoundError for a
-    missing file, ScheduleError for a cell that isn't an action or a file without any.
+    missing file, ScheduleError for a cell that isn't an action, a table with a row per step, or a file without any.
     """
-    try:
-        lines = list(csv.reader(io.StringIO(_text(source))))
-    except csv.Error as error:
-        raise ScheduleError(f"this is no CSV ({error})", "write one action per cell, such as 0F0,0B0") from None
-    while lines and not "".join(lines[-1]).strip():
-        lines.pop()
     rows: list[list[Action | Overlap]] = []
-    for rank, cells in enumerate(lines):
+    for rank, cells in enumerate(found := cells_of(_text(source))):
         row = []
         for column, cell in enumerate(cells):
-            cell = cell.strip()
             if not cell or _LOWERED.fullmatch(cell):
                 continue
             try:
@@ -60,15 +58,61 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
             except ValueError as error:
                 raise ScheduleError(
                     f"CSV row {rank + 1} (rank {rank}), column {column + 1}: {error}",
-                    "write one action per cell, or leave the cell blank",
+                    "write one action per cell, without headers, or leave the cell blank",
                     rank,
                     cell,
                 ) from None
         rows.append(row)
     if not any(rows):
         raise ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1")
+    columns = ([x for x in column if x and not _LOWERED.fullmatch(x)] for column in zip_longest(*found))
+    if not _has_a_home(rows) and _has_a_home([[*map(parse, column)] for column in columns]):
+        raise ScheduleError(
+            "this table has a row for each step and a column for each rank", "turn it: write a row for each rank"
+        )
     expect(str, name=name)
     return Schedule(rows, printable(name))  # it is a file's name, mostly
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """A list of cells per rank, of a CSV text or of what torch prints. ScheduleError for other texts."""
+    if header := re.search(r"^(.*?)(Rank 0\b.*)$", text, re.MULTILINE):
+        starts = [header.start(2) - header.start() + rank.start() for rank in re.finditer(r"Rank \d+", header[2])]
+        steps = re.findall(r"^.*?Step \d+: .*$", text[header.end() :].replace(" <-- ERROR HERE", ""), re.MULTILINE)
+        return [
+            [_plain(step[start:end]) for step in steps] for start, end in zip(starts, [*starts[1:], None], strict=True)
+        ]
+    if text.lstrip().startswith(("[", "{")):
+        return [_split(row) for row in re.findall(r"\[([^\[\]]*)\]", text.replace("'", ""))]
+    if "," not in text:
+        return [*map(_split, text.strip().splitlines())]
+    try:
+        lines = [[*map(_plain, cells)] for cells in csv.reader(io.StringIO(text))]
+    except csv.Error as error:
+        raise ScheduleError(f"this is no CSV ({error})", "write one action per cell, such as 0F0,0B0") from None
+    while lines and not "".join(lines[-1]):
+        lines.pop()
+    return lines
+
+
+def lowered_cells(text: str) -> list[str]:
+    """The cells of a text that name communication or sharding."""
+    return [cell for row in cells_of(text) for cell in row if _LOWERED.fullmatch(cell)]
+
+
+def _split(line: str) -> list[str]:
+    return [*map(_plain, re.findall(r"\([^()]*\)\w*|[^,;\s]+", line))]
+
+
+def _plain(cell: str) -> str:
+    """A cell as torch writes it today: 0F1 for F1_s0, and nothing for None."""
+    return re.sub(r"([FBIW])(\d+)_s(\d+)", r"\3\1\2", cell.strip().replace("None", ""))
+
+
+def _has_a_home(rows: Iterable[Iterable[Action | Overlap]]) -> bool:
+    """Whether each stage is in one row."""
+    stages = [{action.stage for item in row for action in parts(item)} for row in rows]
+    return len(set().union(*stages)) == sum(map(len, stages))
 
 
 def to_csv(rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False) -> str:

@@ -29,11 +29,14 @@ from .launch_line import read_launch as read_launch
 from .layout import Layout as Layout
 from .layout import Machine as Machine
 from .layout import layouts as layouts
+from .megatron import RULES as RULES
+from .megatron import empty_stages as empty_stages
+from .megatron import read_layout as read_layout
+from .megatron import stages_of as stages_of
 from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import plan as plan
 from .state import State as State
 from .to_paste import WRITERS as WRITERS
 from .to_paste import flags as flags
-from .to_paste import read_layout as read_layout
 from .transformer import Transformer as Transformer

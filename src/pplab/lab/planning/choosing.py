@@ -326,7 +326,8 @@ def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str, tell: 
 
 def _as_sent(found: Plan) -> Plan:
     """The plan with the sends of Megatron-LM, where it has the schedule."""
-    sends = sends_in("Megatron-LM", found.timeline.schedule)
+    rows = found.timeline.schedule
+    sends = sends_in("Megatron-LM", rows.name, rows.num_ranks, rows.num_microbatches)
     return found if sends == found.sends else planned_again(found, sends=sends)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import gcd
 from os import PathLike
 from pathlib import Path
@@ -25,6 +27,7 @@ _NEEDED = (  # each by the names that it has
     "hidden_act hidden_activation activation_function",
 )
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_OTHERS = re.compile("mamba|ssm_|linear_num|block_type|full_attention_interval|attn_layer_period|moe_num_experts")
 _CHECKED = (
     "cohere deepseek_v3 gemma gemma2 gemma3_text glm4_moe gpt2 gpt_neox gpt_oss granite llama mistral mixtral olmo2 "
     "olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe starcoder2"
@@ -62,6 +65,7 @@ def read_config(source: object, sequence: int) -> tuple[Transformer, ExpertLayer
             )
         model, experts = _shape(text, sequence)
         said = [*_approximations(text, sequence, model)]
+        model = replace(model, lacks=tuple(_lacks(text, sequence, model)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(source)} isn't a language model's config: {error!r}") from None
     if found.get("text_config"):
@@ -108,6 +112,8 @@ def _approximations(found: Mapping[str, Any], sequence: int, model: Transformer)
     """What isn't quite so; ValueError for what isn't so at all."""
     get = found.get
     kinds, layers = {*(get("layer_types") or ())}, model.num_layers
+    if other := [name for name in found if _OTHERS.search(name) and found[name]]:
+        raise ValueError(f"a plan is of layers with attention and one kind of experts, and {other[0]} says others")
     if get("is_encoder_decoder") or kinds - {"full_attention", "sliding_attention"}:
         other = "an encoder" if get("is_encoder_decoder") else ", ".join(sorted(kinds))
         raise ValueError(f"a plan is of a decoder whose layers have attention, got {other}: give a Transformer instead")
@@ -132,6 +138,26 @@ def _approximations(found: Mapping[str, Any], sequence: int, model: Transformer)
             f"its parameters weren't compared with transformers' own: are they {model.parameters / 1e9:.2f} billion, "
             "with the experts that a token uses?"
         )
+
+
+def _lacks(found: Mapping[str, Any], sequence: int, model: Transformer) -> Iterator[str]:
+    """What a framework has to be told of a model beside its Transformer, in Megatron-LM's flags."""
+    get = found.get
+    if rank := get("kv_lora_rank"):
+        yield (
+            "in place of --group-query-attention, --num-query-groups and --kv-channels it has --multi-latent-attention "
+            f"--kv-lora-rank {rank} --q-lora-rank {get('q_lora_rank')} --qk-head-dim {get('qk_nope_head_dim')} "
+            f"--qk-pos-emb-head-dim {get('qk_rope_head_dim')} --v-head-dim {get('v_head_dim')} --qk-layernorm"
+        )
+    if dense := get("first_k_dense_replace"):
+        routed, wide = model.num_layers - dense, get("intermediate_size")
+        yield f"its first layers are dense: --moe-layer-freq [0]*{dense}+[1]*{routed} --ffn-hidden-size {wide}"
+    window = get("sliding_window")
+    if window and window < sequence:
+        yield f"--window-size {window - 1},0 in some of its layers"
+    act = get("hidden_act") or get("hidden_activation") or get("activation_function")
+    if "gelu" in act if model.gated else "gelu" not in act:
+        yield f"its MLP's function is {act}, which is another than the line's"
 
 
 def _fields(source: object) -> dict[str, Any]:

@@ -19,9 +19,11 @@ class ExpertLayers:
 
     The experts that a token uses are together as wide as the MLP was, so its work stays what it was; `shared` of them,
     beside those, every token uses, and every GPU has them. The GPUs are neighbouring context and data ranks of a
-    Layout, each with tokens of its own; a token's copies go to its experts wherever they are, and come back: each by
-    itself, or `once_per_node`, as DeepEP and HybridEP send them, once to every node that has some of its experts, and
-    within it to each of those. Routing is balanced: a GPU gets as many copies as it sends. The router isn't counted.
+    Layout, each with tokens of its own, and each expert is cut over tp. Experts that are `whole` (Megatron-LM's
+    `--expert-tensor-parallel-size 1`) aren't cut, and their GPUs are neighbouring tensor, context and data ranks. A
+    token's copies go to its experts wherever they are, and come back: each by itself, or `once_per_node`, as DeepEP and
+    HybridEP send them, once to every node that has some of its experts, and within it to each of those. Routing is
+    balanced: a GPU gets as many copies as it sends. The router isn't counted.
 
     Raises ValueError unless a token can use that many and the GPUs share the experts evenly.
 
@@ -34,6 +36,7 @@ class ExpertLayers:
     gpus: int = 2
     shared: int = 0
     once_per_node: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for name in ("count", "used", "gpus"):
@@ -60,11 +63,12 @@ class ExpertLayers:
 
     def groups(self, layout: Layout) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
         """The ranks that share a layer's experts, and those that have the same ones. ValueError where they can't."""
-        among = layout.groups("cp", "dp")
+        axes = ("tp", "cp", "dp") if self.whole else ("cp", "dp")
+        among = layout.groups(*axes)
         if len(among[0]) % self.gpus:
             raise ValueError(
-                f"{self.gpus} GPUs that share experts are neighbouring context and data ranks, and {self.gpus} doesn't "
-                f"divide {layout.cp} x {layout.dp} = {len(among[0])} of them: change gpus, cp or dp"
+                f"{self.gpus} GPUs that share experts are neighbouring ranks of {' x '.join(axes)}, and don't divide "
+                f"these {len(among[0])}: change gpus, cp or dp{', or let experts be whole' * (not self.whole)}"
             )
         together = [group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)]
         return together, [group[at :: self.gpus] for group in among for at in range(self.gpus)]

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from argparse import ArgumentParser, Namespace
+import warnings
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
-from ...builders import build
-from ...errors import expect
+from ...errors import expect, positive_int, shown
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .layout import Layout
+from .megatron import MOST, Line, check_line, uncounted
 from .state import State
-from .to_paste import read_layout
 
+# What is read: the flag of each of a Line's numbers, words and switches
 _ONE_UNLESS_SAID = """
-nnodes tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size expert-model-parallel-size
+nodes=nnodes tp=tensor-model-parallel-size pp=pipeline-model-parallel-size cp=context-parallel-size
+ep=expert-model-parallel-size
 """
 _NUMBERS = """
-nproc-per-node num-layers micro-batch-size global-batch-size num-experts moe-router-topk recompute-num-layers
-num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank
+per_node=nproc-per-node layers=num-layers microbatch=micro-batch-size batch=global-batch-size used=moe-router-topk
+again=recompute-num-layers depth=num-layers-per-virtual-pipeline-stage heads=num-attention-heads
+virtual=num-virtual-stages-per-pipeline-rank etp=expert-tensor-parallel-size kv_heads=num-query-groups
+first=decoder-first-pipeline-num-layers last=decoder-last-pipeline-num-layers
 """
-_WORDS = "pipeline-model-parallel-layout recompute-granularity recompute-method moe-token-dispatcher-type"
-_SWITCHES = "use-distributed-optimizer use-tp-pp-dp-mapping overlap-moe-expert-parallel-comm grad-reduce-in-bf16"
+_FROM_ZERO = "experts=num-experts predicting=mtp-num-layers"
+_WORDS = "layout=pipeline-model-parallel-layout frequency=moe-layer-freq"
+_CHOICES = {
+    "granularity=recompute-granularity": ("full", "selective"),
+    "method=recompute-method": ("uniform", "block"),
+    "dispatcher=moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+}
+_SWITCHES = """
+sharded=use-distributed-optimizer pp_before_dp=use-tp-pp-dp-mapping paired=overlap-moe-expert-parallel-comm
+bf16_gradients=grad-reduce-in-bf16 embedding_counts=account-for-embedding-in-pipeline-split
+loss_counts=account-for-loss-in-pipeline-split grouped=group-query-attention
+waits_for_messages=no-overlap-p2p-communication
+"""
 # Flags of Megatron-LM that only look like those, and those that change a plan and aren't read
 _ALIKE = """
---eval-global-batch-size --eval-micro-batch-size --moe-router-dtype --moe-router-group-topk --mtp-num-layers
---expert-tensor-parallel-size --sequence-parallel
+--eval-global-batch-size --eval-micro-batch-size --moe-router-dtype --moe-router-group-topk --sequence-parallel
 """
-_UNREAD = ("--account-for", "--decoder-first", "--decoder-last", "--microbatch-group", "--use-megatron-fsdp")
+_UNREAD = ("--microbatch-group", "--use-megatron-fsdp", "--use-torch-fsdp2", "--hybrid-", "--global-batch-size-")
 
 
 class Launch(NamedTuple):
@@ -37,16 +53,19 @@ class Launch(NamedTuple):
 
     arguments: dict[str, Any]
     ignored: tuple[str, ...]  # the flags that a plan has nothing for
+    uncounted: tuple[str, ...]  # what changes the step, and isn't in the plan
 
 
 def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = None) -> Launch:
     """Read a launch line of Megatron-LM, torchrun's part included, as arguments of `plan`.
 
-    `num_layers` and `gpus` are for a line that doesn't say them. What a plan has nothing for is ignored, whether it
-    changes nothing, as a learning rate, or the step, as selective recomputation; and a plan has bfloat16 and sequence
-    parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64. Raises ValueError for a flag that
-    is nearly one of those that are read, for a value that is missing or isn't one, and for layers, GPUs, experts or a
-    batch that don't divide.
+    `num_layers` and `gpus` are for a line that doesn't say them. Flags with underscores, as ms-swift has them, are read
+    as Megatron-LM's, with ms-swift's default of whole experts. What a plan has nothing for is `ignored`. What changes
+    the step and isn't counted, such as a predictor (MTP) or an empty stage, is `uncounted`, and a warning says it; a
+    plan has bfloat16 and sequence parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
+
+    Raises ValueError for what Megatron-LM refuses, in its words and with what works; for a flag that is nearly one of
+    those that are read, and for a value that is missing or isn't one.
 
     >>> line = "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --lr 1e-4"
     >>> line += " --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 32"
@@ -55,31 +74,31 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     (2, (8, 8, 8, 8), 'both wait', ('--lr',))
     """
     expect(str, text=text)
-    said, ignored = _parsed(text)
-    cut, layout, microbatch = _cut(said, num_layers), _layout(said, gpus), said.micro_batch_size
-    batch = said.global_batch_size or microbatch * layout.dp
-    if batch % (microbatch * layout.dp):
-        raise ValueError(f"a batch of {batch} isn't whole microbatches of {microbatch} on {layout.dp} replicas")
-    used, once = said.moe_router_topk or 2, said.moe_token_dispatcher_type == "flex"
-    experts = said.num_experts and ExpertLayers(
-        said.num_experts, used, said.expert_model_parallel_size, once_per_node=once
-    )
-    if experts:
-        experts.groups(layout)  # refuses what Megatron-LM's parallel_state.py refuses
+    said, ignored = line_of(text, num_layers, gpus)
+    layout = Layout(said.tp, said.pp, said.dp, "tp-pp-dp" if said.pp_before_dp else "tp-dp-pp", said.cp)
+    once, whole = said.dispatcher == "flex", said.tp > 1 and said.etp == 1
+    name, options = "1F1B", {}
+    if said.V > 1:
+        name, options = "paired-1F1B" if said.paired else "Interleaved1F1B", {"stages_per_rank": said.V}
     arguments = {
         "layout": layout,
-        "batch": batch,
-        "microbatch": microbatch,
-        "cut": cut,
-        "recompute": _recomputed(said, cut),
-        "state": State(2, 2 if said.grad_reduce_in_bf16 else 4),
-        "shard_optimizer": said.use_distributed_optimizer,
-        "experts": experts,
+        "batch": said.batch,
+        "microbatch": said.microbatch,
+        "cut": said.cut,
+        "recompute": _recomputed(said),
+        "state": State(2, 2 if said.bf16_gradients else 4),
+        "shard_optimizer": said.sharded,
+        "experts": ExpertLayers(said.experts, said.used, said.ep, 0, once, whole) if said.experts else None,
+        "schedule": name,
+        **options,
+        "sends": sends_in("Megatron-LM", name, said.pp, said.M),
     }
-    return Launch(arguments | _schedule(said, len(cut) // layout.pp, batch // (microbatch * layout.dp)), ignored)
+    for each in (found := tuple(uncounted(said))):
+        warnings.warn(each, stacklevel=2)
+    return Launch(arguments, ignored, found)
 
 
-class _Line(ArgumentParser):
+class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(
             f"{message}: write what Megatron-LM is to get, in place of a variable; what a script passes, "
@@ -87,77 +106,66 @@ class _Line(ArgumentParser):
         )
 
 
-def _parsed(text: str) -> tuple[Namespace, tuple[str, ...]]:
-    """What is read, and the other flags."""
-    parser = _Line(allow_abbrev=False, add_help=False)
-    kinds = {"type": int, "default": 1}, {"type": int}, {}, {"action": "store_true"}
-    for names, kind in zip((_ONE_UNLESS_SAID, _NUMBERS, _WORDS, _SWITCHES), kinds, strict=True):
-        for name in names.split():
-            parser.add_argument(f"--{name}", required=name == "micro-batch-size", **kind)
-    lines = text.replace("\\\n", "\n").replace("--nproc_per_node", "--nproc-per-node")  # a comment ends with its line
-    said, rest = parser.parse_known_args(shlex.split(lines, comments=True))
+def _count(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= MOST:
+            raise ArgumentTypeError(f"expected a whole number from {least} to {MOST:,}, got {shown(text)}")
+        return int(text)
+
+    return read
+
+
+def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, tuple[str, ...]]:
+    """What a line says, as Megatron-LM takes it, and the flags that aren't read."""
+    if dotted := re.findall(r"(?:^|\s)[\w.]+\.(?:ppo_)?(\w+_(?:parallel|batch)_size)\w*=(\S+)", text):
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in dotted)
+        flags = flags.replace("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
+        raise ValueError(f"these are fields of Megatron Bridge or verl: write them as Megatron-LM's flags, {flags}")
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    kinds = {
+        _ONE_UNLESS_SAID: {"type": _count(1), "default": 1},
+        _NUMBERS: {"type": _count(1)},
+        _FROM_ZERO: {"type": _count(0)},
+        _WORDS: {},
+        _SWITCHES: {"action": "store_true"},
+    }
+    kinds |= {names: {"choices": words} for names, words in _CHOICES.items()}
+    known = {}
+    for names, kind in kinds.items():
+        for pair in names.split():
+            dest, _, name = pair.partition("=")
+            known[name] = parser.add_argument(f"--{name}", dest=dest, required=dest == "microbatch", **kind)
+    # a comment ends with its line; a switch that a child of Megatron-LM's turns off
+    lines = re.sub(r"(?<!\S)--\S+\s+false\b", "", text.replace("\\\n", "\n"), flags=re.IGNORECASE)
+    words = [re.sub("_", "-", each) if each.startswith("--") else each for each in shlex.split(lines, comments=True)]
+    said, rest = parser.parse_known_args(words, Line())
     others = tuple(word.partition("=")[0] for word in rest if word.startswith("--"))
     for flag in {*others} - {*_ALIKE.split()}:
         if flag.startswith(_UNREAD):
-            raise ValueError(
-                f"{flag} isn't read: say a cut by --pipeline-model-parallel-layout, the rest to lab.plan or fsdp_plan"
-            )
-        if near := get_close_matches(flag[2:].replace("-", "_"), vars(said), 1, 0.83):
-            raise ValueError(f"unknown flag {flag}: did you mean --{near[0].replace('_', '-')}?")
+            raise ValueError(f"{flag} isn't read: say to lab.plan or lab.fsdp_plan what it asks for")
+        if near := get_close_matches(flag[2:], known, 1, 0.83):
+            raise ValueError(f"unknown flag {flag}: did you mean --{near[0]}?")
+    if gpus is None and said.per_node is None:
+        raise ValueError("the line doesn't say --nproc-per-node: give gpus=")
+    said.gpus = positive_int("gpus", gpus or said.nodes * said.per_node)
+    said.layers = said.layers or num_layers or sum(layers.count("t") for layers in said.drawn)
+    if not said.layers:
+        raise ValueError("the line doesn't say --num-layers: give num_layers=")
+    said.layers = positive_int("num_layers", said.layers)
+    if max(said.gpus, said.pp * said.V) > MOST:
+        raise ValueError(f"up to {MOST:,} GPUs and stages are read: give fewer")
+    said.batch = said.batch or said.each
+    whole = "_model_parallel_size" in text  # ms-swift's default
+    said.etp, said.used = said.etp or (1 if whole else said.tp), said.used or 2
+    said.kv_heads = said.kv_heads if said.grouped else said.heads
+    check_line(said)
+    if said.experts and said.etp not in (1, said.tp):
+        raise ValueError(f"experts over {said.etp} of {said.tp} tensor ranks aren't planned: take 1, or {said.tp}")
     return said, others
 
 
-def _layout(said: Namespace, gpus: int | None) -> Layout:
-    """The layout, of as many replicas as there are GPUs for."""
-    if gpus is None and said.nproc_per_node is None:
-        raise ValueError("the line doesn't say --nproc-per-node: give gpus=")
-    gpus = gpus or said.nnodes * said.nproc_per_node
-    order = "tp-pp-dp" if said.use_tp_pp_dp_mapping else "tp-dp-pp"
-    degrees = said.tensor_model_parallel_size, said.pipeline_model_parallel_size
-    replica = Layout(*degrees, cp=said.context_parallel_size).num_ranks
-    if gpus % replica:
-        raise ValueError(f"{gpus} ranks don't divide into replicas of {replica}: change one of them")
-    return Layout(*degrees, gpus // replica, order, said.context_parallel_size)
-
-
-def _cut(said: Namespace, num_layers: int | None) -> tuple[int, ...]:
-    """How many layers each stage has: by a layout string, or as many as any other."""
-    text, pp, each = (
-        said.pipeline_model_parallel_layout,
-        said.pipeline_model_parallel_size,
-        said.num_layers_per_virtual_pipeline_stage,
-    )
-    if bool(text) + bool(each) + bool(said.num_virtual_stages_per_pipeline_rank) > 1:
-        raise ValueError("a line says its stages in one way: by a layout, by their layers, or by their number per rank")
-    cut = read_layout(text) if text else ()
-    layers = said.num_layers or num_layers or sum(cut)
-    if not layers:
-        raise ValueError("the line doesn't say --num-layers: give num_layers=")
-    if not text:
-        stages = layers // each if each else pp * (said.num_virtual_stages_per_pipeline_rank or 1)
-        cut = (each or layers // stages,) * stages
-    if sum(cut) != layers or len(cut) % pp:
-        raise ValueError(f"{layers} layers can't be {cut} on {pp} ranks with as many stages each: change one of them")
-    return cut
-
-
-def _recomputed(said: Namespace, cut: tuple[int, ...]) -> bool | list[int]:
+def _recomputed(said: Line) -> bool | list[int]:
     """Of how many layers of each stage the forward runs again."""
-    if said.recompute_granularity != "full":
+    if said.granularity != "full":
         return False
-    if said.recompute_method == "uniform":
-        return [*cut]
-    if said.recompute_method != "block" or said.recompute_num_layers is None:
-        raise ValueError(
-            "full recomputation is --recompute-method uniform, or block and --recompute-num-layers: add what lacks"
-        )
-    return [min(layers, said.recompute_num_layers) for layers in cut]
-
-
-def _schedule(said: Namespace, stages: int, num_microbatches: int) -> dict[str, Any]:
-    """The schedule, its options, and who waits for sends."""
-    options = {"stages_per_rank": stages} if stages > 1 else {}
-    paired = "paired-1F1B" if said.overlap_moe_expert_parallel_comm else "Interleaved1F1B"
-    name, P = paired if options else "1F1B", said.pipeline_model_parallel_size
-    rows = build(name, num_ranks=P, num_microbatches=num_microbatches, **options)
-    return {"schedule": name, **options, "sends": sends_in("Megatron-LM", rows)}
+    return [layers if said.method == "uniform" else min(layers, said.again) for layers in said.cut]

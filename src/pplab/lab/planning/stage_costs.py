@@ -94,8 +94,11 @@ class Asked:
 
     @property
     def summed(self) -> int:
-        """How many times a boundary tensor ranks add up in a layer's forward: of every expert's output its own."""
-        return 1 + (self.experts.used + (self.experts.shared > 0) if self.experts else 1)
+        """How many times a boundary tensor ranks add up in a layer's forward: of every expert's output its own, unless
+        experts are whole."""
+        if not self.experts:
+            return 2
+        return 1 + (self.experts.shared > 0) + self.experts.used * (not self.experts.whole)
 
     @property
     def times(self) -> LayerTimes:
@@ -149,7 +152,7 @@ class Asked:
             shared[end] += model.table_parameters / layout.tp
         found = [(layout.groups("cp", "dp"), shared)]
         if experts:
-            own = spread * experts.mlp_share() / layout.tp
+            own = spread * experts.mlp_share() / (1 if experts.whole else layout.tp)
             found.append((experts.groups(layout)[1], [n * own for n in self.layers]))
         beside = layout.groups("pp") if copies > 1 else ()
         return [Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each) for groups, each in found]

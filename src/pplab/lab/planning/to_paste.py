@@ -1,20 +1,23 @@
-"""A plan as what a framework has to be told, and Megatron-LM's layouts back.
+"""A plan as what a framework has to be told.
 
-Flags and fields are those of Megatron-LM d98e8a64, torchtitan b5bcd76c and torch 2.13. Tests read them back by parsers
-of their own.
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.13. Tests read them back
+by parsers of their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import partial
 from math import gcd
 
 from ...builders import build
-from ...errors import expect, shown, unknown
+from ...errors import expect, unknown
 from ...schedule import Schedule
 from ..forms import CLASSES, check_order_of_losses, to_csv
 from ..streams import SENDS, sends_in
+from .launch_line import line_of
+from .megatron import written
 from .planner import Plan
 from .torch_program import program
 from .ways import planned_again
@@ -22,49 +25,31 @@ from .ways import planned_again
 
 def flags(plan: Plan, framework: str) -> str:
     """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
-    "torchtitan", for "torch" a program that runs as it stands, on a small model in place of yours.
+    "torchtitan", its release 0.3.0, or "torchtitan-main", for "torch" a program that runs as it stands, on a small
+    model in place of yours.
 
     The data, the optimizer and what a `Transformer` doesn't say, such as norms and positions, are yours to add; for
-    torchtitan the whole model. Lines that begin with # say where the framework does
+    torchtitan the whole model. Lines that begin with # MODEL: say what else the model of a config has, and lines that
+    begin with # say where the framework does
     something else than was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
     what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
     if framework not in WRITERS:
         raise unknown("framework", framework, WRITERS)
-    return WRITERS[framework](plan)
-
-
-def read_layout(text: str) -> tuple[int, ...]:
-    """How many layers each stage has, in the order of stages: what `plan` takes as `cut`.
-
-    In the text of `--pipeline-model-parallel-layout`, `E` is the embedding, `t` a layer, `m` a layer that predicts
-    further tokens, which isn't counted, and `L` the loss. A bar ends a stage, `*` repeats a letter or a group in
-    parentheses, and commas mean nothing. ValueError for what Megatron-LM's parser refuses, a group in a group among it.
-
-    >>> read_layout("Et*3|(tt|)*2,m|L")
-    (3, 2, 2, 0, 0)
-    """
-    expect(str, text=text)
-    plain = re.sub(r"[,\s]", "", text)
-    for repeated in (r"\(([^()]+)\)\*(\d+)", r"([EtmL|])\*(\d+)"):
-        plain = re.sub(repeated, lambda found: found[1] * int(found[2]), plain)
-    if not re.fullmatch(r"E[t|]*[m|]*L", plain):
-        raise ValueError(
-            "a layout is E, layers t, perhaps m, and L, with bars between stages, such as Et*3|(tt|)*29,m|L, and no "
-            f"group stands in another: got {shown(text)}"
-        )
-    return tuple(stage.count("t") for stage in plain.split("|"))
+    return "".join(f"# MODEL: {each}\n" for each in plan.model.lacks) + WRITERS[framework](plan)
 
 
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
     sends, model = _megatron_sends(rows), plan.model
-    _check_megatron(plan)
+    if layout.axes[:2] != ["tp", "cp"]:
+        raise ValueError(
+            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
+        )
     mlp, shards = model.mlp_width or 4 * model.width, plan.shard_optimizer or plan.zero
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
-    even, cut = len({*plan.layers}) == 1, "|".join("t" * n if n < 3 else f"t*{n}" for n in plan.layers)
-    cut = re.sub(r"(t[t*\d]*\|)\1+", lambda run: f"({run[1]})*{len(run[0]) // len(run[1])}", cut)
+    even = len({*plan.layers}) == 1
     sharded, paired, divided = (plan.zero or 0) > 1, rows.name == "paired-1F1B", layout.tp * layout.cp > 1
     # Before Blackwell its arguments.py asserts it for these, and the contrary for FSDP
     one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (divided and not sharded and not paired)
@@ -81,7 +66,7 @@ def _megatron(plan: Plan) -> str:
         "--swiglu": model.gated,
         "--untie-embeddings-and-output-weights": not model.tied,
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
-        f'--pipeline-model-parallel-layout "E{cut}L"': not even,
+        f'--pipeline-model-parallel-layout "{written(plan.layers)}"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
         "--overlap-moe-expert-parallel-comm": paired,
         "--sequence-parallel": layout.tp > 1,
@@ -99,40 +84,17 @@ def _megatron(plan: Plan) -> str:
         sizes += f""" \\
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
   --moe-ffn-hidden-size {wide} --moe-token-dispatcher-type {kind}"""
-        more |= {"--disable-bias-linear": layout.tp > 1, "--moe-router-pre-softmax": experts.used == 1}  # both asserted
+        more |= {
+            "--moe-grouped-gemm --disable-bias-linear": True,  # else experts run one after another
+            "--moe-router-pre-softmax": experts.used == 1,  # asserted
+            "--expert-tensor-parallel-size 1": experts.whole and layout.tp > 1,
+        }
     remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
     if divided and (sharded or paired):
         remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-    return remarks + " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
-
-
-def _check_megatron(plan: Plan) -> None:
-    """ValueError for what Megatron-LM's arguments.py, transformer_config.py, parallel_state.py and token_dispatcher.py
-    refuse."""
-    layout, experts = plan.layout, plan.experts
-    heads, gpus = plan.model.kv_heads or plan.model.heads, experts.gpus if experts else 1
-    paired = plan.timeline.schedule.name == "paired-1F1B"
-    refused = {
-        f'numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these': (
-            layout.axes[:2] != ["tp", "cp"]
-        ),
-        f"numbers ranks {layout.order!r} only if ep is cp, got {gpus} and {layout.cp}: plan for 'tp-dp-pp'": (
-            layout.axes[-1] == "dp" and layout.pp > 1 and gpus != layout.cp
-        ),
-        f"doesn't deal {heads} heads of keys and values out to tp {layout.tp}: take a tp that divides them": (
-            heads % layout.tp and layout.tp % heads
-        ),
-        "has pairs only for experts on several GPUs: take Interleaved1F1B": paired and gpus == 1,
-        "recomputes no whole layers in pairs: plan without recompute, or take Interleaved1F1B": (
-            paired and any(plan.recomputed)
-        ),
-        "sends no copies once per node where tp times ep is 1": (
-            experts and experts.once_per_node and layout.tp * gpus == 1
-        ),
-    }
-    for what, wrong in refused.items():
-        if wrong:
-            raise ValueError(f"Megatron-LM {what}")
+    line = " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
+    line_of(re.sub("--use-megatron-fsdp.*", "", line), None, None)  # what Megatron-LM refuses
+    return remarks + line
 
 
 def _megatron_sends(rows: Schedule) -> str:
@@ -144,13 +106,13 @@ def _megatron_sends(rows: Schedule) -> str:
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
         )
-    return sends_in("Megatron-LM", rows)
+    return sends_in("Megatron-LM", rows.name, P, rows.num_microbatches)
 
 
-def _torchtitan(plan: Plan) -> str:
+def _torchtitan(plan: Plan, main: bool = False) -> str:
     layout, rows, again = plan.layout, plan.timeline.schedule, any(plan.recomputed)
     sharded, tokens = plan.shard_optimizer or plan.zero, plan.model.sequence
-    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1):
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1 and not plan.experts.whole):
         raise ValueError(
             f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
         )
@@ -159,13 +121,31 @@ def _torchtitan(plan: Plan) -> str:
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
     remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
+    cut, sizes = (
+        f"pipeline_parallel_microbatch_size={plan.microbatch}",
+        {
+            "local_batch_size": plan.microbatch * (rows.num_microbatches if layout.pp > 1 else 1),
+            "global_batch_size": plan.batch,
+            "seq_len": tokens,
+        },
+    )
+    if main:
+        cut, sizes = (
+            f"num_pp_microbatches={rows.num_microbatches}",
+            {
+                "num_tokens_per_microbatch_per_dp_rank": plan.microbatch * tokens,
+                "num_tokens_per_train_step": plan.batch * tokens,
+                "max_context_length": tokens,
+            },
+        )
+    training = "".join(f"    {name}={size},\n" for name, size in sizes.items())
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
 parts[-1] += ["norm", "lm_head"]
 parallelism = ParallelismConfig(
     pipeline_parallel_degree={layout.pp},
-    num_pp_microbatches={rows.num_microbatches},
+    {cut},
     pipeline_parallel_schedule="{name or unnamed}",  # says also which rank has a stage
     pipeline_parallel_schedule_csv={"rows" if writes else None},
     module_fqns_per_model_part=parts,
@@ -177,10 +157,7 @@ parallelism = ParallelismConfig(
     expert_parallel_degree={ep},
 )
 training = TrainingConfig(
-    num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
-    num_tokens_per_train_step={plan.batch * tokens},
-    max_context_length={tokens},
-    disable_cuda_graphs={max(layout.pp, ep) > 1},
+{training}    disable_cuda_graphs={max(layout.pp, ep) > 1},
 )
 activation_checkpoint = {"FullAC.Config()" if again else None}
 """
@@ -199,7 +176,7 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
     planned, and for numbers of microbatches that all classes take."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
-    sends = sends_in("torch", rows)
+    sends = sends_in("torch", rows.name, P, M)
     if P == 1:
         return "1F1B", "", sends
     if M % P == 0 and M >= 2 * P and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
@@ -238,4 +215,9 @@ def _remarks(plan: Plan, **here: object) -> str:
     return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""])
 
 
-WRITERS = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "torch": _torch}
+WRITERS = {
+    "Megatron-LM": _megatron,
+    "torchtitan": _torchtitan,  # 0.3.0, which pip installs
+    "torchtitan-main": partial(_torchtitan, main=True),
+    "torch": _torch,
+}

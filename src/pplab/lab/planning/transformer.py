@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...errors import positive_int
 
@@ -16,7 +16,7 @@ class Transformer:
     `head_width` wide, the width over the heads when left out. The MLP is `mlp_width` wide, four times the width when
     left out, and has a third matrix when it is `gated` (SwiGLU). Weights, gradients and activations take `bytes_each`
     per number. Norms and biases aren't counted. An attention that isn't FlashAttention `keeps_scores`, its weights of
-    every pair of tokens.
+    every pair of tokens. `lacks`: what the model of a config has and this doesn't say, as `flags` is to tell it.
 
     >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
     >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
@@ -35,6 +35,7 @@ class Transformer:
     keeps_scores: bool = False
     head_width: int | None = None
     tied: bool = False
+    lacks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width", "head_width"):

@@ -46,12 +46,12 @@ class Task:
         work = passes * self.batch * (num_layers * model.layer_flops(1) + model.head_flops(1))
         for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
             dp, rest = divmod(self.gpus, tp * cp * pp)
-            if rest or dp not in dps or cp * dp % ep or (experts and experts.count % ep):
+            if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
                 continue
             M, rest = divmod(self.batch, dp * b)
             if rest or not M:
                 continue
-            layout, spread = Layout(tp, pp, dp, cp=cp), experts and replace(experts, gpus=ep)
+            layout, spread = Layout(tp, pp, dp, cp=cp), experts and replace(experts, gpus=ep, whole=cp * dp % ep > 0)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
             for builder in map(find, schedules if pp > 1 else ["naive"]):

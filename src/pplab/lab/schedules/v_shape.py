@@ -39,7 +39,7 @@ class Local:
     rules="any number of ranks and microbatches; pays off from M = 2P-1 on",
     placement="V",
     source="Qi et al. 2023, arXiv:2401.10241; torch's ScheduleZBVZeroBubble",
-    aliases=("ZB-V", "ZBV"),
+    aliases=("ZB-V",),
 )
 def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
     """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no

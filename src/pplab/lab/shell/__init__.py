@@ -1,6 +1,6 @@
-"""The command line, and a run under torchrun.
+"""The command line, what `pplab check` says of a text, and a run under torchrun.
 
-Chapters 13 and 14 and the page on GPUs use it. An error says what to do and ends with a code that isn't 0.
+Chapters 12, 13 and 14 and the page on GPUs use it. An error says what to do and ends with a code that isn't 0.
 """
 
 from ...optional import lazily

@@ -97,18 +97,11 @@ def _assumed(parameters: int, machine: Machine) -> str:
 
 
 def _told(found: Choice, framework: str) -> str:
-    """What to paste for the first row that can't be told apart from the fastest and that the framework runs as planned;
-    without one, for what is fastest as it runs it."""
-    told = []
+    """What to paste for the first row that can't be told apart from the fastest and that the framework runs."""
     for row in found.equal:
         with suppress(ValueError):
-            told.append(f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}")
-
-    def otherwise(text: str) -> float:
-        step = re.search(r"a step is predicted to take (\S+) s", text)
-        return float(step[1]) if step else 0
-
-    return min(told, key=otherwise, default=f"{framework} can run none of those that can't be told apart")
+            return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
+    return f"{framework} can run none of those that can't be told apart"
 
 
 def _flags() -> tuple[Flag, ...]:
@@ -155,7 +148,7 @@ def _flags() -> tuple[Flag, ...]:
         *(flag(f"--{name}", says, type=_degrees, metavar="N,N") for name, says in _DEGREES.items()),
         flag(
             "--flags",
-            f"also print what to paste for {', '.join(WRITERS)}: for the first layout that it runs as planned",
+            f"also print what to paste for {', '.join(WRITERS)}: for the first layout that it runs",
             choices=tuple(WRITERS),
         ),
         JSON,

@@ -9,6 +9,7 @@ import argparse
 import inspect
 import json
 import os
+import re
 import select
 import shutil
 import sys
@@ -27,9 +28,10 @@ from ...costs import DURATIONS, Costs
 from ...errors import ScheduleError
 from ...footprint import Memory
 from ...optional import EXTRA_OF, bring
-from ...schedule import Schedule
+from ...schedule import Schedule, plural
 from ...timeline import Timeline
 from ..forms import (
+    lowered_cells,
     num_messages,
     printable,
     read_csv,
@@ -40,7 +42,7 @@ from ..forms import (
     to_perfetto,
 )
 from ..searches import check_memory
-from ..streams import SENDS, simulate_sends
+from ..streams import SENDS, check_queues, parse_lowered, simulate_sends
 
 Flag = Mapping[str, Any]
 
@@ -266,10 +268,24 @@ def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = N
 
 
 def _validate(given: argparse.Namespace) -> None:
-    schedule = _read(given.file, "stdin" if given.file == "-" else Path(given.file).name)
+    text = text_of(given.file)
+    schedule = read_csv(text, "stdin" if given.file == "-" else Path(given.file).name)
     limit = inf if given.limit is None else given.limit
     check_memory(schedule, limit, Memory(given.activation, given.weight_input))
-    say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}")
+    say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}{check_lowered(text)}")
+
+
+def check_lowered(text: str) -> str:
+    """What to say of a schedule's messages and sharding, if its text names any. ScheduleError for wrong messages."""
+    beside = lowered_cells(text)
+    if messages := [cell for cell in beside if re.search(r"\d(SEND|RECV)", cell)]:
+        check_queues(parse_lowered(text))
+    left = len(beside) - len(messages)
+    arrive = f"{plural(len(messages) // 2, 'message')} can arrive in every kind of queue"
+    return (
+        f"; {arrive if messages else 'it names no messages'}"
+        + f"; not looked at: {plural(left, 'other action')}" * (left > 0)
+    )
 
 
 def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
@@ -300,9 +316,19 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
 
 def _read(file: str, name: str) -> Schedule:
     """The schedule in a CSV file, or on standard input for -."""
+    text = text_of(file)
+    schedule = read_csv(text, name)
+    if lowered_cells(text):
+        left_out = f"the sends, receives and sharding in {file} are left out: pplab validate checks them"
+        warnings.warn(left_out, stacklevel=2)
+    return schedule
+
+
+def text_of(file: str) -> str:
+    """What a text file holds, or standard input for -, up to its last line's end."""
     place = "standard input" if file == "-" else file
     try:
-        return read_csv(sys.stdin.buffer.read().decode("utf-8-sig") if file == "-" else Path(file), name)
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig") + "\n"
     except UnicodeDecodeError:
         expected = "expected a text file with a line per rank and an action per cell, such as 0F0,0B0"
         raise ValueError(f"{place} is no text in UTF-8: {expected}") from None
@@ -589,7 +615,9 @@ COMMANDS = (
         lambda: _MEMORY,
         "pplab validate FILE [options]",
         "Check that a schedule in PyTorch's CSV form can run: each action is there once, every rank can finish, and "
-        "no rank needs more memory than you allow. If it can't run, an error says which action of which rank is wrong.",
+        "no rank needs more memory than you allow. Where the file names sends and receives, each must have its other "
+        "end, and all must arrive in every kind of queue. If it can't run, an error says which action of which rank is "
+        "wrong.",
         {
             "Can this schedule run?": "pplab validate mine.csv",
             "Does each rank get by with four forwards' activations?": "pplab validate mine.csv --limit 4",

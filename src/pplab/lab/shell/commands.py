@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import number
 from ...optional import bring
 from ..forms import run_to_dict
-from . import choice, cli
+from . import checking, choice, cli
 from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, schedule_of, write
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ WORKLOAD = (
 )
 COMMANDS = (
     choice.COMMAND,
+    checking.COMMAND,
     Command(
         "train",
         "train a real model under a schedule",

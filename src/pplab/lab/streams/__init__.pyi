@@ -4,6 +4,7 @@ from .offload import Offload as Offload
 from .offload import Offloaded as Offloaded
 from .offload import leaving_of as leaving_of
 from .offload import offloaded_row as offloaded_row
+from .queues import check_queues as check_queues
 from .queues import compute_of as compute_of
 from .queues import parse_lowered as parse_lowered
 from .queues import simulate_lowered as simulate_lowered

@@ -6,6 +6,7 @@ one stream, and a receive at the head holds up the sends behind it until its own
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -14,30 +15,99 @@ from typing import Any
 
 from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
-from ...deps import incoming, other_end
+from ...deps import incoming, other_end, outgoing
 from ...errors import ScheduleError, expect, unknown
 from ...lowering import LoweredRow
 from ...schedule import Schedule
 from ...text import parse
 from ...timeline import Span, Timeline
+from ..forms import cells_of
 from .items import Items
 
 QUEUES = ("rank", "pair", "channel", "none")
+_WHOSE = {
+    "channel": "direction between two ranks",
+    "pair": "pair of ranks (NCCL's, of single messages)",
+    "rank": "rank (NCCL's, of torch's batches)",
+}
+End = tuple[int, Action]  # of a message: a rank, and what it posts
 
 
 def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
-    """Lowered rows from CSV text, from one text per row, or from actions, without FSDP's actions and blank cells."""
-    lines = rows.strip().splitlines() if isinstance(rows, str) else list(rows)
-    cells = [line.replace(",", " ").split() if isinstance(line, str) else list(line) for line in lines]
-    sharding = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions, without blank cells and
+    what isn't computation or a message: FSDP's actions, and torch 2.15's waits for sends."""
+    lines = cells_of(rows) if isinstance(rows, str) else list(rows)
+    cells = [line.replace(",", " ").split() if isinstance(line, str) else filter(None, line) for line in lines]
     return tuple(
-        tuple(parse(x) if isinstance(x, str) else x for x in row if not str(x).endswith(sharding)) for row in cells
+        tuple(parse(x) if isinstance(x, str) else x for x in row if not re.search("WAIT|SHARD|REDUCE", str(x)))
+        for row in cells
     )
 
 
 def compute_of(rows: Sequence[LoweredRow], name: str = "custom") -> Schedule:
     """The schedule whose computation lowered rows hold."""
     return Schedule([[x for x in row if isinstance(x, Overlap) or x.kind in COMPUTE] for row in rows], name)
+
+
+def check_messages(rows: Sequence[LoweredRow]) -> None:
+    """ScheduleError unless each message that the rows' computation needs has both its ends, on their ranks, and there
+    is no other: what lacks or is too much first, then what is posted before it is made, or after it is used."""
+    num_stages = compute_of(rows).num_stages
+    places: dict[End, int] = {}
+    makers, users = {}, {}  # of sends, of receives: which rank runs which action
+    for rank, row in enumerate(rows):
+        for at, item in enumerate(row):
+            for action in parts(item):
+                if (rank, action) in places:
+                    raise ScheduleError(f"rank {rank} has {action} twice", "remove one of the two", rank, action)
+                places[rank, action] = at
+                if action.kind in COMPUTE:
+                    if message := outgoing(action, num_stages):
+                        makers[message.send] = rank, action
+                    if receive := incoming(action, num_stages):
+                        users[receive] = rank, action
+    needed: dict[End, None] = {}
+    for receive, (rank, user) in users.items():
+        send = other_end(receive)
+        if send not in makers:
+            raise ScheduleError(
+                f"rank {rank} runs {user}, and no rank has what makes {send} for it", "add that action", rank, user
+            )
+        source, maker = makers[send]
+        if source == rank:
+            continue
+        needed |= dict.fromkeys([(source, send), (rank, receive)])
+        if (source, send) not in places:
+            waits = f"rank {rank} waits for {receive}, and rank {source}'s row has no {send}"
+            raise ScheduleError(waits, f"add it behind {maker}", source, send)
+        if (rank, receive) not in places:
+            lacks = f"rank {rank} runs {user}, and its row has no {receive}"
+            raise ScheduleError(lacks, f"add it before {user}", rank, receive)
+    for rank, action in places:
+        if action.kind not in COMPUTE and (rank, action) not in needed:
+            runs = makers.get(action) or users.get(action)
+            why = f"{runs[1]} is on rank {runs[0]}" if runs and runs[0] != rank else "no action needs that message"
+            raise ScheduleError(f"rank {rank} posts {action}, and {why}", "leave it out there", rank, action)
+    for rank, message in needed:
+        _, action = makers.get(message) or users[message]
+        if (places[rank, message] > places[rank, action]) != _is_send(message):
+            early, move = (
+                (f"posts {message} before {action} makes it", f"move it behind {action}")
+                if _is_send(message)
+                else (f"runs {action} before {message}, which it needs", f"move {message} before {action}")
+            )
+            raise ScheduleError(f"rank {rank} {early}", move, rank, message)
+
+
+def check_queues(rows: Sequence[LoweredRow]) -> None:
+    """ScheduleError unless the rows' messages arrive, each by itself and in every queue that a framework may have."""
+    simulate_lowered(rows, queue="none")
+    for queue, whose in _WHOSE.items():
+        try:
+            simulate_lowered(rows, queue=queue)
+        except ScheduleError as error:
+            runs = "where no message waits for another (gloo) this runs"
+            raise ScheduleError(f"{runs}, but not with a queue for each {whose}: {error.cause}", error.remedy) from None
 
 
 def simulate_lowered(
@@ -64,13 +134,15 @@ def simulate_lowered(
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
-    Raises ScheduleError when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
+    Raises ScheduleError for a message that lacks an end, that is too much, or that is posted before it is made or
+    after it is used, and when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
     unknown queue, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)
+    check_messages(rows)
     schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     flow = _Flow(rows, schedule, costs, queue, waits)
@@ -83,9 +155,6 @@ def simulate_lowered(
     return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
 
 
-End = tuple[int, Action]  # of a message: a rank, and what it posts
-
-
 class _Flow:
     """Lowered rows as rows of the loop: one for each rank, and one for each queue.
 
@@ -96,7 +165,7 @@ class _Flow:
     def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: Collection):
         self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
         self.items, self.number = Items(), {}
-        self.others: dict[End, tuple] = {}  # of every message's end the other one, which nobody may have posted
+        self.others: dict[End, tuple] = {}  # of every message's end the other one
         self.queues: dict[tuple, list[End]] = defaultdict(list)
         for rank, row in enumerate(rows):
             for item in row:
@@ -104,23 +173,20 @@ class _Flow:
                 if peer is None:
                     self.number[rank, item] = self.items.new(costs.of_item(item))
                     continue
-                if (rank, item) in self.number:
-                    raise ScheduleError(f"rank {rank} posts {item} twice", "remove one of the two", rank, item)
                 posted = self.number[rank, item] = self.items.new()
                 self.items.new(need=posted)
-                self.items.new(need=posted + 2)  # itself: for ever, unless there is another end
+                self.items.new()
                 names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
                 self.queues[rank, *names[queue]].append((rank, item))
                 self.others[rank, item] = peer, other_end(item)
         link_of = cache(costs.link)
         for end, other in self.others.items():
-            if other in self.number:
-                send, receive = (end, other) if _is_send(end[1]) else (other, end)
-                link, (stage, kind, m) = link_of(send[0], receive[0]), send[1]
-                takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
-                passed = self.number[end] + 2
-                self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
-                self.items.durations[passed] = link.latency + takes
+            send, receive = (end, other) if _is_send(end[1]) else (other, end)
+            link, (stage, kind, m) = link_of(send[0], receive[0]), send[1]
+            takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
+            passed = self.number[end] + 2
+            self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
+            self.items.durations[passed] = link.latency + takes
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
     def _peer(self, item: Action | Overlap) -> int | None:
@@ -131,12 +197,10 @@ class _Flow:
 
     def passed(self, end: End) -> int:
         """The item that ends when a message is there: its sender's last."""
-        other = self.others[end]
-        return self.number[end if _is_send(end[1]) or other not in self.number else other] + 2
+        return self.number[end if _is_send(end[1]) else self.others[end]] + 2
 
     def _is_through(self, end: End, ends: list) -> bool:
-        both = [each for each in (end, self.others[end]) if each in self.number]
-        return all(ends[self.number[each] + 2] is not None for each in both)
+        return all(ends[self.number[each] + 2] is not None for each in (end, self.others[end]))
 
     def _turns(self, rank: int, waits: Collection[Action]) -> list[int]:
         """A rank's row."""
@@ -156,9 +220,7 @@ class _Flow:
 
     def _wait(self, row: list[int], ends: Iterable[tuple[int, Any]]) -> None:
         for end in ends:
-            nobody = [len(self.items.needs)]  # where nobody receives it: an item that needs itself
-            needs = [self.number[end], self.passed(end)] if end in self.number else nobody
-            row += [self.items.new(need=need) for need in needs]
+            row += [self.items.new(need=need) for need in (self.number[end], self.passed(end))]
 
     def run(self) -> tuple[list, list]:
         """When every item starts, and when it ends. ScheduleError where one doesn't."""

@@ -47,12 +47,11 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     return simulate_lowered(rows, costs, queue="channel", waits=waits, name=schedule.name)
 
 
-def sends_in(framework: str, schedule: Schedule) -> str:
-    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule. Megatron-LM's interleaved schedule waits
-    for forwards where microbatches are two whole rounds of the ranks, or more."""
-    P, M = schedule.num_ranks, schedule.num_microbatches
+def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -> str:
+    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule of that name. Megatron-LM's interleaved one
+    waits for forwards where microbatches are two whole rounds of the ranks, or more."""
     for sends, whose in _WHOSE.items():
-        if framework in whose.get(schedule.name, "") and (sends != "forwards wait" or _rounds(P, M)):
+        if framework in whose.get(name, "") and (sends != "forwards wait" or _rounds(num_ranks, num_microbatches)):
             return sends
     return SENDS[0]
 

@@ -783,8 +783,8 @@ var pplab = ((schedules) => {
   const known = schedules.filter(({ name, rows }) => builders[name] || rows); // of others there is no row to show
 
   /** What the package says of a schedule: {name, aliases, rules, source, options, placement}. Undefined: it has none. */
-  const find = (name) =>
-    known.find((each) => [each.name, ...each.aliases].some((each) => each.toLowerCase() === name.toLowerCase()));
+  const find = (name) => known.find((each) => [each.name, ...each.aliases].some((each) => plain(each) === plain(name)));
+  const plain = (name) => name.toLowerCase().replace(/^schedule|[-_ ]/g, ""); // as the package's registry
 
   /** Build the schedule `name`. Options that a schedule doesn't take are left unread, so that a view can keep its state
    *  while a reader goes from one to another. Throws ScheduleError that says what was given and what was expected. */

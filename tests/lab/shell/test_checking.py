@@ -1,0 +1,62 @@
+"""What people hold when a run breaks, checked: right, wrong, of something else, cut off, doubled."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+import pplab as pp
+from pplab import lab
+from pplab.lab.shell.commands import main
+
+LINE = "torchrun --nproc-per-node 8 x.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 32 "
+CONFIG = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "intermediate_size": 6144}
+CONFIG |= {"vocab_size": 151936, "hidden_act": "silu", "model_type": "qwen3", "tie_word_embeddings": False}
+ROWS = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
+LAYOUT = "Et*3|(tt|)*29,m|L"
+
+
+@pytest.mark.parametrize(("text", "status", "told"), [
+    (LINE + "--num-layers 32 --lr 1", 0, "line of Megatron-LM: 8 GPUs, tp 1 cp 1 pp 4 dp 2; 16 microbatches in 1F1B, "
+     "1 stage on each rank; bubble 15.8%; rank 0 has 8 layers, and at most 4 micro.*\nnot looked at: --lr; what"),
+    ((LINE + "--num-layers 32").replace(" --", " \\\r\n  --"), 0, "16 microbatches in 1F1B"),
+    (LINE, 2, "doesn't say --num-layers"),
+    (LINE + "--num-layers 30", 1, 'give --pipeline-model-parallel-layout "E.*arguments.py:998: "Number of layers'),
+    (LINE * 2, 2, "several launch lines: give one"),
+    ("python -m verl.trainer a.megatron.pipeline_model_parallel_size=4", 1, "write them as .* --pipeline-model-parall"),
+    ("torchrun run_train.py --parallelism.pipeline_parallel_degree 4", 2, "none of them; pplab check reads a"),
+    (f'"{LAYOUT}"', 0, "32 stages with 61 layers, for 1, 2, 4, 8, 16, 32 ranks\nnot looked at: --num-layers and --mtp"),
+    ("Et||tL", 0, "3 stages with 2 layers, for 1, 3 ranks\nnot looked at: stage 1 has no layer"),
+    (LAYOUT[:-2], 1, "no L at its end"),
+    (LAYOUT * 2, 1, "a second E"),
+    (json.dumps(CONFIG), 0, "config.json: 48 layers, 3.2.* billion parameters\nnot looked at: norms"),
+    (json.dumps(CONFIG)[:-9], 2, "begins as JSON does, and isn't"),
+    (json.dumps(CONFIG) * 2, 2, "begins as JSON does, and isn't: Extra data"),
+    (json.dumps(CONFIG | {"mamba_d_state": 16}), 1, "layers with attention .*, and mamba_d_state says others"),
+    ('{"train_micro_batch_size_per_gpu": 4}', 2, "this JSON has no model's fields"),
+    (ROWS, 0, "schedule: 1F1B: 2 ranks, 2 stages, 2 microbatches, 8 actions; bubble 33.3% if"),
+    (lab.to_csv(pp.build("DualPipeV", num_ranks=2, num_microbatches=4)), 0, "schedule: DualPipeV: 2 ranks"),
+    (lab.to_csv(lab.lower_by_torch(pp.build("ZB-H1", num_ranks=2, num_microbatches=4))), 0, "8 messages can arrive"),
+    ("        Rank 0 Rank 1\nStep 0: 0F0    1F0\nStep 1: 0B0    1B0\n", 0, "schedule: GPipe: 2 ranks"),
+    (ROWS[:-4], 1, "1B1 is missing"),
+    (ROWS + "\n" + ROWS, 1, "rank"),
+    ("RuntimeError: CUDA out of memory", 2, "this is none of them"),
+    ("E" * 300_000, 2, "these are 300,000 characters"),
+    ("micro-batch-size " + "-" * 200_000, 1, "required: --micro-batch-size"),
+])  # fmt: skip
+def test_what_is_said(text, status, told):
+    began = time.process_time()
+    found = lab.check(text)
+    assert found.status == status and re.search(told, str(found), re.S), found
+    assert time.process_time() - began < 5
+
+
+def test_from_a_shell(tmp_path, capsys):
+    (tmp_path / "line.sh").write_text(LINE)
+    assert main(["check", str(tmp_path / "line.sh"), "--layers", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["found"].startswith("8 GPUs")
+    (tmp_path / "dump").write_bytes(b"\x80\x04\x95" + bytes(range(256)) * 40_000)
+    assert main(["check", str(tmp_path / "dump")]) == 2 and "not read" in capsys.readouterr().out
