@@ -50,11 +50,12 @@ from .forms import timeline_to_dict as timeline_to_dict
 from .forms import to_csv as to_csv
 from .forms import to_perfetto as to_perfetto
 from .forms import waterfall as waterfall
-from .measuring import Explained as Explained
-from .measuring import Gap as Gap
+from .measuring import Cause as Cause
+from .measuring import ExplainedJob as ExplainedJob
 from .measuring import MeasuredLayers as MeasuredLayers
 from .measuring import Profile as Profile
-from .measuring import Traced as Traced
+from .measuring import RankTimes as RankTimes
+from .measuring import TracedJob as TracedJob
 from .measuring import WhatIf as WhatIf
 from .measuring import Where as Where
 from .measuring import calibrate as calibrate

@@ -115,7 +115,7 @@ def test_a_run_that_is_recorded_now(tmp_path):
     for m in range(4):  # 20 ms after the message came, which is after it was sent
         assert at[f"1F{m}"].start - at[f"0F{m}"].end > 20 and at[f"3F{m}"].start - at[f"2F{m}"].end > 20
     link = lab.where(found.timelines[0]).links[0, 1]
-    assert link.latency + 1 / link.bandwidth > 15
+    assert link.latency > 15
 
 
 def test_torchtitans_folders_are_steps():
@@ -125,15 +125,15 @@ def test_torchtitans_folders_are_steps():
     ]
     assert len(lab.read_traces(folder / "iteration_4").timelines) == 1
     both = lab.read_traces(folder)
-    assert len(both.timelines) == 2 and both.notes == ()
+    assert len(both.timelines) == 2 and not any("left out" in note for note in both.notes)
 
 
 def test_evaluations_are_left_out():
     found = lab.read_traces(TRACES / "validated")
-    assert found.notes[0] == "steps left out that aren't whole on every rank, or have forwards alone: 2"
+    assert "steps left out that aren't whole on every rank, or have forwards alone: 2" in found.notes
     with pytest.raises(
         ValueError,
-        match="(?s)no step with all forwards and backwards is in the traces of ranks .0, 1.: 0B0 .*Record it",
+        match="(?s)ranks .0, 1. have no step with all forwards and backwards: 0B0 .*Record it",
     ):
         lab.read_traces(TRACES / "evaluation")
 
@@ -150,7 +150,7 @@ def test_incomplete_steps_are_left_out(tmp_path, rank, end):
     found = lab.read_traces(save(tmp_path / "cut", *traces))
     kept = whole[:2] if end else whole[1:]
     assert [t.starts == pytest.approx(other.starts) for t, other in zip(found.timelines, kept, strict=True)]
-    assert found.notes[0] == "steps left out that aren't whole on every rank, or have forwards alone: 1"
+    assert "steps left out that aren't whole on every rank, or have forwards alone: 1" in found.notes
 
 
 @pytest.mark.parametrize("offsets", [(0, 1.5), (0, -40), (4, 0, -7, 30)])
@@ -199,11 +199,11 @@ def test_missing_ranks_are_named(tmp_path):
     traces = [load("1f1b-four", rank) for rank in (0, 2, 3)]
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]  # as in older traces
-    with pytest.raises(ValueError, match="in the traces of ranks .*: no rank runs stage 1"):
+    with pytest.raises(ValueError, match="ranks .* have no step .*: no rank runs stage 1"):
         lab.read_traces(save(tmp_path / "old", *traces))
 
 
-def test_of_two_pipelines_the_first_is_taken(tmp_path):
+def test_of_two_pipelines_the_slowest_is_taken(tmp_path):
     """Ranks 0 and 2 are a pipeline, 1 and 3 the other; the rest of torch's groups are for data."""
     traces = [load("interleaved-watched", rank // 2) for rank in range(4)]
     groups = [{"ranks": ranks} for ranks in ([0, 1, 2, 3], [0, 1], [2, 3], [0, 2], [1, 3])]
@@ -212,13 +212,13 @@ def test_of_two_pipelines_the_first_is_taken(tmp_path):
     folder = save(tmp_path / "several", *traces)
     found = lab.read_traces(folder)
     assert found.timelines[0].starts == lab.read_traces(TRACES / "interleaved-watched").timelines[0].starts
-    assert found.notes == ("of 2 pipelines, that of ranks 0, 2 is taken",)
+    assert "single steps are those of the slowest of 2 pipelines, of ranks 0, 2" in found.notes
     assert len(lab.read_traces(folder / "rank1.json", folder / "rank3.json").timelines) == 1
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]
     with pytest.raises(
         ValueError,
-        match="in the traces of ranks .*: rank 0 runs 0F0, but stage 0 lives on",
+        match="ranks .* have no step .*: rank 0 runs 0F0, but stage 0 lives on",
     ):
         lab.read_traces(save(tmp_path / "unknown", *traces))
 
@@ -298,6 +298,7 @@ def test_pplabs_own_traces_say_what_its_run_measured(tmp_path, name):
     schedule = pp.build(name, num_ranks=2, num_microbatches=4)
     with Pool(2) as pool:
         run = pool.train(schedule, lab.models.gpt(), lab.Profile(tmp_path), steps=2)
+    assert len(lab.explain(tmp_path).iterations) == 1
     found = lab.read_traces(tmp_path)
     assert len(found.timelines) == 2
     for traced, measured in zip(found.timelines, run.timelines, strict=True):

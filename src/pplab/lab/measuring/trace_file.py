@@ -42,6 +42,7 @@ _NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
 _SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
 _ACTION = re.compile(r"\d+[FBIW]\d+")
 _APART = ("c10d::", "record_param_comms")  # operators that are no computing
+_TRANSPORT = ("c10d::recv", "gloo:recv"), ("c10d::send", "gloo:send"), ("c10d::allreduce", "gloo:all_reduce")
 
 
 class Did(NamedTuple):
@@ -49,6 +50,13 @@ class Did(NamedTuple):
 
     item: Item
     asked: float
+    start: float
+    end: float
+
+
+class Post(NamedTuple):
+    """A message or a sum: when the rank handed it over, and when the transport was done with it; in ms."""
+
     start: float
     end: float
 
@@ -61,6 +69,13 @@ class Trace(NamedTuple):
     groups: list[Sequence[int]]  # the ranks of each of torch's process groups
     dids: list[Did]  # in order
     notes: list[str]
+    asked: list[Post]  # receives, in order
+    sent: list[Post]
+    summed: list[Post]  # with other replicas
+    others: list[tuple[str, Post]]  # what else the host did, by name
+    watched: bool  # whether the names are around computing alone
+    by_rows: bool  # torch's interpreter ran it, which asks for messages in the order of its rows
+    on_gpu: bool  # `asked` and `sent` are kernels then, which do both
 
 
 def read_trace(path: Path) -> Trace:
@@ -84,7 +99,14 @@ def read_trace(path: Path) -> Trace:
         )
     if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
         raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
-    return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
+    on_gpu = any(event.get("cat") == "kernel" for event in events)
+    posts = [_kernel_posts(events)] * 2 + [[]] if on_gpu else [_posts(events, *each) for each in _TRANSPORT]
+    asked, sent, summed = posts
+    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    watched, by_rows = (any(each.startswith(by) for each in names) for by in ("pplab:", "PP:"))
+    host = printable(str(data.get("host_name", "")))
+    others = [] if on_gpu else _others(events)
+    return Trace(rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu)
 
 
 def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
@@ -127,6 +149,32 @@ def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
     if any(event["name"] == "Forward 0" for event in events) and not alone:
         notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
     return dids, notes
+
+
+def _posts(events: Sequence[dict], operator: str, transport: str) -> list[Post]:
+    """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same number ends it."""
+    handed = sorted(event["start"] for event in events if event["name"].startswith(operator))
+    spans = (event for event in events if event["name"] == transport and event.get("cat") == "user_annotation")
+    done = [event["end"] for event in sorted(spans, key=lambda event: event["start"])]
+    return [*map(Post, handed, done)] if len(handed) == len(done) else []
+
+
+def _kernel_posts(events: Sequence[dict]) -> list[Post]:
+    """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on both."""
+    kernels = (e for e in events if e.get("cat") == "kernel" and "sendrecv" in e["name"].lower())
+    return sorted(Post(event["start"], event["end"]) for event in kernels)
+
+
+def _others(events: Sequence[dict]) -> list[tuple[str, Post]]:
+    """Operators and annotations that are neither actions nor messages, in the order of their starts."""
+    found = []
+    for event in events:
+        name, what = event["name"], event.get("cat")
+        named = what == "user_annotation" and not re.match(r"(pplab|PP|gloo|nccl):|Optimizer\.profile", name)
+        if named or (what == "cpu_op" and not name.startswith((*_APART, "autograd::"))):
+            name = name.split("#")[0].removesuffix(".__next__")
+            found.append((printable(name), Post(event["start"], event["end"])))
+    return sorted(found, key=lambda each: (each[1].start, -each[1].end))
 
 
 def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
