@@ -1,6 +1,9 @@
 """Torch's 1F1B on gloo, in one pipeline or several replicas, with faults planted in it, and a trace of every rank:
 
-RANKS=4 REPLICAS=1 STEPS=4 PLANT=late@2:250,link@1:30 FOLDER=traces torchrun --standalone --nproc-per-node 4 planted.py
+RANKS=4 REPLICAS=1 STEPS=4 PLANT=late@2:250,link@1:30 FOLDER=traces \
+    python -m pplab.watch torchrun --standalone --nproc-per-node 4 planted.py
+
+It knows nothing of pplab: `pplab.watch` names its actions.
 
 A forward sleeps 20 ms, a backward 40. A plant is KIND@PLACE:VALUE, and PLACE is a rank of the job unless it says so:
 
@@ -27,8 +30,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile, record_function
-
-from pplab import lab
 
 RANKS, REPLICAS, STEPS, MICROBATCHES = (
     int(os.environ["RANKS"]),
@@ -141,7 +142,6 @@ def iterate() -> None:
     sleep_ms("checkpoint", step)
 
 
-lab.watch_torch()
 iterate()
 iterate()
 dist.barrier()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,7 +19,6 @@ import pplab_course
 from pplab import lab
 from pplab.__main__ import main
 from pplab.lab.measuring.job import ACTION, Change
-from pplab_course import spine
 
 TRACES = Path(__file__).with_name("traces")
 JOBS = TRACES / "job"  # recorded with planted.py, without operators inside others
@@ -48,17 +50,10 @@ def test_the_parts_of_an_iteration_add_up(folder):
     mean = fmean(found.iterations)
     assert sum(found.bars.values()) == pytest.approx(mean)
     for row in found.ranks:
-        parts = row.computing, row.other_work, row.own_idle, row.waiting
+        parts = [row[name] for name in ("computing", "other work", "own idle", "waiting")]
         assert sum(parts) == pytest.approx(mean) and min(parts) > -0.01 * mean
     data = json.loads(json.dumps(found.to_dict()))
     assert len(data["ranks"]) == len(found.job.rows) and str(found.table) in str(found)
-
-
-def test_every_action_of_every_replica_is_in_the_graph():
-    job = lab.read_traces(JOBS / "slow3-2x2")
-    assert job.pipelines == ((0, 2), (1, 3)) and job.stages == {0: (0,), 1: (0,), 2: (1,), 3: (1,)}
-    assert [sum(event.kind == ACTION for event in row) for row in job.rows.values()] == [4 * 12] * 4
-    assert sum(message.pair is not None for message in job.messages) == 2 * 4 * 2 * 6
 
 
 def test_a_change_moves_what_follows_from_it():
@@ -104,7 +99,8 @@ def test_what_was_planted_is_named_and_without_it_the_job_is_as_without_a_fault(
             found
         )
     if healthy := HEALTHY.get(name.rsplit("-")[-1]):
-        assert found.causes[-1].left == pytest.approx(fmean(explained(healthy).iterations), rel=0.08)
+        true, last = explained(healthy).iterations, found.causes[-1]
+        assert abs(last.left - fmean(true)) < last.left_error + (max(true) - min(true)) / 2 + 0.03 * fmean(true)
 
 
 @pytest.mark.parametrize("name", HEALTHY.values())
@@ -131,12 +127,6 @@ def test_faults_that_hide_behind_each_other_are_named_together(tmp_path):
     alone = explained("pauses2-4").causes[0]
     assert [(cause.kind, cause.ranks) for cause in found.causes] == [("pauses", (2, 6, 10, 14, 18, 22, 26))], str(found)
     assert found.causes[0].saves == pytest.approx(alone.saves) and "hide behind each other" in found.causes[0].what
-
-
-def test_a_slow_gpu_and_a_stage_with_more_work_cant_be_told_apart_by_one_replica():
-    alone, replicas = explained("stage2-4").causes[0], explained("slow3-2x2").causes[0]
-    assert "its stage has more work or its GPU is slow" in alone.what and "all stages take equally long" in alone.advice
-    assert "other replicas' ranks with stage 1" in replicas.what and not replicas.advice
 
 
 def test_a_link_that_nobody_waited_for_has_an_upper_bound():
@@ -188,21 +178,30 @@ def test_a_rank_without_its_pipeline_is_refused(tmp_path):
         lab.read_traces(tmp_path)
 
 
-LIVE = {
-    "slow@1:1.8": (2, 2, ("slow rank", (1,))),
-    "late@2:250": (4, 1, ("late rank", (2,))),
-    "pauses@1:150": (4, 1, ("pauses", (1,))),
-    "link@2:30": (4, 1, ("link", (1, 2))),
+FOUR = {("slow stage", (0,)), ("late rank", (0,)), ("pauses", (1,)), ("link", (0, 1))}
+LIVE = {  # ranks, replicas, what is named, and when it is run
+    "slow@0:1.6,late@0:200,pauses@1:150,link@1:30": (2, 1, FOUR, []),
+    "slow@1:1.8,late@2:200": (2, 2, {("slow rank", (1,)), ("late rank", (2,))}, [pytest.mark.long]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timed
-@pytest.mark.parametrize("plant", LIVE)
-def test_what_is_planted_in_a_job_that_runs_now_comes_first(tmp_path, plant):
-    ranks, replicas, planted = LIVE[plant]
-    told = {"RANKS": ranks, "REPLICAS": replicas, "STEPS": 4, "PLANT": plant, "FOLDER": tmp_path}
-    ran = spine.run(Path(__file__).with_name("planted.py"), ranks * replicas, limit_s=180, **told)
-    assert ran.failure is None, ran
-    first = lab.explain(tmp_path).causes[0]
-    assert (first.kind, first.ranks) == planted
+@pytest.mark.parametrize(
+    "plants", [pytest.param(each, marks=[pytest.mark.long] * (LIVE[each][1] > 1)) for each in LIVE]
+)
+def test_what_is_planted_in_a_job_that_runs_now_is_named(tmp_path, plants):
+    """Under `pplab.watch`: the program doesn't know pplab, and torch's Schedule1F1B names no action by itself."""
+    ranks, replicas, planted, _ = LIVE[plants]
+    told = {"RANKS": ranks, "REPLICAS": replicas, "STEPS": 4, "PLANT": plants, "FOLDER": tmp_path}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks * replicas}"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pplab.watch", sys.executable, *torchrun, Path(__file__).with_name("planted.py")],
+        env=os.environ | {name: str(value) for name, value in told.items()},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = lab.explain(tmp_path)
+    assert {(cause.kind, cause.ranks) for cause in found.causes[: len(planted)]} == planted, found

@@ -10,7 +10,6 @@ import pytest
 
 import pplab as pp
 from pplab import lab
-from pplab.__main__ import main
 from pplab.lab.measuring.orders import predict_orders
 
 P, M = 4, 8
@@ -48,17 +47,6 @@ def test_only_what_the_stages_and_the_durations_allow():
     assert not [what for what in loop if "Seq" in what]
     v = {*rows(step("ZBVZeroBubble", pp.Costs(10, 10, 10)))}
     assert {"V-Half", "V-Min"} <= v and "LoopedBFS" not in v
-
-
-def test_rows_that_nobody_has_registered():
-    own = pp.Schedule([["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]])
-    found = rows(pp.simulate(own, pp.Costs(1, 1, 1)))
-    assert not [what for what in found if "microbatches" in what] and "GPipe" in found
-
-
-def test_a_step_of_one_rank_is_told_too():
-    own = pp.build("1F1B", num_ranks=1, num_microbatches=2)
-    assert rows(pp.simulate(own, pp.Costs(1, 1, 1)))["as it ran (replay)"].error == 0
 
 
 def test_who_waits_for_sends_is_found():
@@ -129,23 +117,3 @@ def test_errors_hold_in_worlds_whose_truth_is_known():
             held.append(abs(row.change - true) <= row.error + 0.002)  # ten runs don't tell the mean any better
             widths.append(row.error)
     assert len(held) > 100 and fmean(held) >= 0.95 and median(widths) < 0.01
-
-
-def test_the_error_is_how_far_the_replay_is_off():
-    even = step("1F1B", pp.Costs(10, 10, 10))
-    longer = [end + 33 * (i == len(even.ends) - 1) for i, end in enumerate(even.ends)]
-    off = predict_orders([replace(even, ends=longer)])
-    assert off[0].change == 0 and off[0].error > 0.01
-
-
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    assert main(["explain", str(tmp_path / "no.json")]) == 1
-    assert "no.json" in capsys.readouterr().err
-    (tmp_path / "text.json").write_text("hello")
-    assert main(["explain", str(tmp_path / "text.json")]) == 1
-    assert "expected a Chrome trace" in capsys.readouterr().err
-    for flag in ("--html", "--json"):
-        assert main(["explain", str(tmp_path), flag, str(tmp_path / "no" / "file")]) == 1
-        assert f"{flag} {tmp_path}/no/file: there is no folder" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["explain"])

@@ -7,8 +7,8 @@ from .attribution import calibrating as calibrating
 from .attribution import where as where
 from .explaining import Cause as Cause
 from .explaining import ExplainedJob as ExplainedJob
-from .explaining import RankTimes as RankTimes
 from .explaining import explain as explain
+from .hangs import explain_hang as explain_hang
 from .job import TracedJob as TracedJob
 from .job_reading import read_traces as read_traces
 from .layers import MeasuredLayers as MeasuredLayers
@@ -19,4 +19,5 @@ from .probe import measure_link as measure_link
 from .probe import message_times as message_times
 from .probe import multiply_times as multiply_times
 from .profiling import Profile as Profile
-from .trace_file import watch_torch as watch_torch
+from .watching import watch_megatron as watch_megatron
+from .watching import watch_torch as watch_torch

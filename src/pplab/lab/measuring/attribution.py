@@ -57,10 +57,6 @@ class Where:
             "unit": self.timeline.unit,
             "mean": self.mean,
             "by_rank": list(self.by_rank),
-            "links": [
-                {"source": source, "target": target, "latency": link.latency}
-                for (source, target), link in sorted(self.links.items())
-            ],
         }
 
     def __str__(self) -> str:
@@ -72,11 +68,6 @@ class Where:
             values = "".join(f"{row.get(part, 0):10.2f}" for _, row in rows)
             lines.append(f"{part:16}{values}{self.mean[part] / self.step_time:8.1%}")
         lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
-        if self.mean["communication"]:
-            (source, target), link = max(sorted(self.links.items()), key=lambda item: item[1].latency)
-            waited = any(message.waited for message in observe(self.timeline)[0][source, target])
-            takes = "" if waited else "at most "
-            lines.append(f"slowest link: rank {source} to rank {target}, a message takes {takes}{link.latency:.2f}")
         return f"{self.timeline.schedule.name}, {self.timeline.how}, per rank{unit and f' in {unit}'}\n" + "\n".join(
             lines
         )

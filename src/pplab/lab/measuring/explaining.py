@@ -8,24 +8,20 @@ ranks, replicas and steps: what it saves is the mean over the iterations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ...optional import bring
 from ...schedule import plural
-from ..forms import Table, figure_html, read_static
+from ..forms import Table, bars, figure_html, read_static
 from .job import ACTION, OTHER, Change, TracedJob
 from .job_reading import read_traces
 from .orders import WhatIf, predict_orders, table_of
-from .suspects import Seen, Suspect, evened, find, link_times
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .suspects import Seen, Suspect, find, link_times
 
 _LEAST = 0.01  # of an iteration: what saves less is no cause
 _MOST = 24  # suspects that are tried, those first from whom most time is taken
@@ -37,6 +33,7 @@ _UNKNOWN = (
     "backwards or pair actions, unless this one does",
     "a message's whole time counts as latency: over a narrow link, schedules that send ahead take longer",
 )
+_EXACT = 0.005
 _PART = 0.2  # of the largest saving: an iteration with less hasn't got it
 
 
@@ -49,9 +46,9 @@ class Cause:
     what: str
     alone: float  # what it saves if everything else stays
     saves: float  # what it saves once the causes before it are gone
-    error: float | None  # of `saves`: twice the standard error of the mean; None where it isn't in every iteration
+    error: float | None  # of `saves`; None where it isn't in every iteration
     left: float  # what an iteration takes without it and the causes before it
-    advice: str = ""
+    left_error: float | None  # of `left`, unless the job is run again, which differs by some 3 %
 
     @property
     def short(self) -> str:
@@ -59,20 +56,6 @@ class Cause:
         if len(self.ranks) > 2:
             return self.kind
         return f"{self.kind}, {'rank' if len(self.ranks) == 1 else 'ranks'} {' and '.join(map(str, self.ranks))}"
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """How a rank spends a mean iteration, in ms: the four parts add up to it. `usual` has its actions' medians."""
-
-    rank: int
-    replica: int
-    stages: tuple[int, ...]
-    usual: dict[str, float]
-    computing: float
-    other_work: float
-    own_idle: float
-    waiting: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +66,7 @@ class ExplainedJob:
     iterations: tuple[float, ...]
     causes: tuple[Cause, ...]  # that which saves most first
     doubtful: tuple[Cause, ...]  # whose saving is below its error
-    ranks: tuple[RankTimes, ...]  # that which waits least first
+    ranks: tuple[dict[str, Any], ...]  # how each spends a mean iteration; that which waits least first
     links: dict[tuple[int, int], tuple[float, bool]]  # a message's time, and whether it is an upper bound
     orders: tuple[WhatIf, ...]  # other schedules, unless pauses or late ranks make them meaningless
     notes: tuple[str, ...]
@@ -91,13 +74,11 @@ class ExplainedJob:
     @property
     def table(self) -> Table:
         """A row for each rank, with how it spends an iteration."""
-        kinds = sorted({kind for row in self.ranks for kind in row.usual}, key="FBIW".find)
         rows = Table()
-        rows.columns = "rank", "replica", "stage", *kinds, "computing", "other work", "own idle", "waiting"
+        rows.columns = tuple(dict.fromkeys(name for row in self.ranks for name in row))
         for row in self.ranks:
-            usual = (f"{row.usual[kind]:.1f}" if kind in row.usual else "-" for kind in kinds)
-            parts = (f"{part:.1f}" for part in (row.computing, row.other_work, row.own_idle, row.waiting))
-            rows.append((str(row.rank), str(row.replica), ", ".join(map(str, row.stages)), *usual, *parts))
+            cells = (row.get(name, "-") for name in rows.columns)
+            rows.append(tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells))
         return rows
 
     @property
@@ -118,7 +99,7 @@ class ExplainedJob:
             "causes": [*map(vars, self.causes)],
             "doubtful": [*map(vars, self.doubtful)],
             "bars": self.bars,
-            "ranks": [*map(vars, self.ranks)],
+            "ranks": self.ranks,
             "links": links,
             "orders": [*map(vars, self.orders)],
             "notes": self.notes,
@@ -136,11 +117,10 @@ class ExplainedJob:
         if not self.causes:
             lines.append(f"No cause was found that makes an iteration {_LEAST:.0%} longer.")
         for number, cause in enumerate(self.causes, 1):
-            error = "" if cause.error is None else f" ±{cause.error:.0f}"
             alone = "" if number == 1 else f" (alone it saves {max(0, cause.alone):.0f})"
             lines.append(f"{number}. {cause.what}.")
-            lines.append(f"   Without it an iteration takes {cause.left:.0f} ms: {cause.saves:.0f}{error} less{alone}.")
-            lines += [f"   {cause.advice}"] * bool(cause.advice)
+            left = f"{cause.left:.0f} ms" + ("" if cause.left_error is None else f" ±{cause.left_error:.0f}")
+            lines.append(f"   Without it an iteration takes {left}: {cause.saves:.0f} less{alone}.")
         lines += [f"not certain, since it saves less than its error: {cause.what}" for cause in self.doubtful]
         return "\n".join(lines)
 
@@ -170,9 +150,11 @@ class ExplainedJob:
 
         OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
         """
+        parts = {name: [("", amount)] for name, amount in self.bars.items()}
+        chart = bars(parts, title="A mean iteration in parts that add up to it", unit="ms")
         head = "".join(f"<p>{escape(line)}</p>\n" for line in self._head().splitlines())
         sections = {
-            "What makes it slow": head + figure_html(_drawn(self.bars)),
+            "What makes it slow": head + figure_html(chart.figure),
             "How each rank spends an iteration, in ms": self.table._repr_html_(),
         }
         if self.orders:
@@ -193,19 +175,18 @@ def explain(*places: str | Path) -> ExplainedJob:
     seen, lengths = Seen(job), job.lengths(job.replay())
     causes, doubtful = _causes(seen, lengths)
     notes = [*job.notes]
-    if any(cause.error is not None for cause in causes):
-        notes.append(
-            "± is twice the standard error over the iterations. Two runs of a job differ, too, which ± can't know"
-        )
+    notes.append("± holds for 95 of 100 such runs; two runs of a job differ by some 3 % besides, which no trace tells")
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):
         notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")
     else:
         orders = predict_orders(job.timelines)
         notes += _UNKNOWN
-    ranks = sorted(_ranks(seen, lengths), key=lambda row: row.waiting)
-    if ranks[0].waiting < -_LEAST * fmean(lengths):
-        notes.append(f"what rank {ranks[0].rank} does overlaps, so that its waiting is below zero: don't trust its row")
+    ranks = sorted(_ranks(seen, lengths), key=itemgetter("waiting"))
+    if ranks[0]["waiting"] < -_LEAST * fmean(lengths):
+        notes.append(
+            f"what rank {ranks[0]['rank']} does overlaps, so that its waiting is below zero: don't trust its row"
+        )
     return ExplainedJob(
         job, tuple(lengths), tuple(causes), tuple(doubtful), tuple(ranks), link_times(job), tuple(orders), tuple(notes)
     )
@@ -222,9 +203,13 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
 
     def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
         """The suspect that saves most, and the iterations without it, where that is enough for a cause."""
-        tried = [(suspect, job.lengths(job.replay(change & suspect.change))) for suspect in suspects]
-        best = min(tried, key=lambda each: fmean(each[1]), default=None)
-        return best if best and fmean(now) - fmean(best[1]) >= least else None
+        best, shortest = None, fmean(now) - least
+        for suspect in suspects:
+            if fmean(now) - _taken_away(suspect.change) / len(now) <= shortest:  # else it can't save enough
+                without = job.lengths(job.replay(change & suspect.change))
+                if fmean(without) <= shortest:
+                    best, shortest = (suspect, without), fmean(without)
+        return best
 
     while best := try_out(found[:_MOST]) or try_out(_together(found)):
         suspect, without = best
@@ -233,15 +218,12 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
         saved = [before - after for before, after in zip(now, without, strict=True)]
         alone = fmean(lengths) - fmean(job.lengths(job.replay(suspect.change)))
         error = _error(saved)
-        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, fmean(without))
+        left = fmean(without), _spread(without)
+        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, *left)
         if error is not None and error > fmean(saved):
             doubtful.append(cause)
             continue
         change, now = change & suspect.change, without
-        if suspect.kind == "slow stage" and len(job.pipelines) == 1:
-            even = fmean(job.lengths(job.replay(change & evened(seen))))
-            advice = f"If layers are moved until all stages take equally long, an iteration takes {even:.0f} ms."
-            cause = replace(cause, advice=advice)
         causes.append(cause)
     return causes, doubtful
 
@@ -273,38 +255,33 @@ def _taken_away(change: Change) -> float:
 
 
 def _error(saved: Sequence[float]) -> float | None:
-    """Twice the standard error of the mean; None for what isn't in every iteration, of which that says nothing."""
-    if len(saved) < 2 or sum(each > _PART * max(saved) for each in saved) < _ALWAYS * len(saved):
-        return None
-    return 2 * stdev(saved) / len(saved) ** 0.5
+    """How far off the mean may be; None for what isn't in every iteration, of which their scatter says nothing."""
+    often = sum(each > _PART * max(saved) for each in saved) >= _ALWAYS * len(saved)
+    return _spread(saved) if often else None
 
 
-def _ranks(seen: Seen, lengths: Sequence[float]) -> list[RankTimes]:
-    """How each rank spends the iterations, on average."""
-    job, count, found = seen.job, len(seen.counted), []
-    for replica, ranks in enumerate(job.pipelines):
+def _spread(values: Sequence[float]) -> float | None:
+    """How far off their mean may be, in 95 of 100 cases, by Student's t, and half a percent besides for what a replay
+    doesn't know. One value doesn't tell."""
+    if more := len(values) - 1:
+        return (
+            _EXACT * fmean(values)
+            + (1.96 + 2.37 / more + 2.8 / more**2 + 5.6 / more**3) * stdev(values) / len(values) ** 0.5
+        )
+    return None
+
+
+def _ranks(seen: Seen, lengths: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """How each rank spends the iterations, on average: its usual actions by kind, and four parts that add up."""
+    kinds = sorted({kind for _, _, kind in seen.usual}, key="FBIW".find)
+    for replica, ranks in enumerate(seen.job.pipelines):
         for rank in ranks:
-            mine = [event for event in job.rows[rank] if event.step in seen.counted]
-            computing, other = (
-                sum(event.duration for event in mine if event.kind == kind) / count for kind in (ACTION, OTHER)
-            )
-            idle = sum(max(0.0, event.gap) for event in mine if event.before) / count
-            waiting = fmean(lengths) - computing - other - idle
-            found.append(RankTimes(rank, replica, job.stages[rank], seen.pace[rank], computing, other, idle, waiting))
-    return found
-
-
-def _drawn(bars: dict[str, float]) -> Figure:
-    """The iteration as one row of bars, the causes first."""
-    figure = bring("matplotlib.figure").Figure(figsize=(8, 0.6 + 0.4 * len(bars)))
-    axes = figure.subplots()
-    ends = [0.0]
-    for value in bars.values():
-        ends.append(ends[-1] + value)
-    for place, (name, (start, end)) in enumerate(zip(bars, pairwise(ends), strict=True)):
-        axes.barh(place, end - start, left=start, color="0.6" if place == len(bars) - 1 else "#d1495b")
-        axes.text(end, place, f" {name}: {end - start:.0f} ms", va="center", ha="left")
-    axes.set(yticks=[], xlabel="ms of a mean iteration", xlim=(0, ends[-1] * 1.3))
-    axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    return figure
+            mine = [event for event in seen.job.rows[rank] if event.step in seen.counted]
+            times = {name: sum(event.duration for event in mine if event.kind == name) for name in (ACTION, OTHER)}
+            idle = sum(max(0.0, event.gap) for event in mine if event.before)
+            parts = {"computing": times[ACTION], "other work": times[OTHER], "own idle": idle}
+            parts = {name: value / len(seen.counted) for name, value in parts.items()}
+            stages = ", ".join(map(str, seen.job.stages[rank]))
+            usual = {kind: seen.pace[rank][kind] for kind in kinds if kind in seen.pace[rank]}
+            waiting = fmean(lengths) - sum(parts.values())
+            yield {"rank": rank, "replica": replica, "stage": stages, **usual, **parts, "waiting": waiting}

@@ -12,8 +12,10 @@ have.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...timeline import Timeline
 
@@ -34,6 +36,7 @@ class Event:
     before: Event | None = field(default=None, repr=False)  # of the rank's earlier events that which ended last
     needs: list[tuple[Message, float]] = field(default_factory=list, repr=False)
     gap: float = 0.0
+    replayed: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # its start and end in the last replay
 
     @property
     def duration(self) -> float:
@@ -48,6 +51,7 @@ class Message:
     posts: list[Event]
     there: float
     transit: float = 0.0
+    came: float = 0.0  # in the last replay
     bound: bool = False  # it was asked for after it was sent, or nobody knows when: it took at most that
 
     def __post_init__(self) -> None:
@@ -96,50 +100,49 @@ class TracedJob:
     def num_steps(self) -> int:
         return 1 + max(event.step for row in self.rows.values() for event in row)
 
-    def replay(self, change: Change | None = None) -> list[float]:
-        """When each step ends on its last rank, with other times for what `change` has."""
-        change = change or Change()
-        starts: dict[Event, float] = {}
-        ends: dict[Event, float] = {}
-        there: dict[Message, float] = {}
-        marks = [0.0] * self.num_steps
-        at = dict.fromkeys(self.rows, 0)
-
-        def arrival(message: Message) -> float | None:
-            if message not in there:
-                if any(post not in starts for post in message.posts):
-                    return None
-                last = max(ends[post] if post.kind == ACTION else starts[post] for post in message.posts)
-                there[message] = last + change.transits.get(message, message.transit)
-            return there[message]
-
-        def ready(event: Event, free: float) -> float | None:
-            for message, known in event.needs:
-                came = arrival(message)
-                if came is None:
-                    return None
-                free = max(free, came + known)
-            return free
-
-        moved = True
+    @cached_property
+    def order(self) -> list[Event | Message]:
+        """All events and messages, each behind what it needs."""
+        found: list[Event | Message] = []
+        known: set[Event | Message] = set()
+        waiting = defaultdict(list)
+        for message in self.messages:
+            for post in message.posts:
+                waiting[post].append(message)
+        at, moved = dict.fromkeys(self.rows, 0), True
         while moved:
             moved = False
             for rank, row in self.rows.items():
-                while at[rank] < len(row):
+                while at[rank] < len(row) and known.issuperset(message for message, _ in row[at[rank]].needs):
                     event = row[at[rank]]
-                    # a rank's first event is there without having waited for anything of its own
-                    free = ends[event.before] if event.before else event.start - event.gap
-                    since = ready(event, free)
-                    if since is None:
-                        break
-                    starts[event] = since + change.gaps.get(event, event.gap)
-                    ends[event] = starts[event] + change.durations.get(event, event.duration)
-                    if event.kind == ACTION:
-                        marks[event.step] = max(marks[event.step], ends[event])
+                    known.add(event)
+                    there = [message for message in waiting[event] if known.issuperset(message.posts)]
+                    known.update(there)
+                    found += [event, *there]
                     at[rank] += 1
                     moved = True
         if stuck := [row[at[rank]].name for rank, row in self.rows.items() if at[rank] < len(row)]:
             raise ValueError(f"these events wait for each other, so the traces are of different runs: {stuck}")
+        return found
+
+    def replay(self, change: Change | None = None) -> list[float]:
+        """When each step ends on its last rank, with other times for what `change` has."""
+        change = change or Change()
+        marks = [0.0] * self.num_steps
+        for each in self.order:
+            if isinstance(each, Message):
+                last = max(post.replayed[post.kind == ACTION] for post in each.posts)
+                each.came = last + change.transits.get(each, each.transit)
+                continue
+            # a rank's first event is there without having waited for anything of its own
+            since = each.before.replayed[1] if each.before else each.start - each.gap
+            for message, known in each.needs:
+                since = max(since, message.came + known)
+            start = since + change.gaps.get(each, each.gap)
+            end = start + change.durations.get(each, each.end - each.start)
+            each.replayed = start, end
+            if each.kind == ACTION:
+                marks[each.step] = max(marks[each.step], end)
         return marks
 
     def lengths(self, marks: Sequence[float]) -> list[float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 
@@ -55,7 +57,7 @@ class _Rank:
 
     def posts(self, what: str) -> list[Post]:
         found = chain(*(getattr(trace, what) for trace in self.traces))
-        return [Post(post.start - self.shift, post.end - self.shift) for post in found]
+        return sorted(Post(post.start - self.shift, post.end - self.shift) for post in found)
 
     def add(self, kind: str, name: str, span: Post, step: int) -> Event:
         self.row.append(Event(self.rank, kind, name, *span, step))
@@ -63,7 +65,7 @@ class _Rank:
 
     def step_at(self, time: float) -> int:
         """The step in which a time is, or before which."""
-        return next((step for step, (_, end) in enumerate(self.steps) if time < end), len(self.steps) - 1)
+        return min(bisect_right(self.steps, time, key=itemgetter(1)), len(self.steps) - 1)
 
 
 def read_traces(*places: str | Path) -> TracedJob:
@@ -203,17 +205,19 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
             before = member.steps[step - 1][1] if step else -inf
             after = member.steps[step + 1][0] if step + 1 < len(member.steps) else inf
             incoming, outgoing = to[rank, step], by[rank, step]
+            asked = asks[bisect_left(asks, (before,)) : bisect_left(asks, (end,))]
+            handed = sends[bisect_left(sends, (start,)) : bisect_left(sends, (after,))]
             if on_gpu:
-                _join_kernels(asks, incoming, outgoing)
+                _join_kernels(sorted({*asked, *handed}), incoming, outgoing)
                 continue
             order = member.order
             incoming.sort(key=lambda each: order.get(each.row(True), 0) if order else each.user.start)  # noqa: B023
             outgoing.sort(key=lambda each: order.get(each.row(False), 0) if order else each.maker.end)  # noqa: B023
-            posted = [post for post in asks if before <= post.start < end][-len(incoming) :]
+            posted = asked[-len(incoming) :]
             if len(posted) == len(incoming):
                 for each, post in zip(incoming, posted, strict=True):
-                    each.asked = post if post.end <= each.user.start + 1 else None
-            posted = [post for post in sends if start <= post.start < after][: len(outgoing)]
+                    each.asked = post if post.start <= each.user.start >= post.end - 1 else None
+            posted = handed[: len(outgoing)]
             if len(posted) == len(outgoing):
                 for each, post in zip(outgoing, posted, strict=True):
                     each.sent = post
@@ -239,7 +243,7 @@ def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
     handed = each.sent.start if each.sent else each.maker.end
     message.bound = each.asked is None or each.asked.start > handed
     target.done.append((there, message, each.user))
-    if each.sent:
+    if each.sent and each.sent.end >= posts[-1].start:  # else it was buffered, and its sender waited for nobody
         source.done.append((each.sent.end, message, None))
     return message
 
@@ -294,6 +298,8 @@ def _link(member: _Rank) -> None:
             # torch's interpreter waits for a message only where it is used, and for sums and sends at a step's end
             if member.order and event.kind != OTHER:
                 break
+            if any(post.start >= event.start for post in message.posts):
+                break  # so that whatever is needed began before, and nothing waits in a circle
             if not member.order or end > event.start - 2:
                 event.needs.append((message, min(end - message.there, _SEEN_MS)))
             passed += 1

@@ -33,7 +33,7 @@ from ..streams import SENDS, simulate_sends
 from .attribution import calibrate
 from .deliveries import observe
 
-_DRAWS, _WORK = 8, 30_000  # predictions of a step, fewer where all of them would have more actions than that
+_DRAWS, _WORK = 8, 10_000  # predictions of a step, fewer where all of them would have more actions than that
 _WAYS = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)  # who waits, and whether ranks are late besides
 _NEAR = 0.01  # of a step: ways to send whose replays are so close to what was measured aren't ruled out
 
@@ -75,7 +75,7 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     noise = _noise([run.makespan / took for run, _ in replays[nearest]], len(steps))
     ways = [way for way in _WAYS if off[way] <= off[nearest] + noise + _NEAR]
 
-    def what_if(what: str, schedule: Schedule = own, sends: str = "") -> WhatIf:
+    def what_if(what: str, schedule: Schedule, sends: str = "") -> WhatIf:
         changes = defaultdict(list)
         M = schedule.num_microbatches
         for draw in range(draws):
@@ -88,9 +88,9 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
         error += (max(means) - min(means)) / 2
         return WhatIf(what, (max(means) + min(means)) / 2, error, max(runs[-1].peak_in_flight))
 
-    rows = [what_if("as it ran (replay)")]
+    rows = [WhatIf("as it ran (replay)", 0.0, off[nearest], max(steps[0].peak_in_flight))]
     if SENDS[0] not in dict(ways):
-        rows.append(what_if("nobody waits for sends", sends=SENDS[0]))
+        rows.append(what_if("nobody waits for sends", own, SENDS[0]))
     return rows + [what_if(*named) for named in _schedules(own, calibrate(steps[len(steps) // 2]))]
 
 
@@ -160,7 +160,7 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
             if schedule := built(builder, P, M):
                 found.append((builder, schedule))
     for builder, schedule in found:
-        for count in (2 * M, M // 2) if schedule == own else ():
+        for count in (2 * M, M // 2) if schedule == own and M * P < _WORK / 4 else ():
             if other := built(builder, P, count):
                 yield f"{builder.name}, {count} microbatches", other
     for _, schedule in found:

@@ -48,16 +48,6 @@ def find(seen: Seen) -> list[Suspect]:
     return [*_pauses(seen), *_slow(seen), *_links(seen), *_gaps(seen), *_work(seen)]
 
 
-def evened(seen: Seen) -> Change:
-    """The job with all stages equally long, each kind of action at the mean of all stages' medians."""
-    durations = {}
-    for (rank, _, kind), events in seen.actions.items():
-        mean = fmean(pace[kind] for pace in seen.pace.values() if kind in pace)
-        for event in events:
-            durations[event] = event.duration * mean / seen.pace[rank][kind]
-    return Change(durations)
-
-
 class Seen:
     """A job's actions, sorted for comparing."""
 

@@ -5,8 +5,10 @@ What a trace tells of actions, and by which names, is said in `trace_file`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain, pairwise, product
+from itertools import chain, islice, pairwise, takewhile
 from math import inf
 from pathlib import Path
 
@@ -57,17 +59,22 @@ def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[li
 def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[Step]]], str]:
     """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and why another isn't."""
     whole, why = [], "these are of different steps, or of hosts whose clocks differ by more than a step"
+    ends = [[step[-1].end for step in steps] for steps in found]
+    schedules: dict[tuple, Schedule] = {}
     for first in found[0]:
         step = []
-        for steps in found:
-            together = [min(first[-1].end, each[-1].end) - max(first[0].start, each[0].start) for each in steps]
-            if max(together) > 0:
-                step.append(steps[together.index(max(together))])
+        for steps, times in zip(found, ends, strict=True):
+            later = islice(steps, bisect_right(times, first[0].start), None)
+            meanwhile = takewhile(lambda each: each[0].start < first[-1].end, later)  # noqa: B023
+            together = max(meanwhile, key=lambda each: min(first[-1].end, each[-1].end) - each[0].start, default=None)  # noqa: B023
+            step += [together] if together else []
         if len(step) == len(found):
-            schedule = Schedule([[did.item for did in row] for row in step], "traced")
+            rows = tuple(tuple(did.item for did in row) for row in step)
             try:
-                validate(schedule)
-                whole.append((schedule, step))
+                if rows not in schedules:
+                    validate(schedule := Schedule(rows, "traced"))
+                    schedules[rows] = schedule
+                whole.append((schedules[rows], step))
             except ValueError as error:
                 why = str(error)
     return whole, why
@@ -76,8 +83,8 @@ def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[
 def clocks_ahead(steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
     """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it has left: one way that
     says how far a clock is ahead at most, the other way at least."""
-    first, names = hosts[0], sorted({*hosts})
-    most = {(a, b): inf if a != b else 0.0 for a, b in product(names, names)}  # so far b's is ahead of a's, at most
+    first, names = hosts[0], {*hosts}
+    most: dict[tuple[str, str], float] = defaultdict(lambda: inf)  # so far b is ahead of a, at most
     for schedule, step in steps:
         did, graph, on = [*chain(*step)], schedule.graph, [hosts[rank] for rank in schedule.columns.ranks]
         for i, user in enumerate(did):
@@ -85,15 +92,21 @@ def clocks_ahead(steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[s
                 if on[entry] != on[i]:
                     room = user.start - did[graph.id_of(entry)].end
                     most[on[entry], on[i]] = min(most[on[entry], on[i]], room)
-    for via, a, b in product(names, names, names):
-        most[a, b] = min(most[a, b], most[a, via] + most[via, b])
-    if min(most[name, name] for name in names) < 0:
+    there, back = ({name: inf for name in names} | {first: 0.0} for _ in "12")
+    for _ in range(len(names) + 1):
+        before = {**there}, {**back}
+        for (a, b), room in most.items():
+            there[b] = min(there[b], there[a] + room)
+            back[a] = min(back[a], back[b] + room)
+        if before == (there, back):
+            break
+    else:
         notes.append("clocks of the hosts aren't tied: no shift of them lets every message arrive after it has left")
         return [0.0] * len(hosts)
     if len(names) > 1:
-        width = max(most[first, name] + most[name, first] for name in names)
+        width = max(there[name] + back[name] for name in names)
         notes.append(f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms either way")
-    return [(most[first, host] - most[host, first]) / 2 for host in hosts]
+    return [(there[host] - back[host]) / 2 for host in hosts]
 
 
 def timeline_of(schedule: Schedule, step: list[Step], ahead: Sequence[float]) -> Timeline:

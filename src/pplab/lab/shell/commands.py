@@ -150,8 +150,11 @@ def workload_of(given: argparse.Namespace) -> Workload:
 
 
 def _explain(given: argparse.Namespace) -> None:
-    from ..measuring import explain
+    from ..measuring import explain, explain_hang
 
+    if given.schedule or given.csv:
+        said = explain_hang(schedule_of(given), *given.traces)
+        return write(given, {"hang": said.splitlines()}, [said])
     found = explain(*given.traces)
     if given.html:
         found.to_html(given.html)
@@ -159,7 +162,8 @@ def _explain(given: argparse.Namespace) -> None:
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield flag("traces", "folder with the torch.profiler traces of all ranks, or the files", nargs="+", metavar="JOB")
+    yield flag("traces", "folder with the traces or dumps of all ranks, or the files", nargs="+", metavar="JOB")
+    yield from SCHEDULE
     yield flag("--html", "write everything with charts to FILE, a page that needs no other file", metavar="FILE")
     yield JSON
 
@@ -210,9 +214,13 @@ COMMANDS = (
         "pplab explain JOB [JOB ...] [options]",
         "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, which rank is late "
         "or pauses, and how long an iteration takes without each. It reads the traces that torch.profiler writes of "
-        "PyTorch's pipelining, of all ranks and replicas.",
+        "PyTorch's pipelining, of all ranks and replicas. If a job hangs, give the dumps of NCCL's flight recorder and "
+        "the schedule that ran.",
         {
             "What makes this job slow?": "pplab explain traces",
+            "For what does each rank wait in a job that hangs?": (
+                "pplab explain dumps --schedule 1F1B --ranks 4 --microbatches 8"
+            ),
             "The same with a chart, as a page for a browser:": "pplab explain traces --html job.html",
         },
     ),
