@@ -1,5 +1,4 @@
 """1F1B by PyTorch's own pipelining, on a network as slow as you say: its class, or the same rows from a CSV file.
-TRACE=FOLDER records what torch.profiler sees.
 
 M=8 LAG=0.02 CSV=1 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 pipe_torch.py"""
 
@@ -65,21 +64,13 @@ if int(os.environ.get("CSV", 0)):
 else:
     schedule = Schedule1F1B(part, M, loss_fn=loss, scale_grads=False)
 
-profiler = torch.profiler.profile() if "TRACE" in os.environ else None
-if profiler:
-    lab.watch_torch()
-for number in range(4):  # the first step takes longer: stages tell each other their shapes
-    if profiler and number == 1:
-        profiler.start()
+for _ in range(4):  # the first step takes longer: stages tell each other their shapes
     stage.zero_grad()
     dist.barrier()
     start = time.perf_counter()
     schedule.step(*([inputs] if rank == 0 else []), target=targets if rank == ranks - 1 else None)
     dist.barrier()
     seconds = time.perf_counter() - start
-if profiler:
-    profiler.stop()
-    profiler.export_chrome_trace(f"{os.environ['TRACE']}/rank{rank}.json.gz")
 
 gradients = [p.grad for p in stage.parameters()]
 truth = torch.autograd.grad(nn.functional.mse_loss(model(inputs), targets), list(stage.parameters()))

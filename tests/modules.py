@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pplab import lab
 from pplab.lab.models import Modules
-from pplab.runtime import Batch, EndOfBatches, Executor, Extra, Job, Listener, Rank, RankContext, Workload
+from pplab.runtime import Batch, EndOfBatches, Extra, Job, Listener, Rank, RankContext, Workload
 from pplab.runtime import context as rank_context
 
 
@@ -428,20 +428,6 @@ class Sleeps(nn.Module):
         if self.only_call in (None, self.calls):
             time.sleep(self.seconds)
         return self.linear(x)
-
-
-def dawdle(context, rank: int, seconds: float) -> None:
-    """From now on the rank starts every action late: it has what it needs, and sleeps."""
-    if context.rank != rank:
-        return
-    fetch = Executor.fetch
-
-    def late(self, *arguments) -> tuple[Tensor, ...]:
-        found = fetch(self, *arguments)
-        time.sleep(seconds)
-        return found
-
-    Executor.fetch = late
 
 
 def environment(context, *names: str) -> list[str]:

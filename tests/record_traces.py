@@ -51,6 +51,40 @@ CASES: dict[str, dict] = {
     "gpu-slow-stage": {**GPU, "name": "1F1B", "layers": [1, 2]},
 }
 
+JOBS = {  # of measuring/planted.py: the plants, ranks of a pipeline, replicas, steps
+    "none-4": ("", 4, 1, 4),
+    "none-2x2": ("", 2, 2, 4),
+    "slow1-2x2": ("slow@1:1.8", 2, 2, 4),
+    "slow3-2x2": ("slow@3:1.8", 2, 2, 4),
+    "stage2-4": ("stage@2:1.6", 4, 1, 4),
+    "late0-4": ("late@0:250", 4, 1, 4),
+    "late2-4": ("late@2:250", 4, 1, 4),
+    "late3-4": ("late@3:250", 4, 1, 4),
+    "late3-2x2": ("late@3:250", 2, 2, 4),
+    "tenth1-2": ("tenth@1:500", 2, 1, 14),
+    "data1-4": ("data@1:300", 4, 1, 4),
+    "pauses2-4": ("pauses@2:150", 4, 1, 4),
+    "nap2-4": ("nap@2:400", 4, 1, 4),
+    "link2-4": ("link@2:30", 4, 1, 4),
+    "optimizer-4": ("optimizer@0:250", 4, 1, 4),
+    "checkpoint-4": ("checkpoint@1:900", 4, 1, 4),
+    "slow3-late0-2x2": ("slow@3:1.8,late@0:200", 2, 2, 4),
+    "late2-pauses1-2x2": ("late@2:200,pauses@1:150", 2, 2, 4),
+    "pauses1-link3-4": ("pauses@1:150,link@3:30", 4, 1, 4),
+    "link1-slow3-4": ("link@1:30,slow@3:1.6", 4, 1, 4),
+}
+
+
+def record_job(name: str) -> None:
+    """Run a job with its plants, by torchrun, and write its ranks' traces into `job`."""
+    plants, ranks, replicas, steps = JOBS[name]
+    told = {"PLANT": plants, "RANKS": ranks, "REPLICAS": replicas, "STEPS": steps, "FOLDER": HERE / "job" / name}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks * replicas}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in told.items()}}
+    subprocess.run([*torchrun, str(HERE.with_name("planted.py"))], env=environment, timeout=120, check=True)
+    for path in (HERE / "job" / name).iterdir():
+        strip(path, of_job=True)
+
 
 def record(case: dict, folder: Path, microbatches: int = 4) -> None:
     """Run a case in a process for each rank, and write their traces into a folder, and torch's own rows: rows.txt."""
@@ -185,15 +219,17 @@ def lag_messages(rank: int, lags: list) -> None:
     schedules._batch_p2p = late
 
 
-def strip(path: Path) -> None:
-    """Leave out what no reader looks at, as the module's text says."""
+def strip(path: Path, of_job: bool = False) -> None:
+    """Leave out what no reader looks at, as the module's text says; of a job, also what is inside an annotation."""
     trace = json.loads(gzip.decompress(path.read_bytes()))
     kept, until = [], -1.0
     for event in sorted((e for e in trace["traceEvents"] if e.get("ph") == "X"), key=lambda e: (e["ts"], -e["dur"])):
-        if event.get("cat") == "cpu_op":
+        kept_inside = "c10d::" if of_job else "autograd::engine"
+        annotation = of_job and event.get("cat") == "user_annotation" and not event["name"].startswith("gloo:")
+        if event.get("cat") == "cpu_op" or annotation:
             outermost = event["ts"] >= until
             until = max(until, event["ts"] + event["dur"])
-            if not outermost and not event["name"].startswith("autograd::engine"):
+            if not outermost and not annotation and not event["name"].startswith(kept_inside):
                 continue
         kept.append(
             {key: event[key] for key in ("ph", "cat", "name", "tid", "ts", "dur") if key in event}
@@ -207,7 +243,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         run_rank(json.loads(sys.argv[2]))
     else:
-        for name in sys.argv[1:] or [name for name, case in CASES.items() if "device" not in case]:
+        for name in sys.argv[1:] or [*JOBS, *(name for name, case in CASES.items() if "device" not in case)]:
+            if name in JOBS:
+                record_job(name)
+                continue
             record(CASES[name], HERE / name)
             for path in (HERE / name).rglob("*.json.gz"):
                 strip(path)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from pplab.builders import build
@@ -53,6 +55,14 @@ class Nap:
 def runs() -> dict[str, Timeline]:
     """Four runs of 1F1B with 4 ranks and 8 microbatches, each slow for one reason."""
     return {name: timeline_from_dict(data) for name, data in json.loads(_RUNS.read_text()).items()}
+
+
+def two_faults() -> Path:
+    """A folder with the traces of a job of two pipelines, in which `planted.py` of the tests has planted two faults."""
+    folder = Path(mkdtemp())
+    for trace in (files(__package__) / "two_faults").iterdir():
+        (folder / trace.name).write_bytes(trace.read_bytes())
+    return folder
 
 
 def four_layers(hook: Callable | None = None) -> Workload:

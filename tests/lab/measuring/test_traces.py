@@ -9,6 +9,7 @@ import pytest
 
 import pplab as pp
 from pplab import lab
+from pplab.lab.measuring import trace_file
 from pplab.runtime import Pool
 from record_traces import CASES, record
 
@@ -73,38 +74,6 @@ def test_a_watched_action_lasts_as_long_as_its_spans_in_the_trace(case):
             assert span.end == pytest.approx((mine[-1]["ts"] + mine[-1]["dur"] - zero) / 1e3, abs=2e-3)
 
 
-@pytest.mark.parametrize("case, slow", [("slow-stage", 2), ("gpu-slow-stage", 1)])
-def test_the_slow_stage_is_found(case, slow):
-    """One rank's stage has four layers, or on a GPU two, and the others' have one."""
-    where = lab.where(lab.read_traces(TRACES / case).timelines[0])
-    imbalance = [row["imbalance"] for row in where.by_rank]
-    assert imbalance.index(min(imbalance)) == slow
-    computing = [row["forward"] + row["backward"] for row in where.by_rank]
-    assert computing.index(max(computing)) == slow
-
-
-def test_the_slow_link_is_found():
-    """Messages from rank 0 to rank 1 count as there 20 ms after they came."""
-    timeline = lab.read_traces(TRACES / "slow-link").timelines[0]
-    where = lab.where(timeline)
-    assert where.links[0, 1].latency > 20 > 2 * where.links[1, 0].latency
-    waits = [span for span in timeline.others if span.rank == 1]
-    assert {str(span.action) for span in waits} <= {f"{s}RECV_F{m}" for s in (1, 3) for m in range(4)} | {
-        f"1RECV_B{m}" for m in range(4)
-    }
-    first = min(waits, key=lambda span: span.start)
-    assert str(first.action) == "1RECV_F0" and first.end == timeline.spans_of(1)[0].start
-
-
-def test_an_interpreters_span_is_divided_into_wait_and_computing():
-    timeline = lab.read_traces(TRACES / "slow-link").timelines[0]
-    wait = next(span for span in timeline.others if str(span.action) == "1RECV_F0")
-    action = timeline.spans_of(1)[0]
-    whole = next(e["dur"] for e in load("slow-link", 1)["traceEvents"] if e["name"] == "PP:1F0") / 1e3
-    assert str(action.action) == "1F0" and wait.end == action.start
-    assert whole - 2 < action.end - wait.start <= whole and action.end - action.start < whole - 15
-
-
 @pytest.mark.slow
 def test_a_run_that_is_recorded_now(tmp_path):
     """Not stripped; a message from rank 0 to rank 1 takes 20 ms more."""
@@ -115,7 +84,7 @@ def test_a_run_that_is_recorded_now(tmp_path):
     for m in range(4):  # 20 ms after the message came, which is after it was sent
         assert at[f"1F{m}"].start - at[f"0F{m}"].end > 20 and at[f"3F{m}"].start - at[f"2F{m}"].end > 20
     link = lab.where(found.timelines[0]).links[0, 1]
-    assert link.latency + 1 / link.bandwidth > 15
+    assert link.latency > 15
 
 
 def test_torchtitans_folders_are_steps():
@@ -125,15 +94,15 @@ def test_torchtitans_folders_are_steps():
     ]
     assert len(lab.read_traces(folder / "iteration_4").timelines) == 1
     both = lab.read_traces(folder)
-    assert len(both.timelines) == 2 and both.notes == ()
+    assert len(both.timelines) == 2 and not any("left out" in note for note in both.notes)
 
 
 def test_evaluations_are_left_out():
     found = lab.read_traces(TRACES / "validated")
-    assert found.notes[0] == "steps left out that aren't whole on every rank, or have forwards alone: 2"
+    assert "steps left out that aren't whole on every rank, or have forwards alone: 2" in found.notes
     with pytest.raises(
         ValueError,
-        match="(?s)no step with all forwards and backwards is in the traces of ranks .0, 1.: 0B0 .*Record it",
+        match="(?s)ranks .0, 1. have no step with all forwards and backwards: 0B0 .*Record it",
     ):
         lab.read_traces(TRACES / "evaluation")
 
@@ -150,7 +119,7 @@ def test_incomplete_steps_are_left_out(tmp_path, rank, end):
     found = lab.read_traces(save(tmp_path / "cut", *traces))
     kept = whole[:2] if end else whole[1:]
     assert [t.starts == pytest.approx(other.starts) for t, other in zip(found.timelines, kept, strict=True)]
-    assert found.notes[0] == "steps left out that aren't whole on every rank, or have forwards alone: 1"
+    assert "steps left out that aren't whole on every rank, or have forwards alone: 1" in found.notes
 
 
 @pytest.mark.parametrize("offsets", [(0, 1.5), (0, -40), (4, 0, -7, 30)])
@@ -199,11 +168,11 @@ def test_missing_ranks_are_named(tmp_path):
     traces = [load("1f1b-four", rank) for rank in (0, 2, 3)]
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]  # as in older traces
-    with pytest.raises(ValueError, match="in the traces of ranks .*: no rank runs stage 1"):
+    with pytest.raises(ValueError, match="ranks .* have no step .*: no rank runs stage 1"):
         lab.read_traces(save(tmp_path / "old", *traces))
 
 
-def test_of_two_pipelines_the_first_is_taken(tmp_path):
+def test_of_two_pipelines_the_slowest_is_taken(tmp_path):
     """Ranks 0 and 2 are a pipeline, 1 and 3 the other; the rest of torch's groups are for data."""
     traces = [load("interleaved-watched", rank // 2) for rank in range(4)]
     groups = [{"ranks": ranks} for ranks in ([0, 1, 2, 3], [0, 1], [2, 3], [0, 2], [1, 3])]
@@ -212,13 +181,13 @@ def test_of_two_pipelines_the_first_is_taken(tmp_path):
     folder = save(tmp_path / "several", *traces)
     found = lab.read_traces(folder)
     assert found.timelines[0].starts == lab.read_traces(TRACES / "interleaved-watched").timelines[0].starts
-    assert found.notes == ("of 2 pipelines, that of ranks 0, 2 is taken",)
+    assert "single steps are those of the slowest of 2 pipelines, of ranks 0, 2" in found.notes
     assert len(lab.read_traces(folder / "rank1.json", folder / "rank3.json").timelines) == 1
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]
     with pytest.raises(
         ValueError,
-        match="in the traces of ranks .*: rank 0 runs 0F0, but stage 0 lives on",
+        match="ranks .* have no step .*: rank 0 runs 0F0, but stage 0 lives on",
     ):
         lab.read_traces(save(tmp_path / "unknown", *traces))
 
@@ -234,11 +203,22 @@ def test_traces_of_different_steps_are_refused(tmp_path):
 
 MEGATRON = {"ph": "X", "cat": "user_annotation", "name": "forward-compute", "ts": 1.0, "dur": 5.0}
 OTHERS = {
-    "megatron.json": ({"distributedInfo": {"rank": 0}, "traceEvents": [MEGATRON]}, "traces of Megatron-LM aren't read"),
+    "megatron.json": (
+        {"distributedInfo": {"rank": 0}, "traceEvents": [MEGATRON]},
+        "Megatron-LM's schedules name none by themselves",
+    ),
     "alone.json": ({"traceEvents": [MEGATRON]}, "of a rank of torch.distributed; found KeyError: 'distributedInfo'"),
     "text.json": ("Traceback (most recent call last):", "is damaged, or something else: expected a Chrome trace"),
-    "list.json": ([MEGATRON], "is damaged, or something else: expected a Chrome trace"),
-    "number.json": (7, "is damaged, or something else: expected a Chrome trace"),
+    "nsys.sqlite": ("SQLite format 3\0", "is of Nsight Systems, which isn't read. Record it so, on every rank"),
+    "timers.log": (
+        "(min, max) times across ranks (ms):",
+        "is of Megatron-LM's timers, which aren't read. Record it so",
+    ),
+    "spans.jsonl": (
+        '{"name": "forward", "context": {"span_id": "0x1"}}',
+        "is of OpenTelemetry, which isn't read. Record",
+    ),
+    "rank_0.json": ({"entries": [], "nccl_comm_state": {}}, "is a dump of NCCL's flight recorder: say which schedule"),
 }
 
 
@@ -250,6 +230,36 @@ def test_what_is_no_trace_of_a_pipeline_says_what_it_lacks(tmp_path, name):
     with pytest.raises(ValueError) as error:
         lab.read_traces(path)
     assert str(path) in str(error.value) and expected in str(error.value)
+
+
+ROUGH = {
+    **{f"ranks {ranks}": ("pg_config", [{"ranks": ranks}], "TypeError") for ranks in (None, 5, [0, None], [[0]])},
+    **{
+        f"dur {dur}": ("dur", dur, r"pplab:0F0 at ts [\d.]+ lasts ")
+        for dur in (-5000, 1e300, float("nan"), float("inf"))
+    },
+    "ts": ("ts", float("-inf"), "pplab:0F0 at ts -inf lasts "),
+}
+
+
+@pytest.mark.parametrize("name", ROUGH)
+def test_rough_values_are_told_with_file_and_event(tmp_path, name):
+    key, value, told = ROUGH[name]
+    trace = load("1f1b", 0)
+    event = next(event for event in trace["traceEvents"] if event["name"] == "pplab:0F0")
+    (trace["distributedInfo"] if key == "pg_config" else event)[key] = value
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    with pytest.raises(ValueError, match=f"rank0.json is damaged, or something else: .* found .*{told}"):
+        lab.read_traces(tmp_path / "rank0.json")
+
+
+def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_file, "_MOST_BYTES", 2**20)
+    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(bytes(2**21)))
+    with pytest.raises(
+        ValueError, match="rank0.json.gz is damaged, or something else: .* more than 1 MiB: record fewer"
+    ):
+        lab.read_traces(tmp_path)
 
 
 def test_bad_places(tmp_path):
@@ -298,6 +308,7 @@ def test_pplabs_own_traces_say_what_its_run_measured(tmp_path, name):
     schedule = pp.build(name, num_ranks=2, num_microbatches=4)
     with Pool(2) as pool:
         run = pool.train(schedule, lab.models.gpt(), lab.Profile(tmp_path), steps=2)
+    assert len(lab.explain(tmp_path).iterations) == 1
     found = lab.read_traces(tmp_path)
     assert len(found.timelines) == 2
     for traced, measured in zip(found.timelines, run.timelines, strict=True):

@@ -32,6 +32,7 @@ from pplab.lab import (
     plan,
     profiled,
 )
+from pplab.lab.measuring.orders import predict_orders
 from pplab.lab.shell.choice import model_of
 from pplab.lab.shell.commands import main
 
@@ -384,10 +385,11 @@ def test_a_run_of_what_is_chosen_is_within_a_profiles_interval(pools):
     gpt = models.gpt(batch_size=8, num_layers=4, width=256, num_heads=4, context=128, source="sample")
     model = Transformer(4, 256, 128, bytes_each=4, heads=4, vocabulary=256)
     rows = pp.build("1F1B", num_ranks=2, num_microbatches=8)
-    found = lab.explain(pools(2).train(rows, replace(gpt, cut=(3, 1)), steps=5))
-    link = pp.Link(max(each.latency for each in found.costs.links.values()) / 1e3, 1e10)
+    measured = sorted(pools(2).train(rows, replace(gpt, cut=(3, 1)), steps=5).timelines, key=lambda step: step.makespan)
+    costs, error = lab.calibrate(measured[2]), predict_orders(measured)[0].error
+    link = pp.Link(max(each.latency for each in costs.links.values()) / 1e3, 1e10)
     guess = replace(CPUS, inside=link, between=link)
-    machine, unsure = profiled(model, guess, found.costs, 1, cut=(3, 1), error=found.what_ifs[0].error)
+    machine, unsure = profiled(model, guess, costs, 1, cut=(3, 1), error=error)
     how = {"tp": 1, "dp": 1, "schedules": ["1F1B"]}
     guessed, told = choose(model, guess, 2, 8, **how).best, choose(model, machine, 2, 8, unsure=unsure, **how).best
     assert told.plan.layers == (2, 2)

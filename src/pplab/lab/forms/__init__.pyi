@@ -44,9 +44,7 @@ from .palette import LINES as LINES
 from .palette import MARKS as MARKS
 from .palette import PART as PART
 from .perfetto import MICROSECONDS as MICROSECONDS
-from .perfetto import events_of as events_of
 from .perfetto import to_perfetto as to_perfetto
-from .perfetto import write_events as write_events
 from .results import Recording as Recording
 from .results import load as load
 from .safe_text import printable as printable

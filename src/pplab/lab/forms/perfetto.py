@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...actions import Action, Overlap, parts
@@ -19,16 +18,6 @@ def to_perfetto(timeline: Timeline, path: str | Path) -> None:
 
     Each action says its stage and microbatch when it is clicked; two at once are one event, which says both.
     """
-    write_events(events_of(timeline), path)
-
-
-def write_events(events: Sequence[dict], path: str | Path) -> None:
-    """Write events in Chrome's trace event format."""
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-
-def events_of(timeline: Timeline) -> list[dict]:
-    """The timeline in Chrome's trace event format, times in microseconds."""
     scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
     events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
@@ -53,7 +42,7 @@ def events_of(timeline: Timeline) -> list[dict]:
                 leave = span.end - 1e-3 * (span.end - span.start)
                 events.append({"ph": "s", "tid": span.rank, "ts": leave * scale, **flow})
                 events.append({"ph": "f", "bp": "e", "tid": user.rank, "ts": user.start * scale, **flow})
-    return events
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _said(item: Action | Overlap) -> dict[str, str]:

@@ -1,189 +1,287 @@
-"""What traces of a training run say: where a step's time went, and what another schedule, cut or number of microbatches
-would make of it.
+"""Why a job takes as long as it does: its causes by name, each with what the job would take without it.
 
-All is predicted from one step, the median one: `calibrate` takes its means, and a simulation puts them together again.
-Torch's Schedule1F1B and ScheduleGPipe wait for what they send. So a step of theirs is replayed both ways, and what else
-is predicted of the two is sent in the way that comes nearer to the step.
-
-The error of a prediction is a sum, in shares of the step:
-
-    of the replay    how far the nearer replay is from what was measured
-    of the steps     how far they are from the median one, on average
-    of the sending   for another order or another way to send: how far the two replays lie apart
+Causes are taken one after the other: the one that saves most, then the one that saves most of what is left. So a fault
+that hides behind another is named, too, although it saves nothing alone. Without a cause the whole job runs again, all
+ranks, replicas and steps: what it saves is the mean over the iterations.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
-from math import inf
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, stdev
 from typing import Any
 
-from ...actions import B, I
-from ...builders import Builder, known
-from ...costs import Costs
-from ...errors import shown
-from ...plot import compare, end_of
-from ...schedule import Schedule, plural
-from ...simulator import simulate
-from ...timeline import Timeline
-from ..forms import Table, explore, figure_html, read_static, timeline_to_dict
-from ..streams import SENDS, simulate_sends
-from .attribution import Where, _machines, where
+from ...schedule import plural
+from ..forms import Table, bars, figure_html, read_static
+from .job import ACTION, OTHER, Change, TracedJob
+from .job_reading import read_traces
+from .orders import WhatIf, predict_orders, table_of
+from .suspects import Seen, Suspect, find, link_times
+
+_LEAST = 0.01  # of an iteration: what saves less is no cause
+_MOST = 24  # suspects that are tried, those first from whom most time is taken
+_SHOWN_RANKS, _SHOWN_LINKS = 24, 8  # printed; a page has all ranks, and `to_dict` all of both
+_ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
+_UNKNOWN = (
+    "believe differences between schedules that are larger than the error; memory isn't checked",
+    "other stages per rank, cuts and sizes of microbatches need a run of their own, and so do schedules that split "
+    "backwards or pair actions, unless this one does",
+    "a message's whole time counts as latency: over a narrow link, schedules that send ahead take longer",
+)
+_EXACT = 0.005
+_PART = 0.2  # of the largest saving: an iteration with less hasn't got it
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """A step as it would be under the costs of one that ran."""
+class Cause:
+    """Something that makes the job slow. Times are in ms an iteration."""
 
+    kind: str
+    ranks: tuple[int, ...]
     what: str
-    timeline: Timeline
-    change: float  # of the time per microbatch against the replay: -0.1 is a tenth less
-    error: float  # of the makespan, as a share of it
+    alone: float  # what it saves if everything else stays
+    saves: float  # what it saves once the causes before it are gone
+    error: float | None  # of `saves`; None where it isn't in every iteration
+    left: float  # what an iteration takes without it and the causes before it
+    left_error: float | None  # of `left`, unless the job is run again, which differs by some 3 %
+
+    @property
+    def short(self) -> str:
+        """Its kind and where it is, in a few words."""
+        if len(self.ranks) > 2:
+            return self.kind
+        return f"{self.kind}, {'rank' if len(self.ranks) == 1 else 'ranks'} {' and '.join(map(str, self.ranks))}"
 
 
 @dataclass(frozen=True, repr=False)
-class Explained:
-    """What `explain` found: `print` shows it, `to_html` makes a page of it."""
+class ExplainedJob:
+    """What `explain` found: `print` shows it, `to_html` makes a page of it. Times are in ms."""
 
-    where: Where  # the median step's parts
-    costs: Costs  # which the median step had
-    what_ifs: tuple[WhatIf, ...]  # the first changes nothing: it is the replay
+    job: TracedJob
+    iterations: tuple[float, ...]
+    causes: tuple[Cause, ...]  # that which saves most first
+    doubtful: tuple[Cause, ...]  # whose saving is below its error
+    ranks: tuple[dict[str, Any], ...]  # how each spends a mean iteration; that which waits least first
+    links: dict[tuple[int, int], tuple[float, bool]]  # a message's time, and whether it is an upper bound
+    orders: tuple[WhatIf, ...]  # other schedules, unless pauses or late ranks make them meaningless
     notes: tuple[str, ...]
 
     @property
-    def replay(self) -> Timeline:
-        """What ran, simulated under `costs`."""
-        return self.what_ifs[0].timeline
+    def table(self) -> Table:
+        """A row for each rank, with how it spends an iteration."""
+        rows = Table()
+        rows.columns = tuple(dict.fromkeys(name for row in self.ranks for name in row))
+        for row in self.ranks:
+            cells = (row.get(name, "-") for name in rows.columns)
+            rows.append(tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells))
+        return rows
 
     @property
-    def table(self) -> Table:
-        """A row for each of `what_ifs`."""
-        rows = Table()
-        rows.columns = "what if", f"step {self.replay.unit}", "per microbatch", "error", "most in flight"
-        for row in self.what_ifs:
-            step, change = row.timeline, f"{row.change:+.1%}"
-            rows.append((row.what, f"{step.makespan:.1f}", change, f"±{row.error:.1%}", f"{max(step.peak_in_flight)}"))
-        return rows
+    def bars(self) -> dict[str, float]:
+        """The mean iteration in parts that add up to it: each cause's saving, and what is left without them."""
+        bars = {f"{number}. {cause.short}": cause.saves for number, cause in enumerate(self.causes, 1)}
+        return {**bars, "left without them": fmean(self.iterations) - sum(bars.values())}
 
     def to_dict(self) -> dict:
         """All of it as plain JSON values."""
-        rows = [vars(row) | {"timeline": timeline_to_dict(row.timeline)} for row in self.what_ifs]
-        return {"where": self.where.to_dict(), "what_ifs": rows, "notes": self.notes}
+        links = [
+            {"source": source, "target": target, "at most" if bound else "takes": time}
+            for (source, target), (time, bound) in self.links.items()
+        ]
+        return {
+            "iterations": self.iterations,
+            "pipelines": self.job.pipelines,
+            "causes": [*map(vars, self.causes)],
+            "doubtful": [*map(vars, self.doubtful)],
+            "bars": self.bars,
+            "ranks": self.ranks,
+            "links": links,
+            "orders": [*map(vars, self.orders)],
+            "notes": self.notes,
+        }
 
-    def to_html(self, path: str | Path) -> None:
-        """Write one page that needs nothing else: tables, charts, and the step beside its replay in the explorer.
+    def _head(self) -> str:
+        longest = max(self.iterations)
+        steps = [end for _, end in self.job.iterations] or [0]
+        where = steps[self.iterations.index(longest)]
+        job = f"{plural(len(self.job.rows), 'rank')} in {plural(len(self.job.pipelines), 'pipeline')}"
+        lines = [
+            f"{job}, {plural(len(self.iterations), 'iteration')}: one takes {fmean(self.iterations):.0f} ms "
+            f"(median {median(self.iterations):.0f}, longest {longest:.0f}, to the end of step {where})"
+        ]
+        if not self.causes:
+            lines.append(f"No cause was found that makes an iteration {_LEAST:.0%} longer.")
+        for number, cause in enumerate(self.causes, 1):
+            alone = "" if number == 1 else f" (alone it saves {max(0, cause.alone):.0f})"
+            lines.append(f"{number}. {cause.what}.")
+            left = f"{cause.left:.0f} ms" + ("" if cause.left_error is None else f" ±{cause.left_error:.0f}")
+            lines.append(f"   Without it an iteration takes {left}: {cause.saves:.0f} less{alone}.")
+        lines += [f"not certain, since it saves less than its error: {cause.what}" for cause in self.doubtful]
+        return "\n".join(lines)
 
-        OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
-        """
-        from ..forms import waterfall
-
-        pair = [self.replay, self.where.timeline]
-        page = read_static(
-            "../explained.html",
-            where=escape(str(self.where)),
-            waterfall=figure_html(waterfall(self.where).figure),
-            compare=figure_html(compare(pair)[0].figure),
-            table=self.table._repr_html_(),
-            notes="</li><li>".join(map(escape, self.notes)),
-            explorer=explore(pair)._repr_html_(),
-        )
-        Path(path).write_text(page, "utf-8")
+    def _links(self) -> str:
+        slowest = sorted(self.links.items(), key=lambda item: (-item[1][0], item[0]))
+        told = [
+            f"{source}->{target} {'at most ' * bound}{time:.1f}"
+            for (source, target), (time, bound) in slowest[:_SHOWN_LINKS]
+        ]
+        more = f" (and {len(slowest) - len(told)} faster links)" * (len(slowest) > len(told))
+        return f"a message takes, in ms between ranks: {', '.join(told)}{more}" if told else ""
 
     def __str__(self) -> str:
-        return "\n".join(map(str, (self.where, "", self.table, "", *self.notes)))
+        usual = "F and B are its usual forward and backward. The first waits least"
+        lines = str(self.table).splitlines()
+        if len(lines) > _SHOWN_RANKS + 1:
+            lines[_SHOWN_RANKS + 1 :] = [f"... and {len(self.ranks) - _SHOWN_RANKS} ranks that wait longer"]
+        ranks = "\n".join([f"How each rank spends an iteration, in ms. {usual}:", *lines])
+        orders = self.orders and f"Other schedules of the slowest pipeline:\n{table_of(self.orders)}"
+        notes = "\n".join(part for part in (self._links(), *self.notes) if part)
+        return "\n\n".join(part for part in (self._head(), ranks, orders, notes) if part)
 
     __repr__ = __str__
 
+    def to_html(self, path: str | Path) -> None:
+        """Write one page that needs nothing else: the causes, the iteration in bars, and the ranks.
 
-def explain(traced: Any) -> Explained:
-    """Say where the time of the median step went, and predict what differs from it: stages that take equally long,
-    messages that take no time, twice and half as many microbatches of the same size, and every registered schedule of
-    the same stages whose actions' durations the step tells.
+        OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
+        """
+        parts = {name: [("", amount)] for name, amount in self.bars.items()}
+        chart = bars(parts, title="A mean iteration in parts that add up to it", unit="ms")
+        head = "".join(f"<p>{escape(line)}</p>\n" for line in self._head().splitlines())
+        sections = {
+            "What makes it slow": head + figure_html(chart.figure),
+            "How each rank spends an iteration, in ms": self.table._repr_html_(),
+        }
+        if self.orders:
+            sections["Other schedules of the slowest pipeline"] = table_of(self.orders)._repr_html_()
+        notes = (f"<li>{escape(note)}</li>" for note in (self._links(), *self.notes) if note)
+        sections["What else the traces say"] = f"<ul>{''.join(notes)}</ul>"
+        body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
+        Path(path).write_text(read_static("../explained.html", body=body), "utf-8")
 
-    `traced` is what `lab.read_traces` gives, or a Run: it has `timelines`, one per whole step, and `notes`. ValueError
-    where it has no step.
+
+def explain(*places: str | Path) -> ExplainedJob:
+    """Say why a job's iterations take as long as they do, from the traces of all its ranks, replicas and steps.
+
+    They are files, or folders of files, as `read_traces` takes them.
+    An iteration lasts from the end of a step to the end of the next. ValueError and OSError as `read_traces`.
     """
-    if not (steps := sorted(getattr(traced, "timelines", ()), key=end_of)):
-        raise ValueError(f"explain takes what lab.read_traces gives, with a whole step in it, got {shown(traced)}")
-    step = steps[(len(steps) - 1) // 2]
-    own, (mean, *_, costs) = step.schedule, _machines(step)
-    even = replace(mean, links=costs.links, message=costs.message, overhead=costs.overhead)
-    both = {sends: _simulated(own, costs, sends).makespan for sends in SENDS[:2]}
-    nearest = min(both, key=lambda sends: abs(both[sends] - step.makespan))
-    of_replay = abs(both[nearest] / step.makespan - 1)
-    of_steps = fmean(abs(each.makespan / step.makespan - 1) for each in steps)
-    of_sending = max(both.values()) / min(both.values()) - 1
-
-    def what_if(what: str, schedule: Schedule = own, costs: Costs = costs, sends: str = nearest) -> WhatIf:
-        timeline = _simulated(schedule, costs, sends)
-        shares = timeline.makespan / schedule.num_microbatches, both[nearest] / own.num_microbatches
-        error = of_replay + of_steps + of_sending * (schedule != own or sends != nearest)
-        return WhatIf(what, timeline, shares[0] / shares[1] - 1, error)
-
-    what_ifs = [
-        what_if("nothing (replay)"),
-        what_if("nobody waits for sends", sends=SENDS[0]),
-        what_if("stages equally long", costs=even),
-        what_if("messages at once", costs=replace(costs, links={})),
-        *(what_if(*named) for named in _schedules(own, costs)),
-    ]
-    if nearest == SENDS[0]:
-        del what_ifs[1]
-    told = f"{plural(len(steps), 'whole step')}: the median one takes {end_of(step):.1f} {step.unit}, "
-    told += f"the slowest {end_of(steps[-1]):.1f}"
-    return Explained(where(step), costs, tuple(what_ifs), (told, *traced.notes, *_unknown(steps, costs)))
+    job = read_traces(*places)
+    seen, lengths = Seen(job), job.lengths(job.replay())
+    causes, doubtful = _causes(seen, lengths)
+    notes = [*job.notes]
+    notes.append("± holds for 95 of 100 such runs; two runs of a job differ by some 3 % besides, which no trace tells")
+    orders: list[WhatIf] = []
+    if any(cause.kind in ("pauses", "late rank") for cause in causes):
+        notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")
+    else:
+        orders = predict_orders(job.timelines)
+        notes += _UNKNOWN
+    ranks = sorted(_ranks(seen, lengths), key=itemgetter("waiting"))
+    if ranks[0]["waiting"] < -_LEAST * fmean(lengths):
+        notes.append(
+            f"what rank {ranks[0]['rank']} does overlaps, so that its waiting is below zero: don't trust its row"
+        )
+    return ExplainedJob(
+        job, tuple(lengths), tuple(causes), tuple(doubtful), tuple(ranks), link_times(job), tuple(orders), tuple(notes)
+    )
 
 
-def _simulated(schedule: Schedule, costs: Costs, sends: str) -> Timeline:
-    try:
-        return simulate_sends(schedule, costs, sends)
-    except ValueError:
-        return simulate(schedule, costs)  # rows of which no class waits for its sends
+def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cause]]:
+    """Which suspects are causes, and which may be."""
+    job = seen.job
+    found = sorted(find(seen), key=lambda suspect: -_taken_away(suspect.change))
+    least = _LEAST * fmean(lengths)
+    causes: list[Cause] = []
+    doubtful: list[Cause] = []
+    change, now = Change(), list(lengths)
+
+    def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
+        """The suspect that saves most, and the iterations without it, where that is enough for a cause."""
+        best, shortest = None, fmean(now) - least
+        for suspect in suspects:
+            if fmean(now) - _taken_away(suspect.change) / len(now) <= shortest:  # else it can't save enough
+                without = job.lengths(job.replay(change & suspect.change))
+                if fmean(without) <= shortest:
+                    best, shortest = (suspect, without), fmean(without)
+        return best
+
+    while best := try_out(found[:_MOST]) or try_out(_together(found)):
+        suspect, without = best
+        alone_found = any(each is suspect for each in found)
+        found = [each for each in found if (each is not suspect if alone_found else each.kind != suspect.kind)]
+        saved = [before - after for before, after in zip(now, without, strict=True)]
+        alone = fmean(lengths) - fmean(job.lengths(job.replay(suspect.change)))
+        error = _error(saved)
+        left = fmean(without), _spread(without)
+        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, *left)
+        if error is not None and error > fmean(saved):
+            doubtful.append(cause)
+            continue
+        change, now = change & suspect.change, without
+        causes.append(cause)
+    return causes, doubtful
 
 
-def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
-    """What ran with other numbers of microbatches, if it is a registered schedule; then all others of its stages."""
-    M, V = own.num_microbatches, own.num_stages // own.num_ranks
-    without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}  # of sequences, which would be other microbatches
-
-    def built(builder: Builder, num_microbatches: int) -> Schedule | None:
-        options = {"costs": costs, "stages_per_rank": V}
-        taken = {name: options[name] for name in builder.options if name in options}
-        try:
-            return builder(own.num_ranks, num_microbatches, **taken)
-        except ValueError:
-            return None  # it takes other ranks or microbatches
-
-    found = [(each, built(each, M)) for each in known() if without.isdisjoint(each.options)]
-    ran = [builder for builder, schedule in found if schedule == own]
-    for count in (2 * M, M // 2):
-        if ran and (schedule := built(ran[0], count)):
-            yield f"{ran[0].name}, {count} microbatches", schedule
-    told = {*own.columns.kinds, B}  # which lasts as long as its halves
-    seen: list[Schedule | None] = [own, None]
-    for _, schedule in found:
-        if schedule not in seen and schedule.placement == own.placement and told.issuperset(schedule.columns.kinds):
-            seen.append(schedule)
-            yield schedule.name, schedule
+def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """What several ranks have alike, where each one's hides behind the others': the job is faster only without all."""
+    by_kind: dict[str, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        by_kind[suspect.kind].append(suspect)
+    found = []
+    for kind, alike in by_kind.items():
+        if len(alike) > 1:
+            ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
+            told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+            what = (
+                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The largest: {alike[0].what}"
+            )
+            change = Change()
+            for suspect in alike:
+                change = change & suspect.change
+            found.append(Suspect(kind, ranks, what, change))
+    return found
 
 
-def _unknown(steps: Sequence[Timeline], costs: Costs) -> Iterator[str]:
-    """What the steps don't tell."""
-    own = steps[0].schedule
-    yield "believe differences that are larger than the error"
-    if len(steps) == 1:
-        yield "one step alone doesn't tell how far steps differ, so no error has that"
-    yield "microbatches stay as large as they are, and memory isn't checked"
-    yield "other stages per rank, cuts and sizes of microbatches need a run of their own"
-    if all(link.bandwidth == inf for link in costs.links.values()):
-        yield "no link's bandwidth is known: all of a message's time counts as latency"
-    if own.num_stages > own.num_ranks:
-        yield "a receive that is posted early can hold messages up: no error knows of that"
-    if I not in own.columns.kinds:
-        yield "no backward is split, so schedules that split it aren't predicted"
-    if not own.graph.second_half:
-        yield "pairs count as one action after the other, since none ran at once"
+def _taken_away(change: Change) -> float:
+    durations = sum(event.duration - value for event, value in change.durations.items())
+    gaps = sum(event.gap - value for event, value in change.gaps.items())
+    return durations + gaps + sum(message.transit - value for message, value in change.transits.items())
+
+
+def _error(saved: Sequence[float]) -> float | None:
+    """How far off the mean may be; None for what isn't in every iteration, of which their scatter says nothing."""
+    often = sum(each > _PART * max(saved) for each in saved) >= _ALWAYS * len(saved)
+    return _spread(saved) if often else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """How far off their mean may be, in 95 of 100 cases, by Student's t, and half a percent besides for what a replay
+    doesn't know. One value doesn't tell."""
+    if more := len(values) - 1:
+        return (
+            _EXACT * fmean(values)
+            + (1.96 + 2.37 / more + 2.8 / more**2 + 5.6 / more**3) * stdev(values) / len(values) ** 0.5
+        )
+    return None
+
+
+def _ranks(seen: Seen, lengths: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """How each rank spends the iterations, on average: its usual actions by kind, and four parts that add up."""
+    kinds = sorted({kind for _, _, kind in seen.usual}, key="FBIW".find)
+    for replica, ranks in enumerate(seen.job.pipelines):
+        for rank in ranks:
+            mine = [event for event in seen.job.rows[rank] if event.step in seen.counted]
+            times = {name: sum(event.duration for event in mine if event.kind == name) for name in (ACTION, OTHER)}
+            idle = sum(max(0.0, event.gap) for event in mine if event.before)
+            parts = {"computing": times[ACTION], "other work": times[OTHER], "own idle": idle}
+            parts = {name: value / len(seen.counted) for name, value in parts.items()}
+            stages = ", ".join(map(str, seen.job.stages[rank]))
+            usual = {kind: seen.pace[rank][kind] for kind in kinds if kind in seen.pace[rank]}
+            waiting = fmean(lengths) - sum(parts.values())
+            yield {"rank": rank, "replica": replica, "stage": stages, **usual, **parts, "waiting": waiting}

@@ -2,7 +2,7 @@
 
 There are three kinds of names, all of which are spans:
 
-    pplab:0F1                        by `watch_torch` and `lab.Profile`: around the action's computing alone
+    pplab:0F1                        by `watching` and `lab.Profile`: around the action's computing alone
     PP:0F1, PP:(0F7;7B3)OVERLAP_F_B  by torch's interpreter, by which most of its classes run: with the wait before it
     Forward 1, Backward 1            by torch's ScheduleGPipe: with the wait before it and the sending after it
 
@@ -19,29 +19,38 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import wraps
+from collections.abc import Sequence
+from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...actions import B, F, Item, parts
 from ...text import parse
 from ..forms import printable, reading
 
 RECORD = """Record it so, on every rank:
-    lab.watch_torch()
     with torch.profiler.profile() as profiler:
-        for _ in range(3):
+        for _ in range(4):
             schedule.step(...)
-    profiler.export_chrome_trace(f"rank{rank}.json.gz")"""
+    profiler.export_chrome_trace(f"rank{rank}.json.gz")
+and start the program by `python -m pplab.watch torchrun ...`, which names its actions (or call lab.watch_torch() before
+the first step). Megatron-LM records such traces by --profile --use-pytorch-profiler."""
+_UNREAD = {  # what a file begins with
+    b"SQLite format 3": "of Nsight Systems, which isn't read",
+    b"times across ranks": "of Megatron-LM's timers, which aren't read",
+    b"resourceSpans": "of OpenTelemetry, which isn't read",
+    b'"span_id"': "of OpenTelemetry, which isn't read",
+    b"nccl_comm_state": "a dump of NCCL's flight recorder: say which schedule ran, by --schedule or --csv",
+}
+_MOST_BYTES, _MOST_MS = 2**32, 1e14  # of a file, unpacked; of a time since 1970
 _NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
 _SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
 _ACTION = re.compile(r"\d+[FBIW]\d+")
 _APART = ("c10d::", "record_param_comms")  # operators that are no computing
+_TRANSPORT = ("c10d::recv", "gloo:recv"), ("c10d::send", "gloo:send"), ("c10d::allreduce", "gloo:all_reduce")
 
 
 class Did(NamedTuple):
@@ -53,38 +62,71 @@ class Did(NamedTuple):
     end: float
 
 
+class Post(NamedTuple):
+    """A message or a sum: when the rank handed it over, and when the transport was done with it; in ms."""
+
+    start: float
+    end: float
+
+
 class Trace(NamedTuple):
     """What a file tells."""
 
     rank: int
     host: str  # "" where it isn't told
-    groups: list[Sequence[int]]  # the ranks of each of torch's process groups
+    groups: list[tuple[int, ...]]  # the ranks of each of torch's process groups
     dids: list[Did]  # in order
     notes: list[str]
+    asked: list[Post]  # receives, in order
+    sent: list[Post]
+    summed: list[Post]  # with other replicas
+    others: list[tuple[str, Post]]  # what else the host did, by name
+    watched: bool  # whether the names are around computing alone
+    by_rows: bool  # torch's interpreter ran it, which asks for messages in the order of its rows
+    on_gpu: bool  # `asked` and `sent` are kernels then, which do both
 
 
 def read_trace(path: Path) -> Trace:
     """Read a rank's trace. ValueError where it names no action, or is something else."""
+    name = printable(str(path))
+    with path.open("rb") as file:
+        head = file.read(2**20)
+    for mark, tool in _UNREAD.items():
+        if mark in head:
+            raise ValueError(f"{name} is {tool}. {RECORD}")
     with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed"):
-        raw = path.read_bytes()
-        data = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+        with gzip.open(path) if head.startswith(b"\x1f\x8b") else path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes and stacks")
+        data = json.loads(raw)
         info = data["distributedInfo"]
-        rank, groups = int(info["rank"]), [group.get("ranks", ()) for group in info.get("pg_config", ())]
+        rank = int(info["rank"])
+        groups = [tuple(map(int, group.get("ranks", ()))) for group in info.get("pg_config", ())]
         base, events = data.get("baseTimeNanoseconds", 0) / 1e6, []
         for event in data["traceEvents"]:
             if event.get("ph") == "X":
-                start = base + event["ts"] / 1e3
-                events.append({**event, "start": start, "end": start + event.get("dur", 0) / 1e3})
+                start, lasts = base + event["ts"] / 1e3, event.get("dur", 0) / 1e3
+                if not (abs(start) < _MOST_MS and 0 <= lasts < _MOST_MS):
+                    raise ValueError(f"{event['name']} at ts {event['ts']} lasts {lasts:g} ms")
+                event["start"], event["end"] = start, start + lasts
+                events.append(event)
         dids, notes = _dids(events, rank)
-    name = printable(str(path))
     if not dids:
         raise ValueError(
-            f"{name} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B names none by "
-            f"itself, and traces of Megatron-LM aren't read. {RECORD}"
+            f"{name} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B and "
+            f"Megatron-LM's schedules name none by themselves. {RECORD}"
         )
     if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
         raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
-    return Trace(rank, printable(str(data.get("host_name", ""))), groups, dids, notes)
+    on_gpu = any(event.get("cat") == "kernel" for event in events)
+    posts = [_kernel_posts(events)] * 2 + [[]] if on_gpu else [_posts(events, *each) for each in _TRANSPORT]
+    asked, sent, summed = posts
+    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    watched, by_rows = (any(each.startswith(by) for each in names) for by in ("pplab:", "PP:"))
+    host = printable(str(data.get("host_name", "")))
+    others = [] if on_gpu else _others(events, dids)
+    return Trace(rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu)
 
 
 def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
@@ -100,7 +142,9 @@ def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
     operators = [event for event in events if event.get("cat") == "cpu_op"]
     backwards = sorted(event["start"] for event in operators if event["name"].startswith("autograd::engine"))
     kernels = _kernels(events)
-    busy = kernels or sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
+    busy = kernels
+    if not (kernels or alone):
+        busy = sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
     dids: list[Did] = []
     around, free = (-inf, -inf), -inf
     for start, end, by, text in spans:
@@ -129,6 +173,40 @@ def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
     return dids, notes
 
 
+def _posts(events: Sequence[dict], operator: str, transport: str) -> list[Post]:
+    """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same number ends it."""
+    handed = sorted(event["start"] for event in events if event["name"].startswith(operator))
+    spans = (event for event in events if event["name"] == transport and event.get("cat") == "user_annotation")
+    done = [event["end"] for event in sorted(spans, key=lambda event: event["start"])]
+    return [*map(Post, handed, done)] if len(handed) == len(done) else []
+
+
+def _kernel_posts(events: Sequence[dict]) -> list[Post]:
+    """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on both."""
+    kernels = (e for e in events if e.get("cat") == "kernel" and "sendrecv" in e["name"].lower())
+    return sorted(Post(event["start"], event["end"]) for event in kernels)
+
+
+def _others(events: Sequence[dict], dids: Sequence[Did]) -> list[tuple[str, Post]]:
+    """Operators and annotations outside actions that are no messages, in the order of their starts."""
+    starts, posts = [did.start for did in dids], []
+    for event in events:
+        if name := _other(event["name"], event.get("cat")):
+            before = bisect_right(starts, event["start"])
+            if not before or event["end"] > dids[before - 1].end:
+                posts.append((name, Post(event["start"], event["end"])))
+    return sorted(posts, key=lambda each: (each[1].start, -each[1].end))
+
+
+@cache
+def _other(name: str, what: str) -> str:
+    """The name of other work than actions and messages; "" for these."""
+    named = what == "user_annotation" and not re.match(r"(pplab|PP|gloo|nccl):|Optimizer\.profile", name)
+    if named or (what == "cpu_op" and not name.startswith((*_APART, "autograd::"))):
+        return printable(name.split("#")[0].removesuffix(".__next__"))
+    return ""
+
+
 def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
     """When a kernel was launched, began and ended, of the stream that has most; in order."""
     launched = {event["args"].get("correlation"): event["start"] for event in events if "cuda" in event.get("cat", "")}
@@ -139,39 +217,3 @@ def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
         for event in kernels
         if event["tid"] == streams[0][0]
     )
-
-
-def watch_torch() -> None:
-    """Name every action of torch's pipelining, whatever the class, in the traces of this process: `pplab:0F1` is stage
-    0's forward of microbatch 1.
-
-    Call it before the first step; a second call changes nothing. The name is around the computing alone, without the
-    wait for a message and the sending. The loss is part of the last stage's forward; an evaluation's backwards, which
-    compute nothing, get no name. Costs a `record_function` an action.
-    """
-    from torch.distributed.pipelining.schedules import _PipelineSchedule
-    from torch.distributed.pipelining.stage import _PipelineStageBase
-    from torch.profiler import record_function
-
-    def named(owner: type, method: str, name: Callable[..., str]) -> None:
-        plain = getattr(owner, method)
-
-        @wraps(plain)
-        def call(*given: Any, **options: Any) -> Any:
-            text = name(*given, **options)
-            with record_function(f"pplab:{text}") if text else nullcontext():
-                return plain(*given, **options)
-
-        if not hasattr(plain, "__wrapped__"):
-            setattr(owner, method, call)
-
-    def backward(stage: Any, m: int, loss: object = None, full_backward: bool = True, **_: object) -> str:
-        return f"{stage.stage_index}{'B' if full_backward else 'I'}{m}" * stage.has_backward
-
-    def loss(_: object, stage: Any, output: object, target: object, m: int, *__: object) -> str:
-        return f"{stage.stage_index}F{m}" * stage.is_last
-
-    named(_PipelineStageBase, "forward_one_chunk", lambda stage, m, *_, **__: f"{stage.stage_index}F{m}")
-    named(_PipelineStageBase, "backward_one_chunk", backward)
-    named(_PipelineStageBase, "backward_weight_one_chunk", lambda stage, m, **_: f"{stage.stage_index}W{m}")
-    named(_PipelineSchedule, "_maybe_compute_loss", loss)

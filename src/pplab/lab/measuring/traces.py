@@ -5,10 +5,10 @@ What a trace tells of actions, and by which names, is said in `trace_file`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import chain, islice, pairwise, takewhile
 from math import inf
 from pathlib import Path
 
@@ -16,54 +16,15 @@ from ...actions import F, parts
 from ...deps import incoming
 from ...schedule import Schedule
 from ...simulator import validate
-from ...timeline import Span, Timeline, total
+from ...timeline import Span, Timeline
 from .trace_file import RECORD, Did, Trace, read_trace
 
-_Step = list[Did]  # of one rank
+Step = list[Did]  # of one rank
 
 
-@dataclass(frozen=True)
-class Traced:
-    """What traces say: `timelines` has a measured one for each whole step, in ms from its first action on; `notes` say
-    what was left out or taken for granted, and what isn't known."""
-
-    timelines: tuple[Timeline, ...]
-    notes: tuple[str, ...] = ()
-
-
-def read_traces(*places: str | Path) -> Traced:
-    """Read the traces of one pipeline's ranks, of files or of folders with files inside: .json or .json.gz.
-
-    They are Chrome traces of torch.profiler, of torch's pipelining in all its classes, of torchtitan, which uses them,
-    and of `lab.Profile`. Each may hold several steps, and a rank may have several. Steps that aren't whole on every
-    rank are left out, evaluations, too. Of several pipelines whose ranks torch's process groups tell, the first is
-    taken. Ranks are numbered in the job's order. Ranks of one host share a clock; clocks of several hosts are tied by
-    messages both ways. The wait for an action's message is in `Timeline.others`, where the trace shows it.
-
-    Raises ValueError for what isn't such a trace, for ranks or stages that are missing or there twice, and OSError for
-    a file that can't be opened. An error says how to record what is missing.
-    """
-    traces = [read_trace(path) for path in _files(places)]
-    notes = sorted({note for trace in traces for note in trace.notes})
-    steps: dict[int, list[_Step]] = defaultdict(list)
-    apart = []
-    for trace in sorted(traces, key=lambda trace: trace.dids[0].start):
-        found = _cut(trace.dids)
-        steps[trace.rank] += found
-        apart += [after[0].asked - before[-1].end for before, after in pairwise(found)]
-    ranks = _pipeline({rank: {str(did.item) for did in chain(*steps[rank])} for rank in sorted(steps)}, traces, notes)
-    hosts = [next(trace.host for trace in traces if trace.rank == rank) for rank in ranks]
-    found = [steps[rank] for rank in ranks]
-    matched, why = _matched(found)
-    if not matched:
-        raise ValueError(f"no step with all forwards and backwards is in the traces of ranks {ranks}: {why}. {RECORD}")
-    if left := max(map(len, found)) - len(matched):
-        notes.append(f"steps left out that aren't whole on every rank, or have forwards alone: {left}")
-    if apart:
-        mean = total(apart) / len(apart)
-        notes.append(f"between its steps a rank spends {mean:.1f} ms, which are in no step: the optimizer, data")
-    ahead = _ahead(matched, hosts, notes)
-    return Traced(tuple(_timeline(*step, ahead) for step in matched), tuple(notes))
+def traces_in(places: Sequence[str | Path]) -> list[Trace]:
+    """Every trace in files and folders."""
+    return [read_trace(path) for path in _files(places)]
 
 
 def _files(places: Sequence[str | Path]) -> list[Path]:
@@ -76,51 +37,54 @@ def _files(places: Sequence[str | Path]) -> list[Path]:
     return sorted({*found})
 
 
-def _cut(dids: Sequence[Did]) -> list[_Step]:
+def cut(dids: Sequence[Did]) -> list[Step]:
     """The steps of a trace: each begins with the first forward of the rank's lowest stage."""
     first = min((action for did in dids for action in parts(did.item) if action.kind == F), default=None)
     bounds = [i for i, did in enumerate(dids) if i == 0 or first in parts(did.item)]
     return [[*dids[start:end]] for start, end in pairwise([*bounds, len(dids)])]
 
 
-def _pipeline(items: dict[int, set[str]], traces: Sequence[Trace], notes: list[str]) -> list[int]:
-    """The ranks of one pipeline, in order, by what each does."""
+def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[list[int]]:
+    """The ranks of each pipeline, in order: of torch's process groups the smallest that do every action once."""
     every = sorted(set.union(*items.values()))
     groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
-    pipelines = [ranks for ranks in [(*items,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
-    ranks = pipelines[0] if pipelines else (*items,)
-    if len(ranks) < len(items):
-        notes.append(f"of {len(pipelines)} pipelines, that of ranks {', '.join(map(str, ranks))} is taken")
-    known = next((group for group in groups if {*ranks} <= {*group}), ranks)
-    if missing := [f"rank {rank}" for rank in known if rank not in ranks]:
+    whole = [ranks for ranks in [(*items,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
+    found = [ranks for ranks in dict.fromkeys(whole) if len(ranks) == len(whole[0])] or [(*items,)]
+    known = next((group for group in groups if {*found[0]} <= {*group}), found[0])
+    if missing := [f"rank {rank}" for rank in known if rank not in found[0]]:
         raise ValueError(f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline")
-    return [*ranks]
+    return [[*ranks] for ranks in found]
 
 
-def _matched(found: Sequence[list[_Step]]) -> tuple[list[tuple[Schedule, list[_Step]]], str]:
+def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[Step]]], str]:
     """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and why another isn't."""
     whole, why = [], "these are of different steps, or of hosts whose clocks differ by more than a step"
+    ends = [[step[-1].end for step in steps] for steps in found]
+    schedules: dict[tuple, Schedule] = {}
     for first in found[0]:
         step = []
-        for steps in found:
-            together = [min(first[-1].end, each[-1].end) - max(first[0].start, each[0].start) for each in steps]
-            if max(together) > 0:
-                step.append(steps[together.index(max(together))])
+        for steps, times in zip(found, ends, strict=True):
+            later = islice(steps, bisect_right(times, first[0].start), None)
+            meanwhile = takewhile(lambda each: each[0].start < first[-1].end, later)  # noqa: B023
+            together = max(meanwhile, key=lambda each: min(first[-1].end, each[-1].end) - each[0].start, default=None)  # noqa: B023
+            step += [together] if together else []
         if len(step) == len(found):
-            schedule = Schedule([[did.item for did in row] for row in step], "traced")
+            rows = tuple(tuple(did.item for did in row) for row in step)
             try:
-                validate(schedule)
-                whole.append((schedule, step))
+                if rows not in schedules:
+                    validate(schedule := Schedule(rows, "traced"))
+                    schedules[rows] = schedule
+                whole.append((schedules[rows], step))
             except ValueError as error:
                 why = str(error)
     return whole, why
 
 
-def _ahead(steps: Sequence[tuple[Schedule, list[_Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
+def clocks_ahead(steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
     """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it has left: one way that
     says how far a clock is ahead at most, the other way at least."""
-    first, names = hosts[0], sorted({*hosts})
-    most = {(a, b): inf if a != b else 0.0 for a, b in product(names, names)}  # so far b's is ahead of a's, at most
+    first, names = hosts[0], {*hosts}
+    most: dict[tuple[str, str], float] = defaultdict(lambda: inf)  # so far b is ahead of a, at most
     for schedule, step in steps:
         did, graph, on = [*chain(*step)], schedule.graph, [hosts[rank] for rank in schedule.columns.ranks]
         for i, user in enumerate(did):
@@ -128,18 +92,24 @@ def _ahead(steps: Sequence[tuple[Schedule, list[_Step]]], hosts: Sequence[str], 
                 if on[entry] != on[i]:
                     room = user.start - did[graph.id_of(entry)].end
                     most[on[entry], on[i]] = min(most[on[entry], on[i]], room)
-    for via, a, b in product(names, names, names):
-        most[a, b] = min(most[a, b], most[a, via] + most[via, b])
-    if min(most[name, name] for name in names) < 0:
+    there, back = ({name: inf for name in names} | {first: 0.0} for _ in "12")
+    for _ in range(len(names) + 1):
+        before = {**there}, {**back}
+        for (a, b), room in most.items():
+            there[b] = min(there[b], there[a] + room)
+            back[a] = min(back[a], back[b] + room)
+        if before == (there, back):
+            break
+    else:
         notes.append("clocks of the hosts aren't tied: no shift of them lets every message arrive after it has left")
         return [0.0] * len(hosts)
     if len(names) > 1:
-        width = max(most[first, name] + most[name, first] for name in names)
+        width = max(there[name] + back[name] for name in names)
         notes.append(f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms either way")
-    return [(most[first, host] - most[host, first]) / 2 for host in hosts]
+    return [(there[host] - back[host]) / 2 for host in hosts]
 
 
-def _timeline(schedule: Schedule, step: list[_Step], ahead: Sequence[float]) -> Timeline:
+def timeline_of(schedule: Schedule, step: list[Step], ahead: Sequence[float]) -> Timeline:
     """A step that starts with its first action; waits for messages of other ranks are beside the schedule."""
     zero = min(row[0].start - off for row, off in zip(step, ahead, strict=True))
     starts, ends, waits = [], [], []

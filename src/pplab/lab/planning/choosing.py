@@ -270,11 +270,11 @@ def profiled(
 ) -> tuple[Machine, Unsure]:
     """The machine with the FLOP/s that this model's stages reached, and what is unsure then: `choose` takes both.
 
-    `costs` were measured: those of `lab.explain(traced)`, or `MeasuredLayers.costs`. `cut` says how many layers each
-    stage has; left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used, whose sums are
+    `costs` were measured: those of `lab.calibrate(timeline)`, or `MeasuredLayers.costs`. `cut` says how many layers
+    each stage has; left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used, whose sums are
     taken off at the speed of the machine's links. All stages' FLOP over all their time is the rate; FLOP/s are unsure
     by how far stages are from it, on average. `error` is what is known of predictions, such as that of the replay,
-    `lab.explain(traced).what_ifs[0].error`.
+    `lab.explain(traces).orders[0].error`.
 
     That holds on the same GPU, for microbatches of the same size and for the same `tp`; each doubling of tensor ranks
     from there is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks disturb

@@ -363,15 +363,15 @@ def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable
         Path(given.json).write_text(text + "\n")
 
 
-def draw(given: argparse.Namespace, timeline: Timeline, trace: Any = None) -> None:
-    """Draw and trace what OUTPUT asks for. `trace`: whose `to_perfetto` writes the file, if not the timeline's."""
+def draw(given: argparse.Namespace, timeline: Timeline) -> None:
+    """Draw and trace what OUTPUT asks for."""
     if given.png:
         from ...plot import gantt
 
         bring("matplotlib").use("Agg")
         gantt(timeline).figure.savefig(given.png, dpi=150, bbox_inches="tight")
     if given.perfetto:
-        trace.to_perfetto(given.perfetto) if trace else to_perfetto(timeline, given.perfetto)
+        to_perfetto(timeline, given.perfetto)
 
 
 def _readable(value: object) -> str:

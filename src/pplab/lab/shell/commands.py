@@ -81,7 +81,7 @@ def _train_flags() -> Iterator[Flag]:
         default=1,
         metavar="D",
     )
-    yield flag("--explain", "print where the median step's time went, and mark it in --perfetto", action="store_true")
+    yield flag("--explain", "print where the median step's time went", action="store_true")
     for path in EXTRAS:
         yield {"dest": path, **resolve_name(path).flag}
     yield from OUTPUT
@@ -109,10 +109,9 @@ def _train(given: argparse.Namespace) -> int:
         from ..measuring import where
 
         found = where(run.timeline)
-    explained = found if given.explain else None  # which torch's engine has refused: see `_extras`
     data = {**run_to_dict(run), "where": found and found.to_dict()}
-    write(given, data, (run, *([explained] if explained else [])))
-    draw(given, run.timeline, explained)
+    write(given, data, (run, *([found] if given.explain else [])))
+    draw(given, run.timeline)
     wanted = (extra.path for extra in extras if isinstance(extra, Save))
     saved = all(Path(run.extras["saved"]).is_relative_to(place) for place in wanted)
     return 0 if saved and (run.gradients is None or run.gradients.equal) else 1
@@ -151,16 +150,20 @@ def workload_of(given: argparse.Namespace) -> Workload:
 
 
 def _explain(given: argparse.Namespace) -> None:
-    from ..measuring import explain, read_traces
+    from ..measuring import explain, explain_hang
 
-    found = explain(read_traces(*given.traces))
+    if given.schedule or given.csv:
+        said = explain_hang(schedule_of(given), *given.traces)
+        return write(given, {"hang": said.splitlines()}, [said])
+    found = explain(*given.traces)
     if given.html:
         found.to_html(given.html)
     write(given, found.to_dict(), [found])
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield flag("traces", "trace files of torch.profiler, one per rank, or a folder of them", nargs="+", metavar="TRACE")
+    yield flag("traces", "folder with the traces or dumps of all ranks, or the files", nargs="+", metavar="JOB")
+    yield from SCHEDULE
     yield flag("--html", "write everything with charts to FILE, a page that needs no other file", metavar="FILE")
     yield JSON
 
@@ -206,15 +209,20 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        "say where the time of a recorded step went",
+        "say why the iterations of a recorded job take so long",
         _explain,
         _explain_flags,
-        "pplab explain TRACE [TRACE ...] [options]",
-        "Say where the time of a recorded step went, and how long it would take under other schedules. It reads the "
-        "traces that torch.profiler writes of PyTorch's pipelining.",
+        "pplab explain JOB [JOB ...] [options]",
+        "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, which rank is late "
+        "or pauses, and how long an iteration takes without each. It reads the traces that torch.profiler writes of "
+        "PyTorch's pipelining, of all ranks and replicas. If a job hangs, give the dumps of NCCL's flight recorder and "
+        "the schedule that ran.",
         {
-            "Where did the time of this run go?": "pplab explain traces",
-            "The same with charts, as a page for a browser:": "pplab explain traces --html step.html",
+            "What makes this job slow?": "pplab explain traces",
+            "For what does each rank wait in a job that hangs?": (
+                "pplab explain dumps --schedule 1F1B --ranks 4 --microbatches 8"
+            ),
+            "The same with a chart, as a page for a browser:": "pplab explain traces --html job.html",
         },
     ),
 )

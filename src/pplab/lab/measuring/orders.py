@@ -1,0 +1,169 @@
+"""What a step would take in other orders of the same actions, from steps that ran.
+
+Every prediction is made several times: each time the actions take what they took in one of the steps, drawn anew for
+each microbatch. Torch's Schedule1F1B and ScheduleGPipe wait for what they send, which makes ranks start late. So each
+order is predicted without such waits, with them, and with them instead of all lateness, as far as the steps that ran
+don't rule one of the three out. A link whose messages nobody waited for is taken to be as fast as its
+other direction, and as slow as it may be. The error of a prediction is a sum, in shares of the step:
+
+    of the replay   how far the steps that ran, predicted in the same way, are from what was measured
+    of the steps    twice the standard error of the predictions
+    of the machine  half of what lies between the ways to send and the bounds of the links
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from statistics import fmean, stdev
+
+from ...actions import Action, B, F, I, W
+from ...builders import Builder, known
+from ...costs import Costs
+from ...plot import end_of
+from ...schedule import Schedule
+from ...simulator import simulate
+from ...timeline import Timeline
+from ..forms import Table
+from ..streams import SENDS, simulate_sends
+from .attribution import calibrate
+from .deliveries import observe
+
+_DRAWS, _WORK = 8, 10_000  # predictions of a step, fewer where all of them would have more actions than that
+_WAYS = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)  # who waits, and whether ranks are late besides
+_NEAR = 0.01  # of a step: ways to send whose replays are so close to what was measured aren't ruled out
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A step in another order, or with more or fewer microbatches."""
+
+    what: str
+    change: float  # of the time per microbatch: -0.1 is a tenth less
+    error: float  # of `change`
+    in_flight: float  # at most, on any rank
+
+
+def table_of(rows: Sequence[WhatIf]) -> Table:
+    """A row for each of them."""
+    table = Table()
+    table.columns = "order", "per microbatch", "error", "most in flight"
+    for row in rows:
+        table.append((row.what, f"{row.change:+.1%}", f"±{row.error:.1%}", f"{row.in_flight:g}"))
+    return table
+
+
+def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
+    """Predict every registered schedule of the same stages whose actions' durations the steps tell, and twice and half
+    as many microbatches of the same size. The first row changes nothing, so its error is that of the replay.
+    """
+    steps, own = sorted(steps, key=end_of), steps[0].schedule
+    draws = max(1, min(_DRAWS, _WORK // len(steps[0].spans)))
+
+    @cache
+    def machine(draw: int, count: int) -> list[Costs]:
+        return _machine(steps[draw % len(steps)], count, Random(draw))
+
+    took = fmean(step.makespan for step in steps)
+    replays = {way: [_runs(own, machine(draw, own.num_microbatches), *way) for draw in range(draws)] for way in _WAYS}
+    off = {way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1) for way, found in replays.items()}
+    nearest = min(off, key=off.__getitem__)
+    noise = _noise([run.makespan / took for run, _ in replays[nearest]], len(steps))
+    ways = [way for way in _WAYS if off[way] <= off[nearest] + noise + _NEAR]
+
+    def what_if(what: str, schedule: Schedule, sends: str = "") -> WhatIf:
+        changes = defaultdict(list)
+        M = schedule.num_microbatches
+        for draw in range(draws):
+            for way in ways:
+                runs = _runs(schedule, machine(draw, M), sends or way[0], way[1])
+                for bound, (run, before) in enumerate(zip(runs, replays[way][draw], strict=True)):
+                    changes[way, bound].append(run.makespan / M / (before.makespan / own.num_microbatches) - 1)
+        means = [fmean(found) for found in changes.values()]
+        error = off[nearest] + max(_noise(found, len(steps)) for found in changes.values())
+        error += (max(means) - min(means)) / 2
+        return WhatIf(what, (max(means) + min(means)) / 2, error, max(runs[-1].peak_in_flight))
+
+    rows = [WhatIf("as it ran (replay)", 0.0, off[nearest], max(steps[0].peak_in_flight))]
+    if SENDS[0] not in dict(ways):
+        rows.append(what_if("nobody waits for sends", own, SENDS[0]))
+    return rows + [what_if(*named) for named in _schedules(own, calibrate(steps[len(steps) // 2]))]
+
+
+def _noise(found: Sequence[float], count: int) -> float:
+    """Twice the standard error of the mean, where so many steps were drawn from."""
+    return 2 * stdev(found) / min(len(found), count) ** 0.5 if len(found) > 1 else 0.0
+
+
+def _machine(step: Timeline, num_microbatches: int, random: Random) -> list[Costs]:
+    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then as slow."""
+    costs, lasted = calibrate(step), defaultdict(list)
+    for span in step.spans:
+        if isinstance(span.action, Action):
+            lasted[span.action.kind, span.action.stage].append(span.end - span.start)
+
+    def drawn(name: str, kind: str) -> list[list[float]]:
+        found = []
+        for stage, usual in enumerate(getattr(costs, name)):
+            took = lasted.get((kind, stage), [1.0])
+            mean = fmean(took) or 1.0
+            found.append([usual * random.choice(took) / mean for _ in range(num_microbatches)])
+        return found
+
+    kinds, names = step.schedule.columns.kinds, {"forward": F, "backward_input": B}
+    if I in kinds:
+        names |= {"backward_input": I, "backward_weight": W, "backward": B if B in kinds else I}
+    costs = replace(costs, **{name: drawn(name, kind) for name, kind in names.items()})
+    messages = observe(step)[0]
+    told = {
+        pair: costs.links[pair].latency for pair, found in messages.items() if any(message.waited for message in found)
+    }
+    fast = {
+        (source, target): replace(link, latency=min(link.latency, told.get((target, source), 0.0)))
+        for (source, target), link in costs.links.items()
+        if (source, target) not in told
+    }
+    return [replace(costs, links={**costs.links, **fast}) if fast else costs, costs]
+
+
+def _runs(schedule: Schedule, machine: Sequence[Costs], sends: str, late: bool) -> list[Timeline]:
+    fast, slow = machine if late else [replace(costs, overhead=0) for costs in machine]
+    try:
+        run = simulate_sends(schedule, slow, sends)
+    except ValueError:  # rows of which no class waits for its sends
+        run, sends = simulate(schedule, slow), SENDS[0]
+    return [run if fast == slow else simulate_sends(schedule, fast, sends), run]
+
+
+def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
+    """What ran with other numbers of microbatches, if it is a registered schedule; then all others of its stages."""
+    P, M, V = own.num_ranks, own.num_microbatches, own.num_stages // own.num_ranks
+    without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}  # of sequences, which would be other microbatches
+    told = {*own.columns.kinds, B}  # which lasts as long as its halves
+
+    def built(builder: Builder, num_ranks: int, num_microbatches: int) -> Schedule | None:
+        options = {"costs": costs, "stages_per_rank": V}
+        taken = {name: options[name] for name in builder.options if name in options and num_ranks == P}
+        with suppress(ValueError):
+            return builder(num_ranks, num_microbatches, **taken)
+        return None  # it takes other ranks or microbatches
+
+    seen: list[Schedule] = [own]
+    found = []
+    for builder in known():
+        small = built(builder, 2, 4)  # a search for a large one takes long, and its kinds are the same
+        if without.isdisjoint(builder.options) and (small is None or told.issuperset(small.columns.kinds)):
+            if schedule := built(builder, P, M):
+                found.append((builder, schedule))
+    for builder, schedule in found:
+        for count in (2 * M, M // 2) if schedule == own and M * P < _WORK / 4 else ():
+            if other := built(builder, P, count):
+                yield f"{builder.name}, {count} microbatches", other
+    for _, schedule in found:
+        if schedule not in seen and schedule.placement == own.placement and told.issuperset(schedule.columns.kinds):
+            seen.append(schedule)
+            yield schedule.name, schedule

@@ -1,0 +1,1 @@
+"""What Python finds at its start under `python -m pplab.watch`."""

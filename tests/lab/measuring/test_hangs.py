@@ -1,0 +1,137 @@
+"""Dumps of flight recorders: who waits for whom, and pickles that would run something."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from itertools import chain, product
+from pathlib import Path
+
+import pytest
+
+import pplab as pp
+from pplab import lab
+from pplab.__main__ import main
+
+RAN = pp.build("1F1B", num_ranks=4, num_microbatches=6)
+
+
+def save(folder: Path, posted: list[list[tuple[str, int, bool]]], ranks: list[int], as_pickle: bool = False) -> Path:
+    """A dump for each rank of a pipeline, of (way, peer, ended): in the form of torch 2.13's recorder."""
+    folder.mkdir(exist_ok=True)
+    for place, rank in enumerate(ranks):
+        entries = [
+            {
+                "record_id": number,
+                "process_group": ["7", "pp"],
+                "p2p_seq_id": number + 1,
+                "is_p2p": True,
+                "profiling_name": f"nccl:{way} {place}{'->' if way == 'send' else '<-'}{peer}",
+                "state": "completed" if ended else "started",
+            }
+            for number, (way, peer, ended) in enumerate(posted[place])
+        ]
+        dump = {"entries": entries, "pg_config": {"7": {"desc": "pp", "ranks": json.dumps(ranks)}}}
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump) if as_pickle else json.dumps(dump).encode())
+    return folder
+
+
+def hung(schedule: pp.Schedule, stuck: str, steps: int = 2) -> list[list[tuple[str, int, bool]]]:
+    """What each rank has posted when one action never ends: receives when they are needed, sends when they are made."""
+    graph, ranks, items = schedule.graph, schedule.columns.ranks, [*map(str, chain(*schedule.rows))]
+    makers = [[graph.id_of(entry) for _, entry in graph.awaited(i)] for i in range(len(items))]
+    users = [[user for user in range(len(items)) if i in makers[user]] for i in range(len(items))]
+    never = {items.index(stuck)}  # with all that waits for it
+    for _ in items:
+        later = {i + 1 for i in never if i + 1 < len(items) and ranks[i + 1] == ranks[i]}
+        never |= later | {i for i in range(len(items)) if never.intersection(makers[i])}
+    posted: list[list[tuple[str, int, bool]]] = [[] for _ in schedule.rows]
+    for step, i in product(range(steps), range(len(items))):
+        rank, hangs = ranks[i], step == steps - 1 and i in never
+        if hangs and i - 1 in never and ranks[i - 1] == rank:
+            continue  # the rank isn't there yet
+        posted[rank] += [("recv", ranks[m], not (hangs and m in never)) for m in makers[i] if ranks[m] != rank]
+        posted[rank] += [("send", ranks[user], True) for user in users[i] if ranks[user] != rank and not hangs]
+    return posted
+
+
+TOLD = """\
+rank 1 waits in 0B2 for what 1B2 gives, which rank 3 hasn't sent
+rank 3 waits in 1B2 for what 2B2 gives, which rank 5 hasn't sent
+rank 5 is in 2F3
+rank 7 waits in 3F3 for what 2F3 gives, which rank 5 hasn't sent"""
+
+
+@pytest.mark.parametrize("as_pickle", [False, True])
+def test_who_holds_up_all_is_named_by_the_jobs_ranks(tmp_path, capsys, as_pickle):
+    dumps = save(tmp_path / "dumps", hung(RAN, "2F3"), [1, 3, 5, 7], as_pickle)
+    assert lab.explain_hang(RAN, dumps) == TOLD
+    assert main(["explain", str(dumps), "--schedule", "1F1B", "--ranks", "4", "--microbatches", "6"]) == 0
+    assert capsys.readouterr().out == TOLD + "\n"
+    (dumps / "rank_5").unlink()
+    told = lab.explain_hang(RAN, dumps)
+    assert "rank 5: no dump, so it may be the one that hangs" in told
+
+
+@pytest.mark.parametrize("name", ["GPipe", "ZB-H1", "Interleaved1F1B"])
+def test_every_action_that_never_ends_is_found(tmp_path, name):
+    schedule = pp.build(name, num_ranks=3, num_microbatches=6)
+    for rank, row in enumerate(schedule.rows):
+        for item in row[:-1:5]:
+            dumps = save(tmp_path / str(item), hung(schedule, str(item)), [0, 1, 2])
+            told = lab.explain_hang(schedule, dumps)
+            here = next(line for line in told.splitlines() if line.startswith(f"rank {rank} "))
+            assert " is in " in here and str(item) in here, (item, told)
+
+
+def test_two_that_send_first_and_a_link_that_has_stopped(tmp_path):
+    two = pp.build("1F1B", num_ranks=2, num_microbatches=4)
+    first = [[("send", 1, True), ("send", 1, False)], [("recv", 0, True), ("send", 0, False)]]
+    told = lab.explain_hang(two, save(tmp_path / "circle", first, [0, 1]))
+    assert told.splitlines() == [
+        "rank 0 is in 0B0 or 0F2, and rank 1 hasn't taken what 0F1 gives",
+        "rank 1 is in 1F1 or 1B1, and rank 0 hasn't taken what 1B0 gives",
+    ]
+    stopped = [[("send", 1, False)], [("recv", 0, False)]]
+    told = lab.explain_hang(two, save(tmp_path / "link", stopped, [0, 1]))
+    assert "rank 1 waits in 1F0 for what 0F0 gives, which rank 0 has sent, so look at their link" in told
+
+
+def test_messages_of_a_batch_end_with_it(tmp_path):
+    """Only the batch's own entry tells a state then."""
+    dumps = save(tmp_path / "dumps", hung(RAN, "2F3"), [0, 1, 2, 3])
+    for path in dumps.iterdir():
+        data, entries = json.loads(path.read_text()), []
+        for entry in data["entries"]:
+            batch = {**entry, "profiling_name": "nccl:coalesced"}
+            entries += [{**entry, "state": "scheduled"}, batch]
+        path.write_text(json.dumps({**data, "entries": entries}))
+    assert "rank 2 is in 2F3" in lab.explain_hang(RAN, dumps)
+
+
+class Runs:
+    def __reduce__(self):
+        return os.system, ("touch here",)
+
+
+def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [], "pg_config": Runs()}))
+    with pytest.raises(ValueError, match=r"rank_0 is damaged, or something else.*the pickle asks for posix.system"):
+        lab.explain_hang(RAN, tmp_path / "rank_0")
+    assert not (tmp_path / "here").exists()
+
+
+def test_dumps_that_dont_tell(tmp_path):
+    dumps = save(tmp_path / "dumps", hung(RAN, "2F3"), [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="no dump has messages among 2 ranks: 1F1B isn.t what ran"):
+        lab.explain_hang(pp.build("1F1B", num_ranks=2, num_microbatches=6), dumps)
+    text = (dumps / "rank_1").read_text()
+    (dumps / "rank_1").write_text(re.sub(r'("record_id": )', r"\g<1>40", text))
+    with pytest.raises(
+        ValueError,
+        match="rank_1 is damaged, .*TORCH_FR_BUFFER_SIZE.* the first 40+ messages are lost",
+    ):
+        lab.explain_hang(RAN, dumps)
