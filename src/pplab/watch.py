@@ -11,7 +11,13 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    command = sys.argv[1:] or sys.exit(__doc__)
-    hook = Path(__file__).parent / "lab/measuring/watched"
-    os.environ["PYTHONPATH"] = f"{hook}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    os.execvp(command[0], command)
+    command = sys.argv[1:]
+    if not command or command[0].startswith("-"):
+        sys.exit(__doc__)
+    hook = str(Path(__file__).parent / "lab/measuring/watched")
+    places = filter(None, (hook, os.environ.get("PYTHONPATH")))
+    os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"pplab.watch: {command[0]} doesn't start ({error.strerror}): give a command")

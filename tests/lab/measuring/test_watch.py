@@ -73,3 +73,11 @@ def test_megatrons_functions_are_watched(tmp_path):
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("cat") == "user_annotation"]
     named = [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
     assert named == ["pplab:1F0", "pplab:3F1", "pplab:1B0", "pplab:3F2", "pplab:3B1"]
+
+
+@pytest.mark.parametrize(
+    "given, said", [([], "torchrun"), (["--help"], "torchrun"), (["nothing"], "nothing doesn't start")]
+)
+def test_without_a_command_it_says_how_one_is_given(given, said):
+    done = subprocess.run([sys.executable, "-m", "pplab.watch", *given], capture_output=True, text=True)
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
