@@ -240,8 +240,8 @@
         this.mark();
       }
       this.editor.focus();
-      const dots = this.source.indexOf("...");
-      if (this.asks && dots >= 0) this.editor.dispatch({ selection: { anchor: dots, head: dots + 3 } });
+      const dots = this.source.indexOf(this.asks ? "..." : "...  # yours");
+      this.editor.dispatch({ selection: dots < 0 ? { anchor: 0 } : { anchor: dots, head: dots + 3 }, scrollIntoView: true });
     }
 
     /** Close the editor; the text stays. */

@@ -1,11 +1,14 @@
-"""Messages to and from ranks that aren't there: an error says so, before torch waits for ever or ends the process."""
+"""Messages that get lost: to and from ranks that aren't there, where an error says so before torch waits for ever or
+ends the process, and those that a reader's `receive` throws away."""
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,3 +50,15 @@ def neighbours_are_there() -> Iterator[None]:
         for name, call in before.items():
             setattr(dist, name, call)
             setattr(inside, name, call)
+
+
+def thrown_away(path: Path) -> str:
+    """What is said of a `receive` that fills one tensor and returns another one."""
+    tree = ast.parse(path.read_text())
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "receive"]
+    nodes = [node for function in found for node in ast.walk(function)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    filled = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "dist.recv"}
+    returned = [ast.unparse(node.value) for node in nodes if isinstance(node, ast.Return) and node.value]
+    lost = filled and not any(name in value for name in filled for value in returned)
+    return "; `receive` doesn't return the tensor that `dist.recv` fills" if lost else ""

@@ -58,6 +58,7 @@ class Gradients:
     error: float  # the largest difference, relative to the parameter's largest gradient
     scale: float  # by how much they are too large, if that is all that is wrong with them
     batch: tuple[float, ...]  # sums of its inputs and targets: those of another rank, unless its batch isn't theirs
+    weights: tuple[float, ...]  # sums of the model's parameters: another rank's sums, but for the stages of the two
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,8 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
         report = replace(report, lacks=tuple(name for name in NAMES if name not in names))
         if not report.lacks:
             report = replace(report, gradients=compare(torch, *(names[name] for name in NAMES)))
-            report = replace(report, microbatches=seen(torch, names, int(environment.get("M", 1))))
+            error, M = report.gradients.error, int(environment.get("M", 1))
+            report = replace(report, microbatches=seen(torch, names, M, error))
     except BaseException as error:
         faulthandler.cancel_dump_traceback_later()
         frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -294,9 +296,17 @@ def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[in
         nn.Module.__call__, torch.autograd.backward = call, backward
 
 
+def changed(found: list[Gradients]) -> list[int]:
+    """The ranks whose weights aren't those that the others drew for them."""
+    others = [(rank, n, other) for rank, each in enumerate(found) for n in each.trained for other in found]
+    return sorted({rank for rank, n, other in others if found[rank].weights[n] != other.weights[n]})
+
+
 def compare(torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
     """The stage's gradients beside those of the whole model on the whole batch; `torch` may be the stand-in."""
-    batch = tuple(tensor.double().sum().item() for tensor in (inputs, targets))
+    batch, weights = (
+        tuple(tensor.double().sum().item() for tensor in some) for some in ((inputs, targets), model.parameters())
+    )
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     truth = torch.autograd.grad(loss, list(model.parameters()))
     own = {id(parameter) for parameter in stage.parameters()}
@@ -306,4 +316,4 @@ def compare(torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tenso
     scale = sum((a * b).sum() for a, b in there) / sum((b * b).sum() for _, b in there) if there else torch.ones(())
     rest = max((((a - scale * b).abs().max() / a.abs().max()).item() for a, b in there), default=0.0)
     scale = scale.item() if rest < 1e-4 else 1.0
-    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch)
+    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch, weights)

@@ -159,7 +159,7 @@ BROKEN = [
         "on 2 ranks with 4 microbatches: after the last step rank 0 still has 4 microbatches in held",
     ),
     ("pipe_naive.py", A_STEP_LATE, "on 2 ranks: rank 0 runs 0F0 twice"),
-    ("pipe_1f1b.py", [ONE_AHEAD_LESS], "rank 0 holds 1 forwards at most, 1F1B 2; its order takes 24 units"),
+    ("pipe_1f1b.py", [ONE_AHEAD_LESS], "rank 0 holds 1 forward at most, 1F1B 2; its order takes 24 units"),
     ("pipe_1f1b.py", [NOBODY_AHEAD], "gradients are right, but rank 0 holds 4 forwards at most, 1F1B 2"),
     ("pipe_1f1b.py", [NO_SHARE], "every gradient is 4 times one process's"),
     (

@@ -64,9 +64,15 @@ WRONG = {
     "a guard only below": naive("fails", NO_GUARD.format(4), ("0 <= to < ranks", "0 <= to")),
     "the gradient is received first": naive(
         "hangs",
-        IN_A_CIRCLE.format("receives first"),
+        IN_A_CIRCLE.format("receives first.*let rank 2 run one more forward before it"),
         (RECEIVE, FIRST_GRADIENT + RECEIVE),
         (BACK, "    y.backward(g if rank < ranks - 1 else None)"),
+    ),
+    "the output is sent after the gradient has come": naive(
+        "hangs",
+        "Rank 0 has an output for rank 1 that it hasn't sent yet: let it send first",
+        ("    send(y, rank + 1)\n", ""),
+        (BACK, f"{BACK}\n    send(y, rank + 1)"),
     ),
     "nobody asks for the gradient of what came": naive("fails", "nobody asked for", (".requires_grad_()", ""), ranks=2),
     "no backward on the last rank": naive(
@@ -81,6 +87,17 @@ WRONG = {
     "gradients aren't set to zero": naive("gradients", "every gradient is 3 times", ("    stage.zero_grad()\n", "")),
     "half a message": naive("fails", "meets a receive for one of", ("send(y, rank + 1)", "send(y[:5], rank + 1)")),
     "the loss isn't scaled": gpipe("gradients", "every gradient is 8 times", (" * len(x) / len(inputs)", "")),
+    "each backward sets gradients to zero": gpipe(
+        "gradients",
+        "rank 0's gradients are those of microbatch 7 alone",
+        ("    y.back", "    stage.zero_grad()\n    y.back"),
+    ),
+    "weights change in the step": naive(
+        "gradients",
+        "weights of ranks 0 and 1 aren't the other ranks' .* has `step` changed",
+        (SEND_BACK, f"{SEND_BACK}\n    torch.optim.SGD(stage.parameters(), lr=0.1).step()"),
+        ranks=2,
+    ),
     "targets of another microbatch": gpipe(
         "gradients", "here samples 0 to 2 meet samples 21 to 23", ("(y, parts[m][1])", "(y, parts[M - 1 - m][1])")
     ),
@@ -105,9 +122,9 @@ WRONG = {
         "hangs", "Rank 3 prepares a send in line 39 and", ("    exchange()  # the last action's message\n", "")
     ),
     "a warm-up that is one too short, on rank 1": one_f_one_b(
-        "order", "rank 1 holds 1 forwards at", (AHEAD, "ahead = max(0, min(ranks - 1 - rank, M) - (rank == 1))")
+        "order", "rank 1 holds 1 forward at", (AHEAD, "ahead = max(0, min(ranks - 1 - rank, M) - (rank == 1))")
     ),
     "a warm-up the wrong way round": one_f_one_b(
-        "hangs", IN_A_CIRCLE.format("receives first"), (AHEAD, "ahead = min(rank, M)")
+        "hangs", "let rank 0 run one more forward .* or rank 1 a backward", (AHEAD, "ahead = min(rank, M)")
     ),
 }

@@ -108,7 +108,8 @@ def test_a_file_is_written_in_its_cell_judged_and_kept(tabs, book):
     made = live.run(tab, cell)
     assert "… not answered: write send and receive and step in my_pipe.py" in made.text, made
     place, text = tab.locator("#cell-naive-17"), (NOTEBOOKS / "pipe_naive.py").read_text()
-    place.get_by_role("button", name="Edit").click()
+    place.get_by_role("button", name="Edit").press("Enter")
+    tab.wait_for_function("String(getSelection()) === '...'")  # the first of what is the reader's, in sight
     place.get_by_role("textbox").fill(f"%%writefile my_pipe.py\n{text}")
     made = live.run(tab, cell)
     assert "✓ right: gradients as in one process" in made.text, made
@@ -117,6 +118,19 @@ def test_a_file_is_written_in_its_cell_judged_and_kept(tabs, book):
     tab.reload()
     live.open_chapter(tab, book, "02_naive")
     assert "dist.recv(tensor, source)" in tab.locator("#cell-naive-17").inner_text()
+
+
+def test_a_loop_that_never_ends_leaves_a_debugger_with_its_last_lines(tabs, book):
+    tab = tabs()
+    live.open_chapter(tab, book, "02_naive")
+    place, text = tab.locator("#cell-naive-17"), (NOTEBOOKS / "pipe_naive.py").read_text()
+    place.get_by_role("button", name="Edit").click()
+    loops = text.replace("    y.backward(", "    while x.grad is None:\n        receive(rank + 1, x)\n    y.backward(")
+    place.get_by_role("textbox").fill(f"%%writefile my_pipe.py\n{loops}")
+    frame = debugged(tab, "naive-21-debug")
+    verdict = frame.locator(".verdict").inner_text()
+    assert "in the loop of line 51: does it never end?" in verdict and "Of the 100,001 lines that have run" in verdict
+    assert "has failed in line" in frame.locator(".stands").inner_text() and frame.locator("svg rect").count() > 2
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(tabs, book):

@@ -131,11 +131,11 @@ class LayerNorm(Module):
         return Tensor(made, x.shape, (x, self.weight, self.bias), back)
 
 
-def _activation(name: str) -> type[Module]:
-    def forward(self: Module, x: Tensor) -> Tensor:
-        return getattr(x, name.lower())()
+class GELU(Module):
+    """GELU of each number."""
 
-    return type(name, (Module,), {"forward": forward, "__doc__": f"{name} of each number."})
+    def forward(self, x: Tensor) -> Tensor:
+        return x.gelu()
 
 
 class Sequential(Module):
@@ -227,15 +227,9 @@ def _seed(seed: int) -> None:
     tensors.now.seed, tensors.now.draws = seed, 0
 
 
-def _backward(tensor: Tensor, gradient: Tensor | None = None, **options: bool) -> None:
-    tensor.backward(gradient, **options)
-
-
-ReLU, Tanh, GELU = map(_activation, ("ReLU", "Tanh", "GELU"))
-functional = StandIn("torch.nn.functional", mse_loss=mse_loss, relu=Tensor.relu, tanh=Tensor.tanh, gelu=Tensor.gelu)
-nn = StandIn("torch.nn", functional=functional)
-for each in (Parameter, Module, Linear, LayerNorm, Sequential, ReLU, Tanh, GELU):
-    setattr(nn, each.__name__, each)
+functional = StandIn("torch.nn.functional", mse_loss=mse_loss, gelu=Tensor.gelu)
+layers = {each.__name__: each for each in (Parameter, Module, Linear, LayerNorm, Sequential, GELU)}
+nn = StandIn("torch.nn", functional=functional, **layers)
 
 
 def stand_in(distributed: StandIn) -> StandIn:
@@ -246,7 +240,7 @@ def stand_in(distributed: StandIn) -> StandIn:
         nn=nn,
         distributed=distributed,
         optim=StandIn("torch.optim", SGD=SGD),
-        autograd=StandIn("torch.autograd", grad=tensors.grad, backward=_backward),
+        autograd=StandIn("torch.autograd", grad=tensors.grad),
         cuda=StandIn("torch.cuda", device_count=lambda: 0, is_available=lambda: False),
         Tensor=Tensor,
         device=str,

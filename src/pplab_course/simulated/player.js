@@ -69,13 +69,16 @@
     sends.checked = run.waits;
     byRank = Array.from({ length: run.P }, () => []);
     run.events.forEach(([rank], i) => byRank[rank].push(i));
-    const last = Math.max(1e-9, ...run.events.map((event) => event[1]));
-    const shortest = Math.min(last, ...run.events.filter((e) => e[2] === "F" && e[1] > e[5]).map((e) => e[1] - e[5]));
+    const last = Math.max(1e-9, run.events.at(-1)[1]);
+    const shortest = run.events.reduce((least, [, t, kind, , , start]) => kind === "F" && t > start ? Math.min(least, t - start) : least, last);
     width = Math.max(420, Math.min(6000, last / shortest * 26));
     scale = width / last;
     verdict.className = `verdict ${run.right ? "right" : ""}`;
-    const [first, ...more] = run.says;
-    verdict.replaceChildren(make("p", {}, make("strong", {}, `${run.right ? "✓" : "✗"} ${first}`)), ...[...more, ...(run.circle.length ? ["So the circle is closed: this is a deadlock."] : []), ...run.hints].map((words) => make("p", { textContent: words })));
+    const [first, ...more] = run.says, shown = run.events.filter((event) => event[2] === "line").length;
+    if (run.circle.length) more.push("So the circle is closed: this is a deadlock.");
+    more.push(...run.hints);
+    if (shown < run.lines) more.push(`Of the ${run.lines.toLocaleString("en")} lines that have run, the debugger shows ${shown.toLocaleString("en")}: the first and the last ones.`);
+    verdict.replaceChildren(make("p", {}, make("strong", {}, `${run.right ? "✓" : "✗"} ${first}`)), ...more.map((words) => make("p", { textContent: words })));
     listing.replaceChildren(...run.source.map((line, i) => make("div", {}, make("i", { textContent: i + 1 }), line || " ")));
     who.replaceChildren(new Option("all ranks", ""), ...byRank.map((_, rank) => new Option(`rank ${rank}`, rank)));
     slider.max = run.events.length - 1;
@@ -88,18 +91,23 @@
     return `<path d="M${x1},${y1}L${x2},${y2}M${tip(0.45)}L${x2},${y2}L${tip(-0.45)}" fill="none" ${style}/>`;
   }
 
+  lanes.addEventListener("scroll", () => lanes.querySelector(".labels")?.setAttribute("transform", `translate(${lanes.scrollLeft})`));
+
   /** Ranks one below the other: what they computed, for whom they waited, and messages between them. */
   function draw() {
-    const now = run.events[at][1], out = [];
+    const now = run.events[at][1], out = [], labels = [];
     for (let rank = 0; rank < run.P; rank++) {
-      out.push(`<text x="2" y="${y(rank) + 17}" font-weight="600">rank ${rank}</text><rect x="${LEFT - 8}" y="${y(rank)}" width="4" height="${BAR}" fill="${colour(rank)}"/>`);
+      labels.push(`<rect x="0" y="${y(rank)}" width="${LEFT - 4}" height="${BAR}" style="fill:var(--pst-color-background)"/><text x="2" y="${y(rank) + 17}" font-weight="600">rank ${rank}</text><rect x="${LEFT - 8}" y="${y(rank)}" width="4" height="${BAR}" fill="${colour(rank)}"/>`);
       out.push(`<line x1="${LEFT}" x2="${LEFT + width}" y1="${y(rank) + 13}" y2="${y(rank) + 13}" stroke="currentColor" stroke-opacity=".25"/>`);
     }
     run.events.forEach(([rank, t, kind, , number, start], i) => {
+      if (kind === "F" && rank === 0 && number % run.M === 0) {
+        out.push(`<path d="M${x(start)},0V${y(run.P) - 20}" stroke="currentColor" stroke-opacity=".4" stroke-dasharray="2 3"/><text x="${x(start) + 4}" y="10" opacity=".7">step ${number / run.M + 1}</text>`);
+      }
       if (kind === "F" || kind === "B") {
         const wide = Math.max(1.5, x(t) - x(start) - 1), dim = i > at ? 0.2 : 1;
         out.push(`<rect x="${x(start)}" y="${y(rank)}" width="${wide}" height="${BAR}" rx="2" fill="${kind === "F" ? "#2f6db5" : "#f0a13a"}" opacity="${dim}"/>`);
-        if (wide > 17) out.push(`<text x="${x(start) + wide / 2}" y="${y(rank) + 17}" text-anchor="middle" opacity="${dim}" style="fill:${kind === "F" ? "#fff" : "#000"}">${kind}${number % run.M}</text>`);
+        if (wide > 17) out.push(`<text x="${x(start) + wide / 2}" y="${y(rank) + 17}" text-anchor="middle" style="fill:${i > at ? "currentColor" : kind === "F" ? "#fff" : "#000"}">${kind}${number % run.M}</text>`);
       }
       if (kind === "go" && t > start && i <= at) out.push(`<rect x="${x(start)}" y="${y(rank) + 10}" width="${x(t) - x(start)}" height="6" fill="currentColor" opacity=".3"/>`);
     });
@@ -115,7 +123,7 @@
     }
     out.push(`<line x1="${x(now)}" x2="${x(now)}" y1="4" y2="${y(run.P) - 20}" stroke="var(--bad)" stroke-width="1.5"/>`);
     const height = y(run.P) - 8;
-    lanes.innerHTML = `<svg width="${LEFT + width + 24}" height="${height}" role="img" aria-label="what each rank has computed, and its messages, up to ${now.toFixed(3)} seconds">${out.join("")}</svg>`;
+    lanes.innerHTML = `<svg width="${LEFT + width + 24}" height="${height}" role="img" aria-label="what each rank has computed, and its messages, up to ${now.toFixed(3)} seconds">${out.join("")}<g class="labels" transform="translate(${lanes.scrollLeft})">${labels.join("")}</g></svg>`;
     if (x(now) < lanes.scrollLeft + 60 || x(now) > lanes.scrollLeft + lanes.clientWidth - 40) lanes.scrollLeft = x(now) - lanes.clientWidth * 0.7;
   }
 

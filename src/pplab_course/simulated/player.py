@@ -85,6 +85,7 @@ def _plain(run: Replay, verdict: Verdict) -> dict:
         "P": len(run.ranks),
         "M": int(run.settings.get("M", 1)),
         "waits": run.sends_wait,
+        "lines": run.lines,
         "right": verdict.right,
         "says": [*found.causes, *found.waits] if found else [verdict.says],
         "circle": found.ranks if found and found.is_circle else (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import io
 import linecache
 import os
@@ -24,7 +25,8 @@ from functools import cached_property
 from . import tensors
 from .modules import Module, stand_in
 
-MOST_LINES = 400_000  # of all ranks together
+MOST_LINES = 100_000  # of all ranks together; a run of the course's has five thousand
+KEPT = 5_000  # events at either end of a run that goes on for too long
 MOST_MESSAGES = 400
 NOT_HERE = {"threading", "concurrent", "multiprocessing", "socket"}
 
@@ -193,7 +195,7 @@ class Replay:
         self.queues: dict[tuple, list[Message]] = {}
         self.meetings: list[Wait] = []
         self.events: list[Event] = []
-        self.lines = 0
+        self.lines, self.is_over = 0, False
         linecache.cache[self.name] = len(text), None, text.splitlines(True), self.name
         self.run()
 
@@ -216,10 +218,20 @@ class Replay:
             return None
         if what == "line":
             self.lines += 1
-            if self.lines > MOST_LINES:
-                raise TooMuch(f"more than {MOST_LINES:,} lines have run: does a loop never end?")
             tensors.now.event("line")
+            if self.lines > MOST_LINES:
+                loop = self.loop()
+                self.events[KEPT:-KEPT] = [event for event in self.events[KEPT:-KEPT] if event.kind != "line"]
+                raise TooMuch(
+                    f"{MOST_LINES:,} lines have run, the last ones in the loop of line {loop}: does it never end?"
+                )
         return self.watch
+
+    def loop(self) -> int:
+        """Where the loop begins that the last lines are of: the first of those that none of the others has called."""
+        last = [event.lines for event in self.events[-1000:]]
+        depth = min(map(len, last))
+        return min(lines[0] for lines in last if len(lines) == depth)
 
     @cached_property
     def without_waits(self) -> Replay:
@@ -266,17 +278,21 @@ class Replay:
     # ---- running
     def run(self) -> None:
         """Run every rank as far as it goes."""
-        before = sys.gettrace()
+        before, threshold = sys.gettrace(), gc.get_threshold()
+        gc.set_threshold(100_000)  # many small lists are made, and hardly a cycle
         try:
             code = compile(self.text, self.name, "exec")
             while going := list(filter(self._goes_on, self.ranks)):
-                for rank in going:
+                for rank in filter(self._goes_on, going):
                     self._start(rank, code)
         finally:
             sys.settrace(before)
+            gc.set_threshold(*threshold)
             tensors.computes(tensors.Computing())
 
     def _goes_on(self, rank: Rank) -> bool:
+        if self.is_over:
+            return False
         if rank.waits is None or rank.state != "waits":
             return rank.state == "new"
         return (rank.waits.message.done if rank.waits.message else self.met(rank.waits)) is not None
@@ -322,6 +338,7 @@ class Replay:
         frames = traceback.extract_tb(error.__traceback__)
         rank.stood = [(frame.name, frame.lineno) for frame in frames if frame.filename == self.name][::-1]
         rank.state, rank.waits, rank.error = "failed", None, error
+        self.is_over |= isinstance(error, TooMuch)  # for the others, too
         rank.event("fail")
         if rank.is_live:
             self.events[-1].lines = [line for _, line in rank.stood]

@@ -45,7 +45,7 @@ def _report(replay: Replay, rank: Rank, failed: bool) -> observed.Report:
     lacks = tuple(name for name in observed.NAMES if name not in rank.names) if has_ended else ()
     if has_ended and not lacks:
         gradients = observed.compare(torch, *(rank.names[name] for name in observed.NAMES))
-        seen = microbatches.seen(torch, rank.names, _count(replay))
+        seen = microbatches.seen(torch, rank.names, _count(replay), gradients.error)
     frames = [(name, number, replay.line(number)) for name, number in reversed(rank.stood)]
     return observed.Report(
         actions=tuple(rank.actions),
@@ -92,13 +92,13 @@ def _waiting(rank: Rank, replay: Replay) -> str:
     if message is None:
         others = " and ".join(map(str, _needs(rank, replay)))
         return f"rank {rank.number} waits at the {rank.waits.what} for rank {others} ({lines})"
-    before = [other for other in replay.messages[: message.number + 1] if _is_like(other, message)]
+    nth = _posted(replay, message.rank, message.kind, message.peer).index(message) + 1
     until = f"until rank {message.peer} receives its" if message.kind == "send" else f"for rank {message.peer} to send"
-    return f"rank {rank.number} waits {until} message {len(before)} ({lines})"
+    return f"rank {rank.number} waits {until} message {nth} ({lines})"
 
 
-def _is_like(one: Message, other: Message) -> bool:
-    return (one.rank, one.kind, one.peer) == (other.rank, other.kind, other.peer)
+def _posted(replay: Replay, rank: int, kind: str, peer: int) -> list[Message]:
+    return [each for each in replay.messages if (each.rank, each.kind, each.peer) == (rank, kind, peer)]
 
 
 def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
@@ -116,12 +116,31 @@ def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
             "and a receive together with batch_isend_irecv"
         )
     if is_circle and kinds == {"receive"}:
-        yield "Every rank in the circle receives first, and would send only afterwards: let one of them send first"
+        yield f"Every rank in the circle receives first, and would send only afterwards{_earlier(replay, ranks)}"
     for message in filter(None, waits):
         yield from _of_peer(replay, message)
     if "send" in kinds and replay.sends_wait:
         if all(rank.state == "ended" for rank in replay.without_waits.ranks):
             yield "Where sends don't wait for their receive, the same file comes to its end"
+
+
+def _earlier(replay: Replay, circle: list[int]) -> str:
+    """What could come before a receive, so that a circle of receives opens; nothing where that isn't known."""
+    for rank in circle:
+        for kind, what, peer in (("F", "an output", rank + 1), ("B", "a gradient", rank - 1)):
+            if peer in circle and len(_posted(replay, rank, "send", peer)) < _ran(replay, rank, kind):
+                return f". Rank {rank} has {what} for rank {peer} that it hasn't sent yet: let it send first"
+    if len(circle) != 2:
+        return ""
+    upper, lower = sorted(circle)
+    runs = f"let rank {upper} run one more forward before it waits for a gradient"
+    other = f", or rank {lower} a backward before it waits for one more input"
+    can = _ran(replay, lower, "F") > _ran(replay, lower, "B")
+    return f". What they have run, they have sent: {runs}{other * can}"
+
+
+def _ran(replay: Replay, rank: int, kind: str) -> int:
+    return sum(action[0] == kind for action in replay.ranks[rank].actions)
 
 
 def _of_peer(replay: Replay, message: Message) -> Iterator[str]:
@@ -131,7 +150,7 @@ def _of_peer(replay: Replay, message: Message) -> Iterator[str]:
         yield f"Rank {peer.number} has ended, and rank {rank} still waits for it"
     elif peer.waits and peer.waits.message is None:
         kind, did = ("receive", "received") if is_send else ("send", "sent")
-        met = [each for each in replay.messages if (each.rank, each.kind, each.peer) == (peer.number, kind, rank)]
+        met = _posted(replay, peer.number, kind, rank)
         yield (
             f"Rank {peer.number} is at the {peer.waits.what} already: rank {rank} waits for one message more than the "
             f"{len(met)} that rank {peer.number} has {did}"

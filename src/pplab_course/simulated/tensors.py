@@ -197,20 +197,6 @@ class Tensor:
         cuts = [i * each + min(i, more) for i in range(parts + 1)]
         return tuple(self[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
 
-    def chunk(self, parts: int) -> tuple[Tensor, ...]:
-        size = -(-len(self) // parts)
-        return tuple(self[a : a + size] for a in range(0, len(self), size))
-
-    def reshape(self, *shape: int) -> Tensor:
-        sizes = list(shape_of(shape))
-        if -1 in sizes:
-            sizes[sizes.index(-1)] = self.numel() // max(1, -math.prod(sizes))
-        if math.prod(sizes) != self.numel():
-            raise RuntimeError(f"shape '{sizes}' is invalid for input of size {self.numel()}")
-        return Tensor(self.data, sizes, (self,), lambda g: (g,))
-
-    view = reshape
-
     # ---- arithmetic
     def __add__(self, other: object) -> Tensor:
         return _elementwise(operator.add, lambda g, a, b: (g, g), self, other)
@@ -232,21 +218,16 @@ class Tensor:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def relu(self) -> Tensor:
-        return _each(self, lambda x: x if x > 0 else x * 0.0, lambda x: float(x > 0))
-
-    def tanh(self) -> Tensor:
-        return _each(self, math.tanh, lambda x: 1 - math.tanh(x) ** 2)
-
     def abs(self) -> Tensor:
         return _each(self, abs, lambda x: math.copysign(1, x))
 
     def gelu(self) -> Tensor:
-        def normal(x: float) -> float:
-            return 0.5 * (1 + math.erf(x / math.sqrt(2)))
-
-        density = 1 / math.sqrt(2 * math.pi)
-        return _each(self, lambda x: x * normal(x), lambda x: normal(x) + x * density * math.exp(-x * x / 2))
+        erf, exp, root, density = math.erf, math.exp, math.sqrt(2), 1 / math.sqrt(2 * math.pi)
+        return _each(
+            self,
+            lambda x: x * (0.5 * (1 + erf(x / root))),
+            lambda x: 0.5 * (1 + erf(x / root)) + x * density * exp(-x * x / 2),
+        )
 
     def sum(self) -> Tensor:
         size = self.numel()
