@@ -242,6 +242,10 @@
       this.editor.focus();
       const dots = this.source.indexOf(this.asks ? "..." : "...  # yours");
       this.editor.dispatch({ selection: dots < 0 ? { anchor: 0 } : { anchor: dots, head: dots + 3 }, scrollIntoView: true });
+      setTimeout(() => { // once more when wrapped lines have their heights
+        const node = this.editor?.domAtPos(this.editor.state.selection.main.head).node;
+        (node?.parentElement.closest(".cm-line") ?? node)?.scrollIntoView({ block: "nearest" });
+      }, 200);
     }
 
     /** Close the editor; the text stays. */
