@@ -104,7 +104,6 @@ from .schedules import best_slices as best_slices
 from .schedules import check_slices as check_slices
 from .schedules import depth_first as depth_first
 from .schedules import last_first as last_first
-from .schedules import repeated as repeated
 from .schedules import replicate as replicate
 from .schedules import sliced_gantt as sliced_gantt
 from .schedules import sliced_row as sliced_row

@@ -58,7 +58,6 @@ class Late:
     pieces: int = 0
     overran: int = 0  # of these: their own work took longer
     overran_s: float = 0.0
-    woke_s: float = 0.0  # slept too long, all of them together
 
 
 def together(found: Sequence[Late]) -> Late:
@@ -183,7 +182,6 @@ class Turns:
         """Until what it has done so far should have ended."""
         if (left_s := half.at_s - time.perf_counter()) > 0:
             time.sleep(left_s)
-            self.late.woke_s += time.perf_counter() - half.at_s
 
     def _give(self, half: Half, state: str, seconds: float = 0) -> None:
         with self._changed:

@@ -28,12 +28,12 @@ from ...runtime import (
     Workload,
     as_tuple,
     autocast,
-    cuda,
     listening,
     loss_shares,
     names_in_whole,
     norm,
 )
+from .random_numbers import random_state
 
 if TYPE_CHECKING:
     from ...runtime import RankReport, Whole
@@ -229,8 +229,8 @@ class _Whole:
     def random(self) -> str:
         """Whether the forward is another one the second time, since it draws random numbers."""
         device = self.batch.target.device
-        before, first = _random_state(device), self.run(self.batch)[0]
-        self.draws = not torch.equal(before, _random_state(device))
+        before, first = random_state(device)[-1], self.run(self.batch)[0]
+        self.draws = not torch.equal(before, random_state(device)[-1])
         self.steady = _relative(self.run(self.batch)[0], first) <= self._noise()
         if self.steady:
             return ""
@@ -370,10 +370,6 @@ def _finite(value: object) -> bool:
 
 def _relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / (float(b.abs().max()) or 1.0)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _few(names: list[str]) -> str:

@@ -282,8 +282,8 @@ def size_of(spec: Spec) -> int:
 
 def readable_bytes(count: float) -> str:
     """`34.8 MB`, `512 B`: powers of ten, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    raise AssertionError
+    return f"{count:.3g} GB"

@@ -14,9 +14,8 @@ from ...actions import RECV_B, RECV_F, Action, Kind
 from ...costs import Costs
 from ...deps import other_end
 from ...runtime import Extra, Job, Listener, Rank, cuda, producer
+from ..forms import MICROSECONDS
 from ..streams import SENDS, posted
-
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Pace(Extra):
             if self.costs.has_queues:
                 raise ValueError(f"pace with sends={self.sends!r} needs costs without bandwidth: say latency alone")
         self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
-        if self.costs.unit not in _SECONDS:
+        if self.costs.unit not in MICROSECONDS:
             raise ValueError(
                 f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {self.costs!r}'
             )
@@ -80,7 +79,7 @@ class Pace(Extra):
     @property
     def unit_s(self) -> float:
         """The unit of the costs."""
-        return _SECONDS[self.costs.unit]
+        return MICROSECONDS[self.costs.unit] / 1e6
 
     def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
         """How long each kind lasts at least, per stage."""

@@ -174,8 +174,10 @@ def explain(*places: str | Path) -> ExplainedJob:
     job = read_traces(*places)
     seen, lengths = Seen(job), job.lengths(job.replay())
     causes, doubtful = _causes(seen, lengths)
-    notes = [*job.notes]
-    notes.append("± holds for 95 of 100 such runs; two runs of a job differ by some 3 % besides, which no trace tells")
+    notes = [
+        *job.notes,
+        "± holds for 95 of 100 such runs; two runs of a job differ by some 3 % besides, which no trace tells",
+    ]
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):
         notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -29,6 +28,7 @@ from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import Table
+from ..searches import built
 from ..streams import SENDS, simulate_sends
 from .attribution import calibrate
 from .deliveries import observe
@@ -145,23 +145,20 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
     without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}  # of sequences, which would be other microbatches
     told = {*own.columns.kinds, B}  # which lasts as long as its halves
 
-    def built(builder: Builder, num_ranks: int, num_microbatches: int) -> Schedule | None:
-        options = {"costs": costs, "stages_per_rank": V}
-        taken = {name: options[name] for name in builder.options if name in options and num_ranks == P}
-        with suppress(ValueError):
-            return builder(num_ranks, num_microbatches, **taken)
-        return None  # it takes other ranks or microbatches
+    def by(builder: Builder, count: int) -> Schedule | None:
+        return next(built([builder], P, count, {"costs": costs, "stages_per_rank": V}), None)
 
     seen: list[Schedule] = [own]
     found = []
     for builder in known():
-        small = built(builder, 2, 4)  # a search for a large one takes long, and its kinds are the same
+        # a search for a large one takes long, and its kinds are the same
+        small = next(built([builder], 2, 4, {}), None)
         if without.isdisjoint(builder.options) and (small is None or told.issuperset(small.columns.kinds)):
-            if schedule := built(builder, P, M):
+            if schedule := by(builder, M):
                 found.append((builder, schedule))
     for builder, schedule in found:
         for count in (2 * M, M // 2) if schedule == own and M * P < _WORK / 4 else ():
-            if other := built(builder, P, count):
+            if other := by(builder, count):
                 yield f"{builder.name}, {count} microbatches", other
     for _, schedule in found:
         if schedule not in seen and schedule.placement == own.placement and told.issuperset(schedule.columns.kinds):

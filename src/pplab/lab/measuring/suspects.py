@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
@@ -38,7 +38,12 @@ class Suspect:
     kind: str  # pauses, slow rank, slow stage, link, late rank, all ranks, work
     ranks: tuple[int, ...]
     what: str
-    change: Change = field(repr=False)
+    change: Change
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """`stage 2`, or `stages 0, 2`."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def find(seen: Seen) -> list[Suspect]:
@@ -86,8 +91,7 @@ class Seen:
         }
 
     def named(self, rank: int) -> str:
-        stages = self.job.stages[rank]
-        return f"rank {rank} ({'stages' if len(stages) > 1 else 'stage'} {', '.join(map(str, stages))})"
+        return f"rank {rank} ({numbered('stage', self.job.stages[rank])})"
 
     def how_often(self, by_step: Mapping[int, float]) -> str:
         """In which iterations something is, and how much of it in one of them."""
@@ -100,9 +104,7 @@ class Seen:
             return told
         if len(found) > 2 and len(every) == 1:
             return f"{told}, every {every.pop()}th"
-        return told + (
-            f", to the end of {'step' if len(found) == 1 else 'steps'} {', '.join(map(str, found))}" * (len(found) < 5)
-        )
+        return told + f", to the end of {numbered('step', found)}" * (len(found) < 5)
 
 
 def _pauses(seen: Seen) -> Iterator[Suspect]:
@@ -144,7 +146,7 @@ def _slow(seen: Seen) -> Iterator[Suspect]:
         for place, ranks in seen.same.items()
     }
     for place, ranks in seen.same.items():
-        stages = f"{'stage' if len(place) == 1 else 'stages'} {', '.join(map(str, place))}"
+        stages = numbered("stage", place)
         for rank in ranks if len(ranks) > 1 else ():
             ratios = _ratios(seen.pace[rank], [seen.pace[other] for other in ranks if other != rank])
             if (ratio := median(ratios.values())) > _SLOW:
@@ -157,7 +159,7 @@ def _slow(seen: Seen) -> Iterator[Suspect]:
                 what += "its stage has more work or its GPU is slow, which one replica alone doesn't tell apart"
             else:
                 what = f"{stages} computes {ratio:.2f} times as long as the other stages, in every replica "
-                what += f"(ranks {', '.join(map(str, ranks))}), so it has more work"
+                what += f"({numbered('rank', ranks)}), so it has more work"
             yield Suspect("slow stage", tuple(ranks), what, _shortened(seen, ranks, ratios))
 
 

@@ -117,9 +117,9 @@ def read_trace(path: Path) -> Trace:
             f"{name} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B and "
             f"Megatron-LM's schedules name none by themselves. {RECORD}"
         )
-    if info.get("backend") == "nccl" and not any(event.get("cat") == "kernel" for event in events):
-        raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
     on_gpu = any(event.get("cat") == "kernel" for event in events)
+    if info.get("backend") == "nccl" and not on_gpu:
+        raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
     posts = [_kernel_posts(events)] * 2 + [[]] if on_gpu else [_posts(events, *each) for each in _TRANSPORT]
     asked, sent, summed = posts
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]

@@ -5,6 +5,7 @@ from .case import LLAMA_3_8B as LLAMA_3_8B
 from .case import Case as Case
 from .case import Entry as Entry
 from .case import Ledger as Ledger
+from .case import in_gb as in_gb
 from .choosing import Candidate as Candidate
 from .choosing import Choice as Choice
 from .choosing import Unsure as Unsure
@@ -39,4 +40,5 @@ from .planner import plan as plan
 from .state import State as State
 from .to_paste import WRITERS as WRITERS
 from .to_paste import flags as flags
+from .to_paste import has_rows_of as has_rows_of
 from .transformer import Transformer as Transformer

@@ -113,11 +113,11 @@ class Case:
 
     def state_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
         """Per rank: weights, gradients and the optimizer's state. Their sum is the whole model's."""
-        return _in_gb(self.plan("naive", 1, cut=cut).memory).parameters
+        return in_gb(self.plan("naive", 1, cut=cut).memory).parameters
 
     def sequence_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
         """Per rank: what a forward keeps of a sequence until its backward."""
-        return _in_gb(self.plan("naive", 1, cut=cut).memory).activation
+        return in_gb(self.plan("naive", 1, cut=cut).memory).activation
 
     def plan(self, schedule: str | Schedule, num_microbatches: int, microbatch: int = 1, **options: object) -> Plan:
         """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
@@ -163,7 +163,7 @@ class Case:
         chosen = asked | {"cut": cut, "recompute": recompute} | options
         found = self.plan(schedule, **chosen)
         alone = replace(self, experts=None).plan(schedule, **chosen) if self.experts else found
-        memory, rows = _in_gb(found.memory), found.timeline.schedule
+        memory, rows = in_gb(found.memory), found.timeline.schedule
         tickets, sends = options.get("in_flight"), options.get("sends")
         return Entry(
             self,
@@ -282,6 +282,7 @@ def _sum(layers: Sequence[int]) -> str:
     return "+".join(map(str, layers))
 
 
-def _in_gb(memory: Memory) -> Any:
+def in_gb(memory: Memory) -> Any:
+    """A stages' memory that is in bytes, in GB."""
     names = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
     return Memory(**{name: [size / 1e9 for size in getattr(memory, name)] for name in names}, unit="GB")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
-from ...costs import PerStage
-from ...errors import positive_int
+from ...costs import PerStage, check_length, of_stage, per_stage
+from ...errors import number, positive_int
 
 StageCost = Callable[[int, range], float]  # (stage, its layers) -> cost; infinite for what may not be
 
@@ -129,20 +129,13 @@ def _held(
 
 
 def _per_layer(name: str, values: Sequence[float], num_layers: int) -> list[float]:
-    values = list(values)
+    values = [number(name, value) for value in values]
     if not values or len(values) != num_layers:
         raise ValueError(f"{name} must have one value for each of {num_layers or 'at least 1'} layers, got {values!r}")
-    for value in values:
-        if not 0 <= value < inf:
-            raise ValueError(f"{name} must be finite numbers of at least 0, got {value!r}")
     return values
 
 
 def _per_stage(name: str, value: PerStage, num_stages: int) -> list[float]:
-    values = list(value) if isinstance(value, Sequence) else [value] * num_stages
-    if len(values) != num_stages:
-        raise ValueError(f"{name} has {len(values)} values for {num_stages} stages: give one per stage, or one for all")
-    for each in values:
-        if not 0 <= each < inf:
-            raise ValueError(f"{name} must be finite numbers of at least 0, got {each!r}")
-    return values
+    found = per_stage(name, value)
+    check_length(name, found, num_stages)
+    return [of_stage(found, stage) for stage in range(num_stages)]

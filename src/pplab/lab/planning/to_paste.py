@@ -194,13 +194,19 @@ with open(rows, "w") as file:
     return "", writes, SENDS[0]
 
 
-def _own(rows: Schedule, names: Collection[str]) -> bool:
-    """Whether a schedule has one of these names, and its rows."""
-    if rows.name not in names:
-        return False
+def has_rows_of(name: str, rows: Schedule) -> bool:
+    """Whether these are the rows that a schedule of that name has for their sizes."""
     V = rows.num_stages // rows.num_ranks
     options = {"stages_per_rank": V} if V > 1 and rows.placement[-1] else {}  # not in a V
-    return rows == build(rows.name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+    try:
+        return rows == build(name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+    except ValueError:
+        return False
+
+
+def _own(rows: Schedule, names: Collection[str]) -> bool:
+    """Whether a schedule has one of these names, and its rows."""
+    return rows.name in names and has_rows_of(rows.name, rows)
 
 
 def _remarks(plan: Plan, **here: object) -> str:

@@ -1,7 +1,6 @@
 # The names that the package gives, each with its home: it opens when it is asked for.
 
 from .block import Block as Block
-from .controllable import repeated as repeated
 from .controllable import v_block as v_block
 from .controllable import v_blocks as v_blocks
 from .controllable import v_half as v_half

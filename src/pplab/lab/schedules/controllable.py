@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
-from ...actions import Action, F, I
+from ...actions import F, I
 from ...builders.registry import Rows, build, register
 from ...costs import Costs
 from ...errors import positive_int
 from ...simulator import simulate
-from .block import Block, filled
+from .block import Block
 
 _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipeline-parallelism"
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages
@@ -127,19 +127,3 @@ def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) 
     fastest for `costs` of a few orders.
     """
     return v_min_block(num_ranks).reorder(num_microbatches, costs).schedule.rows
-
-
-def repeated(rank: int, P: int, M: int, starts: tuple[int, int, int, int]) -> dict[int, Action]:
-    """A rank's part of a block on a V, repeated every six units for M microbatches: what it runs in which unit.
-
-    `starts`: the units in which it runs the first microbatch's F down, F up, I up, I down. A weight gradient runs in
-    every unit that is left free. `Block` is the same for all ranks, and checks what it is given.
-
-    >>> plan = repeated(rank=0, P=1, M=2, starts=(0, 1, 2, 3))
-    >>> {unit: str(action) for unit, action in plan.items() if unit < 7}
-    {0: '0F0', 1: '1F0', 2: '1I0', 3: '0I0', 4: '1W0', 5: '0W0', 6: '0F1'}
-    """
-    down, up = rank, 2 * P - 1 - rank
-    places = zip(starts, ((down, F), (up, F), (up, I), (down, I)), strict=True)
-    fixed = [(start + _INTERVAL * m, Action(stage, kind, m)) for start, (stage, kind) in places for m in range(M)]
-    return dict(filled(fixed, Costs(), {down, up}))

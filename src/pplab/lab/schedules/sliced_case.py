@@ -9,10 +9,8 @@ from ...builders import build
 from ...errors import number, positive_int
 from ...footprint import Memory
 from ...timeline import total
-from ..planning import Case, Entry, Ledger
+from ..planning import Case, Entry, Ledger, in_gb
 from .slices import Slices
-
-_GB = 1e9  # bytes
 
 
 def sliced_row(
@@ -55,7 +53,7 @@ def sliced_row(
         attention=[n * of_attention / each for n, each in zip(whole.layers, flops, strict=True)],
     )
     timeline = cutting.simulate(rows, replace(whole.costs, overhead=number("overhead_ms", overhead_ms) / 1e3))
-    kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / _GB  # keys and values of a layer
+    kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / 1e9  # keys and values of a layer
     memory = _keeping(whole.memory, whole.recomputed, kept)
     memory = cutting.memory(memory, [n * kept for n in whole.layers])
     return Entry(
@@ -75,14 +73,15 @@ def sliced_row(
 
 def _keeping(memory: Memory, again: Sequence[int], kept: float) -> Memory:
     """The memory in GB, with so much per layer that runs its forward again kept all the same: keys and values."""
-    names = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
-    in_gb = {name: [size / _GB for size in getattr(memory, name)] for name in names}
-    in_gb["activation"] = [size + n * kept for size, n in zip(in_gb["activation"], again, strict=True)]
-    in_gb["recomputed"] = [size - min(n, 1) * kept for size, n in zip(in_gb["recomputed"], again, strict=True)]
-    in_gb["while_input_gradient"] = [
-        size - max(n - 1, 0) * kept for size, n in zip(in_gb["while_input_gradient"], again, strict=True)
-    ]
-    return Memory(**in_gb, unit="GB")
+    found = in_gb(memory)
+    return replace(
+        found,
+        activation=[size + n * kept for size, n in zip(found.activation, again, strict=True)],
+        recomputed=[size - min(n, 1) * kept for size, n in zip(found.recomputed, again, strict=True)],
+        while_input_gradient=[
+            size - max(n - 1, 0) * kept for size, n in zip(found.while_input_gradient, again, strict=True)
+        ],
+    )
 
 
 def best_slices(case: Case, num_microbatches: int, slices: Iterable[int] = (1, 2, 4, 8, 16), **asked: object) -> Ledger:

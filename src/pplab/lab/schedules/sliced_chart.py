@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def sliced_gantt(timeline: Timeline, slices: int, ax: Axes | None = None, **options: object) -> Axes:
+def sliced_gantt(timeline: Timeline, slices: int, **options: object) -> Axes:
     """Draw a timeline as `pplab.gantt` does (and with its options), with `3b` for the second slice of microbatch 3."""
     k = positive_int("slices", slices)
-    ax = gantt(timeline, ax, **options)
+    ax = gantt(timeline, **options)
     for text in ax.texts:
         if text.get_text().isdigit():
             text.set_text(slice_name(int(text.get_text()), k))

@@ -15,6 +15,7 @@ from .frontier import frontiers as frontiers
 from .growth import Policy as Policy
 from .limits import check_memory as check_memory
 from .problem import Problem as Problem
+from .problem import built as built
 from .searching import Found as Found
 from .searching import search as search
 from .searching import zb_1p as zb_1p

@@ -59,10 +59,10 @@ class Problem:
 
     def _number(self, plain: Schedule) -> None:
         """Every action's number is its id in `plain`; but for the rows, the loop takes what it would take for that."""
-        graph, columns = plain.graph, plain.columns
+        graph = plain.graph
         rows, *self._columns = with_links(graph, self.costs, durations_of(plain, self.costs))
-        self.needs, self.lags, self.rank_of = graph.makers, self._columns[-1], columns.ranks
-        self.action_of = [graph.action(i) for i in range(len(columns.kinds))]
+        self.needs, self.lags = graph.makers, self._columns[-1]
+        self.action_of = [graph.action(i) for i in range(len(plain.columns.kinds))]
         self.number_of = {action: i for i, action in enumerate(self.action_of)}
         changes = [self.memory.changes(s) for s in range(len(self.placement))]
         held = [changes[stage][kind] for stage, kind, _ in self.action_of]  # more, at its start and end

@@ -10,12 +10,11 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...builders import build
 from ...errors import expect
-from ...schedule import Schedule, plural
+from ...schedule import plural
 from ...simulator import simulate, validate
 from ..forms import CLASSES, read_csv
-from ..planning import empty_stages, formulas, read_config, read_launch, stages_of
+from ..planning import empty_stages, formulas, has_rows_of, read_config, read_launch, stages_of
 from .cli import JSON, Command, check_lowered, flag, write
 
 _MOST = 2**18  # characters
@@ -123,20 +122,10 @@ def _schedule(text: str, *_: object) -> tuple[str, list[str]]:
     rows = read_csv(text + "\n")
     validate(rows)
     messages = check_lowered(text)
-    name = next((name for name in CLASSES if _is(name, rows)), "rows of their own")
+    name = next((name for name in CLASSES if has_rows_of(name, rows)), "rows of their own")
     step = simulate(rows)
     found = f"{name}: {repr(rows)[18:-1]}; bubble {step.bubble_fraction:.1%} if all take as long"
     return f"{found}; rank 0 holds at most {rows.peak_in_flight[0]}{messages}", ["times and shapes"]
-
-
-def _is(name: str, rows: Schedule) -> bool:
-    """Whether these are the rows of that name."""
-    V = rows.num_stages // rows.num_ranks
-    options = {"stages_per_rank": V} if V > 1 and rows.placement[-1] else {}  # not in a V
-    try:
-        return rows == build(name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
-    except ValueError:
-        return False
 
 
 def _run(given: argparse.Namespace) -> int:
