@@ -13,8 +13,6 @@ from pplab import lab
 from pplab_course import bubble_math as exercise
 
 GPIPE_3 = pp.build("GPipe", num_ranks=3, num_microbatches=3)
-NAIVE_3 = pp.build("naive", num_ranks=3, num_microbatches=3)
-HALF_REPAIRED = exercise.BROKEN_CHART.replace("1B1,1B3", "1B1,1B2,1B3")
 ONE_RANK_ONLY = "0F0 0F1 0F2 0B0 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2\n2F0 2B0 2F1 2B1 2F2 2B2"
 ONE_SHORT = "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n2F0 2B0 2F1 2B1 2F2 2B2"
 LATE_UP = ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1B0 1F2 1B1 1B2", "2F0 2F1 2B0 2B1 2F2 2B2"]

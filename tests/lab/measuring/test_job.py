@@ -32,9 +32,10 @@ def explained(name: str) -> lab.ExplainedJob:
 
 
 @pytest.mark.parametrize("folder", WHOLE, ids=lambda folder: str(folder.relative_to(TRACES)))
-def test_without_a_change_every_step_ends_when_it_did(folder):
+def test_without_a_change_every_step_ends_when_it_did_and_the_parts_of_an_iteration_add_up(folder):
     """To the microsecond, and so do all events: of jobs that run by torch's interpreter, on GPUs, and of one step."""
-    job = lab.read_traces(folder)
+    found = explained(folder.name) if folder.parent == JOBS else lab.explain(folder)
+    job, mean = found.job, fmean(found.iterations)
     ends = [0.0] * job.num_steps
     for row in job.rows.values():
         for event in row:
@@ -42,12 +43,6 @@ def test_without_a_change_every_step_ends_when_it_did(folder):
                 ends[event.step] = max(ends[event.step], event.end)
     assert job.replay() == pytest.approx(ends, abs=1e-3)
     assert job.lengths(ends)[0] > 0
-
-
-@pytest.mark.parametrize("folder", WHOLE, ids=lambda folder: str(folder.relative_to(TRACES)))
-def test_the_parts_of_an_iteration_add_up(folder):
-    found = lab.explain(folder)
-    mean = fmean(found.iterations)
     assert sum(found.bars.values()) == pytest.approx(mean)
     for row in found.ranks:
         parts = [row[name] for name in ("computing", "other work", "own idle", "waiting")]
@@ -179,9 +174,9 @@ def test_a_rank_without_its_pipeline_is_refused(tmp_path):
 
 
 FOUR = {("slow stage", (0,)), ("late rank", (0,)), ("pauses", (1,)), ("link", (0, 1))}
-LIVE = {  # ranks, replicas, what is named, and when it is run
-    "slow@0:1.6,late@0:200,pauses@1:150,link@1:30": (2, 1, FOUR, []),
-    "slow@1:1.8,late@2:200": (2, 2, {("slow rank", (1,)), ("late rank", (2,))}, [pytest.mark.long]),
+LIVE = {  # ranks, replicas, and what is named
+    "slow@0:1.6,late@0:200,pauses@1:150,link@1:30": (2, 1, FOUR),
+    "slow@1:1.8,late@2:200": (2, 2, {("slow rank", (1,)), ("late rank", (2,))}),
 }
 
 
@@ -192,7 +187,7 @@ LIVE = {  # ranks, replicas, what is named, and when it is run
 )
 def test_what_is_planted_in_a_job_that_runs_now_is_named(tmp_path, plants):
     """Under `pplab.watch`: the program doesn't know pplab, and torch's Schedule1F1B names no action by itself."""
-    ranks, replicas, planted, _ = LIVE[plants]
+    ranks, replicas, planted = LIVE[plants]
     told = {"RANKS": ranks, "REPLICAS": replicas, "STEPS": 4, "PLANT": plants, "FOLDER": tmp_path}
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks * replicas}"]
     ran = subprocess.run(
