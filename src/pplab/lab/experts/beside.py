@@ -18,7 +18,7 @@ from ...actions import Overlap
 from ...runtime import Extra, Job, Listener, Rank, Stage, accumulate, cuda
 from ..extras import Meter
 from .pieces import Pieces
-from .turns import DONE, ON_THE_WIRE, Half, Late, Turns, together
+from .turns import DONE, ON_THE_WIRE, Half, Late, Turns
 from .wire import wire_of
 
 _LOOK_S = 1.0  # a pair that takes longer says which half it is in
@@ -57,7 +57,7 @@ class Beside(Extra):
 
     def finish(self, job: Job, reports: Sequence[Late]) -> Late:
         """How late paced pieces were, on all ranks together."""
-        return together(reports)
+        return Late(*(sum(getattr(each, name) for each in reports) for name in vars(Late())))
 
     def lines(self, found: Late) -> list[str]:
         """How many pieces took longer than they were told to."""

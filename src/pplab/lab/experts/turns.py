@@ -60,11 +60,6 @@ class Late:
     overran_s: float = 0.0
 
 
-def together(found: Sequence[Late]) -> Late:
-    """All of them as one."""
-    return Late(*(sum(getattr(each, name) for each in found) for name in vars(Late())))
-
-
 @dataclass(eq=False)
 class Turns:
     """Who computes on this rank. `pieces`: how long pieces last at least; None: as long as they do."""

@@ -18,7 +18,6 @@ from ..extras import Pace
 from .beside import Beside
 from .experts import Experts
 from .pieces import Pieces
-from .turns import Late, together
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Measured:
     simulated: Timeline
     measured: Timeline  # the median step
     steps_ms: tuple[float, ...]  # how long all measured steps took
-    late: Late  # how late paced pieces were
 
     @property
     def ratio(self) -> float:
@@ -100,4 +98,4 @@ def _row(simulated: Timeline, runs: Sequence[Run]) -> Measured:
     timelines = [timeline for run in runs for timeline in run.timelines]
     steps = tuple(timeline.makespan for timeline in timelines)
     median = timelines[steps.index(statistics.median_high(steps))]
-    return Measured(simulated.schedule, simulated, median, steps, together([run.extras["beside"] for run in runs]))
+    return Measured(simulated.schedule, simulated, median, steps)
