@@ -454,6 +454,12 @@ def pools() -> Iterator[Callable]:
         each.close()
 
 
+@pytest.fixture(scope="module")
+def pool(pools: Callable) -> object:
+    """One of two ranks."""
+    return pools(2)
+
+
 @pytest.fixture(scope="session")
 def book(pytestconfig: pytest.Config) -> Path:
     """The folder of the book's pages, built once for all tests that look at them, whichever process runs them."""

@@ -15,15 +15,8 @@ import pplab as pp
 from pplab import lab
 from pplab.lab.extras.causes import NOTHING
 from pplab.lab.models import Modules
-from pplab.runtime import Pool
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(2, device="cpu", timeout_s=60) as pool:
-        yield pool
 
 
 def net(*between: nn.Module) -> nn.Sequential:

@@ -23,12 +23,6 @@ METER = lab.Meter()
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Pool(2, device="cpu", timeout_s=60) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def gpt():
     return models.gpt(batch_size=8, num_layers=8, width=32, num_heads=2, context=16, source="sample")
 

@@ -22,12 +22,6 @@ def gpt():
     return models.gpt(batch_size=8, num_layers=4, width=16, num_heads=2, context=16, source="sample")
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(2, device="cpu", timeout_s=60) as pool:
-        yield pool
-
-
 def seq(P: int, k: int, **options: object) -> pp.Schedule:
     return pp.build("Seq1F1B", num_ranks=P, num_microbatches=4 * k, slices=k, **options)
 

@@ -9,16 +9,9 @@ import pplab as pp
 from conftest import built, names_of_schedules
 from pplab import lab
 from pplab.lab import models
-from pplab.runtime import Pool
 from to_host import ToHost
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(2, device="cpu", timeout_s=60) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
