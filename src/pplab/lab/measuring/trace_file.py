@@ -96,9 +96,13 @@ def read_trace(path: Path) -> Trace:
             raise ValueError(f"{name} is {tool}. {RECORD}")
     with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed"):
         with gzip.open(path) if head.startswith(b"\x1f\x8b") else path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes and stacks")
+            raw = bytearray()
+            while piece := file.read(2**24):  # a browser's Python has no room for all at once
+                raw += piece
+                if len(raw) > _MOST_BYTES:
+                    raise ValueError(
+                        f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes and stacks"
+                    )
         data = json.loads(raw)
         info = data["distributedInfo"]
         rank = int(info["rank"])
