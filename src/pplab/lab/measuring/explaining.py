@@ -258,7 +258,8 @@ def _taken_away(change: Change) -> float:
 
 def _error(saved: Sequence[float]) -> float | None:
     """How far off the mean may be; None for what isn't in every iteration, of which their scatter says nothing."""
-    often = sum(each > _PART * max(saved) for each in saved) >= _ALWAYS * len(saved)
+    least = _PART * max(saved)
+    often = sum(each > least for each in saved) >= _ALWAYS * len(saved)
     return _spread(saved) if often else None
 
 

@@ -16,6 +16,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
+from typing import Any
 
 from ...timeline import Timeline
 
@@ -36,7 +38,6 @@ class Event:
     before: Event | None = field(default=None, repr=False)  # of the rank's earlier events that which ended last
     needs: list[tuple[Message, float]] = field(default_factory=list, repr=False)
     gap: float = 0.0
-    replayed: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # its start and end in the last replay
 
     @property
     def duration(self) -> float:
@@ -51,7 +52,6 @@ class Message:
     posts: list[Event]
     there: float
     transit: float = 0.0
-    came: float = 0.0  # in the last replay
     bound: bool = False  # it was asked for after it was sent, or nobody knows when: it took at most that
 
     def __post_init__(self) -> None:
@@ -101,10 +101,17 @@ class TracedJob:
         return 1 + max(event.step for row in self.rows.values() for event in row)
 
     @cached_property
-    def order(self) -> list[Event | Message]:
-        """All events and messages, each behind what it needs."""
-        found: list[Event | Message] = []
-        known: set[Event | Message] = set()
+    def _graph(self) -> tuple[list[list[tuple[int, float]]], dict, dict, list[list[int]]]:
+        """All events and messages, each behind what it needs: for which times it waits, with how long after them it
+        knows; its own gap; how long it takes. Then of each step the times at which its actions end.
+
+        The i-th starts at time 2i+1 and ends at time 2i+2. Time 0 is the zero of the job's clock.
+        """
+        needs: list[list[tuple[int, float]]] = []
+        gaps: dict[Any, float] = {}
+        takes: dict[Any, float] = {}
+        ended: dict[Event | Message, int] = {}
+        ends: list[list[int]] = [[] for _ in range(self.num_steps)]
         waiting = defaultdict(list)
         for message in self.messages:
             for post in message.posts:
@@ -113,37 +120,37 @@ class TracedJob:
         while moved:
             moved = False
             for rank, row in self.rows.items():
-                while at[rank] < len(row) and known.issuperset(message for message, _ in row[at[rank]].needs):
+                while at[rank] < len(row) and all(message in ended for message, _ in row[at[rank]].needs):
                     event = row[at[rank]]
-                    known.add(event)
-                    there = [message for message in waiting[event] if known.issuperset(message.posts)]
-                    known.update(there)
-                    found += [event, *there]
+                    # a rank's first event is there without having waited for anything of its own
+                    since = (ended[event.before], 0.0) if event.before else (0, event.start - event.gap)
+                    needs.append([since, *((ended[message], known) for message, known in event.needs)])
+                    gaps[event], takes[event], ended[event] = event.gap, event.duration, 2 * len(needs)
+                    if event.kind == ACTION:
+                        ends[event.step].append(ended[event])
+                    for message in waiting[event]:
+                        if all(post in ended for post in message.posts):
+                            needs.append([(ended[post] - (post.kind != ACTION), 0.0) for post in message.posts])
+                            gaps[message], takes[message], ended[message] = 0.0, message.transit, 2 * len(needs)
                     at[rank] += 1
                     moved = True
         if stuck := [row[at[rank]].name for rank, row in self.rows.items() if at[rank] < len(row)]:
             raise ValueError(f"these events wait for each other, so the traces are of different runs: {stuck}")
-        return found
+        return needs, gaps, takes, ends
 
     def replay(self, change: Change | None = None) -> list[float]:
         """When each step ends on its last rank, with other times for what `change` has."""
         change = change or Change()
-        marks = [0.0] * self.num_steps
-        for each in self.order:
-            if isinstance(each, Message):
-                last = max(post.replayed[post.kind == ACTION] for post in each.posts)
-                each.came = last + change.transits.get(each, each.transit)
-                continue
-            # a rank's first event is there without having waited for anything of its own
-            since = each.before.replayed[1] if each.before else each.start - each.gap
-            for message, known in each.needs:
-                since = max(since, message.came + known)
-            start = since + change.gaps.get(each, each.gap)
-            end = start + change.durations.get(each, each.end - each.start)
-            each.replayed = start, end
-            if each.kind == ACTION:
-                marks[each.step] = max(marks[each.step], end)
-        return marks
+        needs, gaps, takes, ends = self._graph
+        gaps, takes = {**gaps, **change.gaps}, {**takes, **change.durations, **change.transits}
+        times = [0.0]
+        for needed, gap, lasting in zip(needs, gaps.values(), takes.values(), strict=True):
+            since = -inf
+            for time, known in needed:
+                if times[time] + known > since:
+                    since = times[time] + known
+            times += since + gap, since + gap + lasting
+        return [max(times[end] for end in of_step) for of_step in ends]
 
     def lengths(self, marks: Sequence[float]) -> list[float]:
         """How long each iteration takes, from the end of a step to the end of the next."""

@@ -96,7 +96,8 @@ class Seen:
     def how_often(self, by_step: Mapping[int, float]) -> str:
         """In which iterations something is, and how much of it in one of them."""
         inside = {step: value for step, value in by_step.items() if step in self.counted}
-        found = sorted(step for step, value in inside.items() if value > _PART * max(inside.values()))
+        least = _PART * max(inside.values())
+        found = sorted(step for step, value in inside.items() if value > least)
         usual = median(inside[step] for step in found)
         told = f"{usual:.0f} ms in {len(found)} of {plural(len(self.counted), 'iteration')}"
         every = {later - earlier for earlier, later in pairwise(found)}
@@ -233,16 +234,14 @@ def _gaps(seen: Seen) -> Iterator[Suspect]:
             }
         )
 
-    if len(total) > 1 and max(common.values()) > seen.noticed:
-        events = [
-            event for each in large.values() for event in each if common[event.step] > _PART * max(common.values())
-        ]
+    if len(total) > 1 and (most := max(common.values())) > seen.noticed:
+        events = [event for each in large.values() for event in each if common[event.step] > _PART * most]
         what = f"all ranks idle alike: {seen.how_often(common)}, {_place(events)}"
         yield Suspect("all ranks", tuple(total), what, without(total, dict.fromkeys(total, common)))
     for rank, of_rank in total.items():
         more = {step: value - common[step] * (len(total) > 1) for step, value in of_rank.items()}
-        if max(more.values()) > seen.noticed:
-            events = [event for event in large[rank] if more[event.step] > _PART * max(more.values())]
+        if (most := max(more.values())) > seen.noticed:
+            events = [event for event in large[rank] if more[event.step] > _PART * most]
             what = f"{seen.named(rank)} is late of itself: {seen.how_often(more)}, {_place(events)}"
             yield Suspect("late rank", (rank,), what, without([rank], {rank: more}))
 

@@ -140,10 +140,16 @@ def simulate_lowered(
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
+    check_messages(rows)
+    return simulate_checked(rows, compute_of(rows, name), costs, queue, waits)
+
+
+def simulate_checked(
+    rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs | None, queue: str, waits: Collection[Action]
+) -> Timeline:
+    """As `simulate_lowered`, of rows that are known to have each message of a schedule, in order."""
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)
-    check_messages(rows)
-    schedule = compute_of(rows, name)
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     flow = _Flow(rows, schedule, costs, queue, waits)
     starts, ends = flow.run()

@@ -13,7 +13,7 @@ from ...lowering import LoweredRow, lower
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
-from .queues import simulate_lowered
+from .queues import simulate_checked
 
 SENDS = ("nobody waits", "both wait", "forwards wait")
 _WHOSE = {  # schedules are sent so
@@ -44,7 +44,7 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     if sends == SENDS[0]:
         return simulate(schedule, costs)
     rows, waits = posted(schedule, sends)
-    return simulate_lowered(rows, costs, queue="channel", waits=waits, name=schedule.name)
+    return simulate_checked(rows, schedule, costs, "channel", waits)
 
 
 def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -> str:
