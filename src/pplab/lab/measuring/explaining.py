@@ -7,8 +7,10 @@ ranks, replicas and steps: what it saves is the mean over the iterations.
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from operator import itemgetter
@@ -26,6 +28,7 @@ from .suspects import Seen, Suspect, find, link_times
 _LEAST = 0.01  # of an iteration: what saves less is no cause
 _MOST = 24  # suspects that are tried, those first from whom most time is taken
 _SHOWN_RANKS, _SHOWN_LINKS = 24, 8  # printed; a page has all ranks, and `to_dict` all of both
+_LARGE = 50_000  # actions of a step, from which predicting its other schedules takes minutes
 _ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
 _UNKNOWN = (
     "believe differences between schedules that are larger than the error; memory isn't checked",
@@ -165,6 +168,20 @@ class ExplainedJob:
         Path(path).write_text(read_static("../explained.html", body=body), "utf-8")
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python looks for circles whenever there are many new objects. Traces have millions of them, and no circle, so
+    that looking takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_uncollected()
 def explain(*places: str | Path) -> ExplainedJob:
     """Say why a job's iterations take as long as they do, from the traces of all its ranks, replicas and steps.
 
@@ -181,6 +198,8 @@ def explain(*places: str | Path) -> ExplainedJob:
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):
         notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")
+    elif (count := len(job.timelines[0].spans)) > _LARGE:
+        notes.append(f"other schedules aren't predicted from steps of more than {_LARGE:,} actions, here {count:,}")
     else:
         orders = predict_orders(job.timelines)
         notes += _UNKNOWN
