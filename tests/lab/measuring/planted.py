@@ -3,7 +3,8 @@
 RANKS=4 REPLICAS=1 STEPS=4 PLANT=late@2:250,link@1:30 FOLDER=traces \
     python -m pplab.watch torchrun --standalone --nproc-per-node 4 planted.py
 
-It knows nothing of pplab: `pplab.watch` names its actions.
+It knows nothing of pplab: `pplab.watch` names its actions. With STAGES=2, each rank has two stages, and interleaved
+1F1B runs.
 
 A forward sleeps 20 ms, a backward 40. A plant is KIND@PLACE:VALUE, and PLACE is a rank of the job unless it says so:
 
@@ -37,6 +38,7 @@ RANKS, REPLICAS, STEPS, MICROBATCHES = (
     int(os.environ["STEPS"]),
     6,
 )
+STAGES = int(os.environ.get("STAGES", "1"))  # of each rank
 FORWARD_S, BACKWARD_S = 0.02, 0.04
 PLANTS: dict[tuple[str, int], float] = {}
 for text in filter(None, os.environ["PLANT"].split(",")):
@@ -117,10 +119,16 @@ def with_slow_links(operations, desc=None):
 if any(kind == "link" for kind, _ in PLANTS):
     sender = ThreadPoolExecutor(1)
     schedules._batch_p2p = with_slow_links
-model = Stage()
+model = nn.ModuleList(Stage() for _ in range(STAGES))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-stage = PipelineStage(model, stage_index, RANKS, torch.device("cpu"), group=pipeline)
-schedule = schedules.Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.MSELoss())
+stages = [
+    PipelineStage(part, stage_index + i * RANKS, STAGES * RANKS, torch.device("cpu"), group=pipeline)
+    for i, part in enumerate(model)
+]
+if STAGES == 1:
+    schedule = schedules.Schedule1F1B(stages[0], MICROBATCHES, loss_fn=nn.MSELoss())
+else:
+    schedule = schedules.ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=nn.MSELoss())
 
 
 def iterate() -> None:

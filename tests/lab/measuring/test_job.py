@@ -74,6 +74,7 @@ PLANTED = {
     "pauses2-4": [("pauses", (2,), "150 ms in 2 of 3 iterations, to the end of steps 2, 3")],
     "nap2-4": [("pauses", (2,), r"pauses in 1 action: 40\d ms in 1 of 3 iterations, to the end of step 2")],
     "link2-4": [("link", (1, 2), r"3[01].\d ms from rank 1 to 2 and 3[01].\d ms from rank 2 to 1")],
+    "link2-interleaved": [("link", (1, 2), r"6[01].\d ms from rank 1 to 2 and 6[01].\d ms from rank 2 to 1")],
     "optimizer-4": [("all ranks", (0, 1, 2, 3), "25[0-9] ms in 3 of 3 iterations")],
     "checkpoint-4": [("all ranks", (0, 1, 2, 3), "90[0-9] ms in 1 of 3 iterations, to the end of step 2")],
     "slow3-late0-2x2": [("slow rank", (3,), "1.[78]"), ("late rank", (0,), "20[0-9] ms in 3 of 3")],
@@ -81,7 +82,7 @@ PLANTED = {
     "pauses1-link3-4": [("pauses", (1,), ""), ("link", (2, 3), "3[01]")],
     "link1-slow3-4": [("slow stage", (3,), "1.[56]"), ("link", (0, 1), "3[01]")],
 }
-HEALTHY = {"4": "none-4", "2x2": "none-2x2"}
+HEALTHY = {"4": "none-4", "2x2": "none-2x2", "interleaved": "none-interleaved"}
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -245,6 +245,8 @@ def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
     target.done.append((there, message, each.user))
     if each.sent and each.sent.end >= posts[-1].start:  # else it was buffered, and its sender waited for nobody
         source.done.append((each.sent.end, message, None))
+    elif source.order and each.asked and not each.sent:  # the interpreter waits for what it sends, at the step's end
+        source.done.append((there, message, None))
     return message
 
 
