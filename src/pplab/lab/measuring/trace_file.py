@@ -20,9 +20,10 @@ import gzip
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -107,52 +108,52 @@ def read_trace(path: Path) -> Trace:
         info = data["distributedInfo"]
         rank = int(info["rank"])
         groups = [tuple(map(int, group.get("ranks", ()))) for group in info.get("pg_config", ())]
-        base, events = data.get("baseTimeNanoseconds", 0) / 1e6, []
+        base = data.get("baseTimeNanoseconds", 0) / 1e6
+        by: dict[str, list[dict]] = defaultdict(list)  # spans by their category
         for event in data["traceEvents"]:
             if event.get("ph") == "X":
                 start, lasts = base + event["ts"] / 1e3, event.get("dur", 0) / 1e3
                 if not (abs(start) < _MOST_MS and 0 <= lasts < _MOST_MS):
                     raise ValueError(f"{event['name']} at ts {event['ts']} lasts {lasts:g} ms")
                 event["start"], event["end"] = start, start + lasts
-                events.append(event)
-        dids, notes = _dids(events, rank)
+                by[event.get("cat", "")].append(event)
+        dids, notes = _dids(by, rank)
     if not dids:
         raise ValueError(
-            f"{name} names no action of a pipeline in its {len(events)} spans. torch's Schedule1F1B and "
+            f"{name} names no action of a pipeline in its {sum(map(len, by.values()))} spans. torch's Schedule1F1B and "
             f"Megatron-LM's schedules name none by themselves. {RECORD}"
         )
-    on_gpu = any(event.get("cat") == "kernel" for event in events)
-    if info.get("backend") == "nccl" and not on_gpu:
+    if info.get("backend") == "nccl" and not by["kernel"]:
         raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
-    posts = [_kernel_posts(events)] * 2 + [[]] if on_gpu else [_posts(events, *each) for each in _TRANSPORT]
+    on_gpu = bool(by["kernel"])
+    posts = [_kernel_posts(by["kernel"])] * 2 + [[]] if on_gpu else [_posts(by, *each) for each in _TRANSPORT]
     asked, sent, summed = posts
-    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    watched, by_rows = (any(each.startswith(by) for each in names) for by in ("pplab:", "PP:"))
+    names = [event["name"] for event in by["user_annotation"]]
+    watched, by_rows = (any(each.startswith(mark) for each in names) for mark in ("pplab:", "PP:"))
     host = printable(str(data.get("host_name", "")))
-    others = [] if on_gpu else _others(events, dids)
+    others = [] if on_gpu else _others(by, dids)
     return Trace(rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu)
 
 
-def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
+def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[str]]:
     """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
     spans = []
-    for event in events:
-        if event.get("cat") == "user_annotation":
-            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
-            if match := _NAME.fullmatch(name):
-                spans.append((event["start"], event["end"], match[1], match[2]))
+    for event in by["user_annotation"]:
+        name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
+        if match := _NAME.fullmatch(name):
+            spans.append((event["start"], event["end"], match[1], match[2]))
     spans.sort()
-    alone = any(by == "pplab" for _, _, by, _ in spans)  # then other names are around these
-    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    alone = any(mark == "pplab" for _, _, mark, _ in spans)  # then other names are around these
+    operators = by["cpu_op"]
     backwards = sorted(event["start"] for event in operators if event["name"].startswith("autograd::engine"))
-    kernels = _kernels(events)
+    kernels = _kernels(by)
     busy = kernels
     if not (kernels or alone):
         busy = sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
     dids: list[Did] = []
     around, free = (-inf, -inf), -inf
-    for start, end, by, text in spans:
-        if by == "PP":
+    for start, end, mark, text in spans:
+        if mark == "PP":
             around = start, end
             if alone:
                 continue
@@ -172,33 +173,33 @@ def _dids(events: Sequence[dict], rank: int) -> tuple[list[Did], list[str]]:
                 dids.append(Did(item, since if kernels else asked, since, until))
             free = until
     notes = ["times are those of a GPU's kernels, which don't show how long a message was waited for"] * bool(kernels)
-    if any(event["name"] == "Forward 0" for event in events) and not alone:
+    if not alone and any(event["name"] == "Forward 0" for event in by["user_annotation"]):
         notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
     return dids, notes
 
 
-def _posts(events: Sequence[dict], operator: str, transport: str) -> list[Post]:
+def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> list[Post]:
     """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same number ends it."""
-    handed = sorted(event["start"] for event in events if event["name"].startswith(operator))
-    spans = (event for event in events if event["name"] == transport and event.get("cat") == "user_annotation")
+    handed = sorted(event["start"] for event in by["cpu_op"] if event["name"].startswith(operator))
+    spans = (event for event in by["user_annotation"] if event["name"] == transport)
     done = [event["end"] for event in sorted(spans, key=lambda event: event["start"])]
     return [*map(Post, handed, done)] if len(handed) == len(done) else []
 
 
-def _kernel_posts(events: Sequence[dict]) -> list[Post]:
+def _kernel_posts(kernels: Sequence[dict]) -> list[Post]:
     """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on both."""
-    kernels = (e for e in events if e.get("cat") == "kernel" and "sendrecv" in e["name"].lower())
-    return sorted(Post(event["start"], event["end"]) for event in kernels)
+    return sorted(Post(e["start"], e["end"]) for e in kernels if "sendrecv" in e["name"].lower())
 
 
-def _others(events: Sequence[dict], dids: Sequence[Did]) -> list[tuple[str, Post]]:
+def _others(by: Mapping[str, Sequence[dict]], dids: Sequence[Did]) -> list[tuple[str, Post]]:
     """Operators and annotations outside actions that are no messages, in the order of their starts."""
     starts, posts = [did.start for did in dids], []
-    for event in events:
-        if name := _other(event["name"], event.get("cat")):
+    for what in ("user_annotation", "cpu_op"):
+        for event in by[what]:
             before = bisect_right(starts, event["start"])
             if not before or event["end"] > dids[before - 1].end:
-                posts.append((name, Post(event["start"], event["end"])))
+                if name := _other(event["name"], what):
+                    posts.append((name, Post(event["start"], event["end"])))
     return sorted(posts, key=lambda each: (each[1].start, -each[1].end))
 
 
@@ -211,10 +212,11 @@ def _other(name: str, what: str) -> str:
     return ""
 
 
-def _kernels(events: Sequence[dict]) -> list[tuple[float, float, float]]:
+def _kernels(by: Mapping[str, Sequence[dict]]) -> list[tuple[float, float, float]]:
     """When a kernel was launched, began and ended, of the stream that has most; in order."""
-    launched = {event["args"].get("correlation"): event["start"] for event in events if "cuda" in event.get("cat", "")}
-    kernels = [event for event in events if event.get("cat") == "kernel" and "nccl" not in event["name"].lower()]
+    calls = chain(*(events for what, events in by.items() if "cuda" in what))
+    launched = {event["args"].get("correlation"): event["start"] for event in calls}
+    kernels = [event for event in by["kernel"] if "nccl" not in event["name"].lower()]
     streams = Counter(event["tid"] for event in kernels).most_common(1)
     return sorted(
         (launched.get(event["args"].get("correlation"), -inf), event["start"], event["end"])
