@@ -66,6 +66,8 @@ JOBS = {  # of measuring/planted.py: the plants, ranks of a pipeline, replicas, 
     "pauses2-4": ("pauses@2:150", 4, 1, 4),
     "nap2-4": ("nap@2:400", 4, 1, 4),
     "link2-4": ("link@2:30", 4, 1, 4),
+    "none-interleaved": ("", 4, 1, 4),
+    "link2-interleaved": ("link@2:60", 4, 1, 4),
     "optimizer-4": ("optimizer@0:250", 4, 1, 4),
     "checkpoint-4": ("checkpoint@1:900", 4, 1, 4),
     "slow3-late0-2x2": ("slow@3:1.8,late@0:200", 2, 2, 4),
@@ -79,6 +81,7 @@ def record_job(name: str) -> None:
     """Run a job with its plants, by torchrun, and write its ranks' traces into `job`."""
     plants, ranks, replicas, steps = JOBS[name]
     told = {"PLANT": plants, "RANKS": ranks, "REPLICAS": replicas, "STEPS": steps, "FOLDER": HERE / "job" / name}
+    told["STAGES"] = 1 + ("interleaved" in name)  # of each rank
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks * replicas}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in told.items()}}
     subprocess.run([*torchrun, str(HERE.with_name("planted.py"))], env=environment, timeout=120, check=True)
