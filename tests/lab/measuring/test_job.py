@@ -144,6 +144,12 @@ def test_other_schedules_are_predicted_from_a_job_without_pauses_and_late_ranks_
     assert "GPipe" in told and "messages at once" not in told
 
 
+def test_a_large_step_is_explained_without_other_schedules(monkeypatch):
+    monkeypatch.setattr("pplab.lab.measuring.explaining._LARGE", 40)
+    found = lab.explain(JOBS / "none-4")
+    assert found.orders == () and "steps of more than 40 actions, here 48" in str(found)
+
+
 def test_the_command_prints_writes_and_draws(tmp_path, capsys):
     page, data = tmp_path / "job.html", tmp_path / "job.json"
     assert main(["explain", str(JOBS / "slow3-2x2"), "--html", str(page), "--json", str(data)]) == 0
