@@ -82,7 +82,8 @@ def record_job(name: str) -> None:
     plants, ranks, replicas, steps = JOBS[name]
     told = {"PLANT": plants, "RANKS": ranks, "REPLICAS": replicas, "STEPS": steps, "FOLDER": HERE / "job" / name}
     told["STAGES"] = 1 + ("interleaved" in name)  # of each rank
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks * replicas}"]
+    watched = [sys.executable, "-m", "pplab.watch", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun = [*watched, f"--nproc-per-node={ranks * replicas}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in told.items()}}
     subprocess.run([*torchrun, str(HERE.with_name("planted.py"))], env=environment, timeout=120, check=True)
     for path in (HERE / "job" / name).iterdir():
