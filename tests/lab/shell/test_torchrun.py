@@ -62,6 +62,7 @@ def test_two_nodes_give_the_numbers_of_one_process_clip_and_save_and_a_pool_goes
 
 
 @pytest.mark.timed
+@pytest.mark.long  # a minute; test_a_clock_that_is_far_off_is_said runs at every commit
 def test_hosts_whose_clocks_are_hours_apart_measure_what_one_host_does(tmp_path):
     """A step is as long, its bubble as large, and nothing arrives earlier than the said error before it was made.
 
