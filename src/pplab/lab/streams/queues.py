@@ -101,10 +101,10 @@ def check_messages(rows: Sequence[LoweredRow]) -> None:
 
 def check_queues(rows: Sequence[LoweredRow]) -> None:
     """ScheduleError unless the rows' messages arrive, each by itself and in every queue that a framework may have."""
-    simulate_lowered(rows, queue="none")
+    schedule = simulate_lowered(rows, queue="none").schedule
     for queue, whose in _WHOSE.items():
         try:
-            simulate_lowered(rows, queue=queue)
+            simulate_checked(rows, schedule, None, queue, ())
         except ScheduleError as error:
             runs = "where no message waits for another (gloo) this runs"
             raise ScheduleError(f"{runs}, but not with a queue for each {whose}: {error.cause}", error.remedy) from None
