@@ -63,10 +63,12 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     """
     steps, own = sorted(steps, key=end_of), steps[0].schedule
     draws = max(1, min(_DRAWS, _WORK // len(steps[0].spans)))
+    costs_of = cache(lambda number: calibrate(steps[number]))
 
     @cache
     def machine(draw: int, count: int) -> list[Costs]:
-        return _machine(steps[draw % len(steps)], count, Random(draw))
+        number = draw % len(steps)
+        return _machine(steps[number], costs_of(number), count, Random(draw))
 
     took = fmean(step.makespan for step in steps)
     replays = {way: [_runs(own, machine(draw, own.num_microbatches), *way) for draw in range(draws)] for way in _WAYS}
@@ -91,7 +93,7 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     rows = [WhatIf("as it ran (replay)", 0.0, off[nearest], max(steps[0].peak_in_flight))]
     if SENDS[0] not in dict(ways):
         rows.append(what_if("nobody waits for sends", own, SENDS[0]))
-    return rows + [what_if(*named) for named in _schedules(own, calibrate(steps[len(steps) // 2]))]
+    return rows + [what_if(*named) for named in _schedules(own, costs_of(len(steps) // 2))]
 
 
 def _noise(found: Sequence[float], count: int) -> float:
@@ -99,9 +101,11 @@ def _noise(found: Sequence[float], count: int) -> float:
     return 2 * stdev(found) / min(len(found), count) ** 0.5 if len(found) > 1 else 0.0
 
 
-def _machine(step: Timeline, num_microbatches: int, random: Random) -> list[Costs]:
-    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then as slow."""
-    costs, lasted = calibrate(step), defaultdict(list)
+def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random) -> list[Costs]:
+    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then as slow. `costs`:
+    the step's, as `calibrate` tells them.
+    """
+    lasted = defaultdict(list)
     for span in step.spans:
         if isinstance(span.action, Action):
             lasted[span.action.kind, span.action.stage].append(span.end - span.start)
