@@ -287,7 +287,9 @@ def test_private_names_are_seen():
     assert private(ast.parse(code)) == ["_x", "pplab.a._b", "pplab._a.b", "pplab._c", "_rows"]
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "README.md", "notebooks/README.md", "book/_ext/README.md", "tests/README.md"]
+)
 def test_the_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
     places = re.findall(r"\b(?:src|tests|book|benchmarks|tools|notebooks)/[\w./-]*\w", text)

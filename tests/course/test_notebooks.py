@@ -221,9 +221,9 @@ def test_it_has_the_skeleton_of_a_core_chapter(path):
     head = re.match(r"# .+\n\n\*\*[^*]+\?\*\*\n\n\*Reading time: ", prose)
     assert head, "begin with three paragraphs: # Title, **the chapter's question?**, *Reading time: N minutes ...*"
     for part in ("\\tag{", "## What goes wrong", "## Exercises", "## Further reading"):
-        assert part in prose, f"no text of this chapter has {part!r}: CONTRIBUTING says what a chapter must have"
+        assert part in prose, f"no text of this chapter has {part!r}: notebooks/README says what a chapter must have"
     for part in ("assert ", ".gradients.equal", "pp.compare(", "Pool("):
-        assert part in code, f"no code of this chapter has {part!r}: CONTRIBUTING says what a chapter must have"
+        assert part in code, f"no code of this chapter has {part!r}: notebooks/README says what a chapter must have"
 
 
 def solutions(path: Path) -> list[str]:
