@@ -122,6 +122,13 @@ def test_lab_is_twelve_rooms_at_most_and_no_loose_file():
     ] == []
 
 
+def test_no_two_classes_of_a_room_share_a_name():
+    for room in ROOMS:
+        trees = [ast.parse(path.read_text()) for path in room.glob("*.py")]
+        names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        assert sorted(names) == sorted(set(names)), room.name
+
+
 def test_nobody_reaches_into_a_room():
     """What a room gives to others, its `__init__.py` lists."""
     outside = [*FILES, *COURSE.rglob("*.py"), *(ROOT / "book").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]

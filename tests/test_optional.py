@@ -88,7 +88,7 @@ def test_plain_pplab_does(command, tmp_path):
         "lab.explore(pp.build('1F1B', num_ranks=4, num_microbatches=8), 'explorer.html')",
         "lab.table([pp.simulate(pp.build('ZB-2P', num_ranks=4, num_microbatches=8))])",
         "lab.Case().row('1F1B', num_microbatches=16)",
-        "lab.formulas, lab.floor(lab.Problem(4, 8)), lab.frontier_chart",
+        "lab.formulas, lab.floor(lab.Problem(4, 8)), lab.frontiers",
         "pp.lower(pp.build('1F1B', num_ranks=2, num_microbatches=2))",
         "pp.validate(lab.read_csv('0F0,0B0', 'mine'))",
         "lab.Pieces().costs(pp.build('DualPipeV', num_ranks=2, num_microbatches=4), num_layers=4)",
@@ -156,7 +156,6 @@ DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
         (DRAWN + "pp.compare([t, t])", "matplotlib"),
         (DRAWN + "t._repr_png_()", "matplotlib"),
         (DRAWN + "lab.memory_chart(t)", "matplotlib"),
-        ("lab.frontier_chart(next(iter(lab.frontiers(RESULTS).values())))", "matplotlib"),
         ("lab.optimum(lab.Problem(3, 6, placement='V', limit=5), use_floor=False)", "ortools"),
         ("pp.runtime.Pool(2)", "torch"),
         ("from pplab.runtime import Pool", "torch"),
@@ -168,7 +167,6 @@ DRAWN = "t = pp.simulate(pp.build('1F1B', num_ranks=4, num_microbatches=8)); "
     ],
 )
 def test_a_call_names_the_extra_that_it_needs(call, missing, tmp_path):
-    call = call.replace("RESULTS", repr(str(ROOT / "results")))
     done = python(f"import pplab as pp\nfrom pplab import lab\n{call}", PLAIN, tmp_path)
     error = f"ModuleNotFoundError: {missing} is missing: pip install 'pplab[{EXTRA_OF[missing]}]'"
     assert done.stderr.splitlines()[-1] == error

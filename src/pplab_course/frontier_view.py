@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from pplab import palette
 from pplab.actions import parts
-from pplab.lab import Frontier, Point, explore, frontier_chart
-from pplab.lab.searches import bound_of
+from pplab.lab import Frontier, Point, explore
 from pplab.plot import shade
 from pplab.timeline import Timeline
 
 from . import figures
+from .frontier_chart import bound_of, frontier_chart
 
 Item = tuple[float | str, ...]  # of a small chart: how long it takes, and its parts' colours, one above the other
 EXPLORER = "../book/explorer.html"  # from a chapter's page

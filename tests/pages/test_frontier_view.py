@@ -18,6 +18,7 @@ from pplab.actions import parts  # noqa: E402
 from pplab.builders import known  # noqa: E402
 from pplab.lab.forms import MARKS  # noqa: E402
 from pplab_course import figures  # noqa: E402
+from pplab_course.frontier_chart import frontier_chart  # noqa: E402
 from pplab_course.frontier_view import FrontierView, FrontierViews  # noqa: E402
 
 CHOSEN = ".pplab-choice input:checked + label + .pplab-chosen"
@@ -148,7 +149,7 @@ def test_names_and_lines_keep_out_of_each_others_way():
     assert {each.name for each in known()} <= set(MARKS) and len(set(MARKS.values())) == len(MARKS)
     for setting, most in (("equal-8", 5.6), ("3-4-2-8", 5.6), ("profile-8", 5.6), ("case-16", 104)):
         frontier = lab.frontiers()[setting]
-        ax = lab.frontier_chart(frontier, most=most)
+        ax = frontier_chart(frontier, most=most)
         ax.figure.canvas.draw()
         boxes = {text.get_text(): text.get_window_extent() for text in ax.texts if text.get_text() in MARKS}
         assert len(boxes) >= 7

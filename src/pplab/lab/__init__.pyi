@@ -123,7 +123,6 @@ from .searches import Policy as Policy
 from .searches import Problem as Problem
 from .searches import check_memory as check_memory
 from .searches import floor as floor
-from .searches import frontier_chart as frontier_chart
 from .searches import frontiers as frontiers
 from .searches import optimum as optimum
 from .searches import search as search

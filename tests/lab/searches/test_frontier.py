@@ -14,6 +14,7 @@ from frontier_settings import SETTINGS
 import pplab as pp
 from pplab import lab
 from pplab.lab import Frontier, Point
+from pplab_course.frontier_chart import frontier_chart
 
 ROOT = Path(__file__).parents[3]
 FRONTIERS = lab.frontiers(ROOT / "results")
@@ -128,7 +129,7 @@ def test_no_recorded_order_at_all_is_longer_than_one_that_the_search_finds(name,
 @pytest.mark.parametrize("name", [name for name in FRONTIERS if name.endswith("-8")][:1])
 def test_the_chart_says_what_it_shows(name):
     frontier = FRONTIERS[name]
-    ax = lab.frontier_chart(frontier)
+    ax = frontier_chart(frontier)
     texts = " ".join(text.get_text() for text in ax.texts)
     assert {"ZB-H1", "1F1B", "V-Half"} <= set(re.split(r"[, ]+", texts))
     assert frontier.title == ax.get_title(loc="left") and frontier.held_in in ax.get_xlabel()

@@ -72,11 +72,6 @@ def bubble_ratio(P: int, M: int, V: int = 1) -> float:
     return (P - 1) / (V * M)
 
 
-def gpipe_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
-    """Per rank: every forward is held until the backwards begin."""
-    return (M,) * P
-
-
 def one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
     """Per rank s: P - s, or M when there are fewer microbatches."""
     return tuple(min(P - s, M) for s in range(P))
@@ -131,22 +126,9 @@ def zb_h1_bubble(P: int, F: float, I: float, W: float) -> float:  # noqa: E741
     return (P - 1) * max(I, F + I - W)
 
 
-def zb_h2_span_bubble(P: int, F: float, I: float, W: float) -> float:  # noqa: E741
-    """ZB-H2 (Qi et al. 2023): idle time in the longest rank's span, for W <= F, W <= I and at least 2P microbatches."""
-    return (P - 1) * (F + I - 2 * W)
-
-
 def zb_h2_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noqa: E741
     """ZB-H2: whatever the spans, the last rank starts after P-1 forwards. For W <= F, W <= I and M >= 2P."""
     return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
-
-
-def interleaved_zero_bubble_makespan(P: int, M: int, F: float, I: float, W: float, V: int = 2) -> float:  # noqa: E741
-    """Interleaved zero bubble with V stages per rank, of F, I and W each, for M >= P, W <= F and W <= I.
-
-    Found by simulating: there is no paper that has it. P need not divide M.
-    """
-    return V * M * (F + I + W) + (P - 1) * (F + I - W)
 
 
 def zb_v_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noqa: E741
@@ -157,11 +139,6 @@ def zb_v_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noq
     return 2 * M * (F + I + W) + (P - 1) * max(I, 2 * (I - W))
 
 
-def zb_v_span_bubble(P: int, I: float, W: float) -> float:  # noqa: E741
-    """ZB-V: idle time in the longest rank's span, where `zb_v_makespan` holds. None when I = W."""
-    return 2 * (P - 1) * (I - W)
-
-
 def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
     """DualPipe and DualPipeV (DeepSeek-AI 2024): idle time per rank, for F = I >= W and at least 2P microbatches.
 
@@ -169,20 +146,6 @@ def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
     once, at least that of the backward.
     """
     return (PP / 2 - 1) * (overlapped + B - 3 * W)
-
-
-def dualpipe_peak_in_flight(PP: int) -> int:
-    """The same on every rank, in stages."""
-    return PP + 1
-
-
-def paired_makespan(P: int, M: int, F: float, B: float, overlapped: float, V: int = 1) -> float:
-    """1F1B in pairs, and with V stages per rank interleaved 1F1B with one more warm-up forward, in pairs; F, B and
-    `overlapped`, a forward and a backward at once, of one of the V stages.
-
-    For M >= 2P that P divides, without latency, and max(F, B) <= overlapped <= F + B. Found by simulating.
-    """
-    return V * P * (F + B) + (V * M - (V - 1) * P - 1) * overlapped
 
 
 def paired_peak_in_flight(P: int, M: int, V: int = 1) -> tuple[int, ...]:
@@ -196,11 +159,6 @@ def v_half_makespan(P: int, M: int) -> int:
     No proof: it is what our orders take up to P = 24, and the authors' from M = 2P-1 on.
     """
     return 6 * M + 6 * ((P - 1) // 2) - 1
-
-
-def v_min_makespan(P: int, M: int) -> int:
-    """V-Min (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 2 and M > P; as `v_half_makespan`, no proof."""
-    return 6 * M + 4 * P - (7 if P % 3 == 0 else 5)
 
 
 def message_time(size: float, latency: float, bandwidth: float) -> float:

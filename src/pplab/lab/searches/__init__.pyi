@@ -9,11 +9,10 @@ from .exact import optimum as optimum
 from .frontier import COMMAND as COMMAND
 from .frontier import Frontier as Frontier
 from .frontier import Point as Point
-from .frontier import bound_of as bound_of
-from .frontier import frontier_chart as frontier_chart
 from .frontier import frontiers as frontiers
 from .growth import Policy as Policy
 from .limits import check_memory as check_memory
+from .problem import PLACEMENTS as PLACEMENTS
 from .problem import Problem as Problem
 from .problem import built as built
 from .searching import Found as Found

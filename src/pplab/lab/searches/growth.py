@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from ...actions import F, I, W
-from .row_slots import Problem
+from .row_slots import NumberedProblem
 
 
 class Policy(NamedTuple):
@@ -23,7 +23,7 @@ class Policy(NamedTuple):
     eager: bool  # whether it fills a gap whose end isn't known yet
 
 
-def policies(problem: Problem) -> Iterator[list[Policy]]:
+def policies(problem: NumberedProblem) -> Iterator[list[Policy]]:
     """One policy per rank, in some hundred ways that differ.
 
     With one stage per rank the warm-ups are ZB-H1's, ZB-H2's and one forward more. A W waits for `delay` further I's
@@ -46,7 +46,9 @@ def policies(problem: Problem) -> Iterator[list[Policy]]:
                 yield [Policy(w, d, *rest) for w, d in zip(*limited, strict=True)]
 
 
-def grown(problem: Problem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)) -> list[list[int]]:
+def grown(
+    problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)
+) -> list[list[int]]:
     """The rows of numbers that `policies`, one per rank, lead to; shorter ones where all ranks wait for each other.
 
     `deepest`: whether, of the forwards and of the input gradients of several stages that are ready, the last stage's

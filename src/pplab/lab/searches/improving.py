@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from .row_slots import Key, Problem, Rows
+from .row_slots import Key, NumberedProblem, Rows
 
 _MEMORY = 50  # steps: what isn't worse than so long ago is accepted (late acceptance, Burke and Bykov 2017)
 _FARTHEST = 6  # places that one is moved
 _CRITICAL = 0.8  # of the changes are on a critical path, the others anywhere
 
 
-def improved(problem: Problem, rows: Rows, tries: int, rng: Random) -> Iterator[tuple[Key, Rows | None]]:
+def improved(problem: NumberedProblem, rows: Rows, tries: int, rng: Random) -> Iterator[tuple[Key, Rows | None]]:
     """Try so many changes of `rows`: yields the best key so far, and its rows where they are better than all before."""
     rows = [row[:] for row in rows]
     times = problem.times(rows)
@@ -39,7 +39,7 @@ def improved(problem: Problem, rows: Rows, tries: int, rng: Random) -> Iterator[
 
 
 def _critical(
-    problem: Problem, rows: Rows, rng: Random, starts: list[float], ends: list[float]
+    problem: NumberedProblem, rows: Rows, rng: Random, starts: list[float], ends: list[float]
 ) -> list[tuple[int, int]]:
     """(rank, place in its row) of all that waited for the one before it in its row, on one critical path."""
     needs, lags, place_of = (
@@ -62,7 +62,7 @@ def _critical(
             i = before
 
 
-def _changed(problem: Problem, row: list[int], place: int, rng: Random) -> list[int] | None:
+def _changed(problem: NumberedProblem, row: list[int], place: int, rng: Random) -> list[int] | None:
     """A row in which what stands at `place` no longer waits for the one before it; None where that can't be."""
     input_of = problem.input_of
     before, i = row[place - 1], row[place]

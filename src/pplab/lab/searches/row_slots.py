@@ -20,7 +20,7 @@ Key = tuple[float, float]  # what is compared: the less the better
 CLOSE = 1e-9  # as a share of a limit
 
 
-class Problem:
+class NumberedProblem:
     """What a search is given, by stage and by action: placement, microbatches, costs, memory, and ranks' limits."""
 
     def __init__(

@@ -25,7 +25,7 @@ from ..schedules import Block, v_blocks
 from .growth import grown, policies
 from .improving import improved
 from .problem import built
-from .row_slots import Key, Problem, Rows
+from .row_slots import Key, NumberedProblem, Rows
 
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
@@ -87,14 +87,14 @@ def search(
     if len(given) != P:
         raise ValueError(f"limit has {len(given)} values for {P} ranks: give one per rank, or a single number")
     limits = [each if each == inf else number("limit", each) for each in given]
-    problem = Problem(placed, M, costs, memory, limits, goal)
+    problem = NumberedProblem(placed, M, costs, memory, limits, goal)
     if short := [r for r in range(P) if problem.least[r] > problem.limits[r] * (1 + 1e-9)]:
         rank = max(short, key=lambda r: problem.least[r] - problem.limits[r])
         smallest = f"rank {rank} has to hold {problem.least[rank]:g} even with one microbatch at a time"
         raise ValueError(
             f"no order stays within a limit of {problem.limits[rank]:g}: {smallest}; give it at least that"
         )
-    hunt = _Search(problem, tries)
+    hunt = _Hunt(problem, tries)
     hunt.run()
     found = hunt.timeline()
     return Found(found, hunt.origin, hunt.tried)
@@ -112,10 +112,10 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
     return tuple(placement)
 
 
-class _Search:
+class _Hunt:
     """One search: what it has tried, and the best of it."""
 
-    def __init__(self, problem: Problem, tries: int | None = None):
+    def __init__(self, problem: NumberedProblem, tries: int | None = None):
         self.problem = problem
         actions = 3 * len(problem.placement) * problem.num_microbatches
         self.tries = max(300, 1_500_000 // actions) if tries is None else positive_int("tries", tries, 0)
@@ -248,7 +248,7 @@ def _zero_bubble(P: int, M: int, costs: Costs | None, memory: Memory | None, lim
         1 if memory.weight_input is None or not a else of_stage(memory.weight_input, r) / a for r, a in enumerate(whole)
     ]
     held = Memory() if all(each == 1 for each in kept) else Memory(weight_input=kept)
-    hunt = _Search(Problem(range(P), M, costs, held, [most] * P, "span"), 0)
+    hunt = _Hunt(NumberedProblem(range(P), M, costs, held, [most] * P, "span"), 0)
     for name, needs in (("ZB-H1", P), ("ZB-H2", 2 * P - 1)):
         if most >= needs:
             schedule = build(name, num_ranks=P, num_microbatches=M)
