@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import records
 
 import pplab as pp
 from pplab import lab
-from pplab.lab import Layout, Machine, State, Transformer, formulas
+from pplab.lab import Kind, Layout, Machine, State, Transformer, formulas
 from pplab.runtime.pool import versions
 
 ROOT = Path(__file__).parents[1]
@@ -51,10 +51,12 @@ class Replicated(Transformer):
 
     tensor_ranks: int = 1
 
-    def layer_bytes(self, samples: int) -> int:
+    @cached_property
+    def kind(self) -> Kind:
         """Of all tensor ranks together."""
-        each = 4 * self.bytes_each + (0 if self.gated else 2)
-        return super().layer_bytes(samples) + (self.tensor_ranks - 1) * samples * self.sequence * self.width * each
+        attends, mlp = super().kind.parts
+        more = (self.tensor_ranks - 1) * self.width * (4 * self.bytes_each + (0 if self.gated else 2))
+        return Kind("layer", (replace(attends, masks=attends.masks + more), mlp))
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,12 @@ from .planning import Case as Case
 from .planning import Choice as Choice
 from .planning import Entry as Entry
 from .planning import ExpertLayers as ExpertLayers
+from .planning import Kind as Kind
 from .planning import Launch as Launch
 from .planning import Layout as Layout
 from .planning import Ledger as Ledger
 from .planning import Machine as Machine
+from .planning import Model as Model
 from .planning import Plan as Plan
 from .planning import State as State
 from .planning import Transformer as Transformer
@@ -90,6 +92,7 @@ from .planning import flags as flags
 from .planning import formulas as formulas
 from .planning import fsdp_plan as fsdp_plan
 from .planning import fsdp_row as fsdp_row
+from .planning import kinds as kinds
 from .planning import layouts as layouts
 from .planning import machine_of as machine_of
 from .planning import partition as partition

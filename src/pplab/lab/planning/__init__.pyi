@@ -1,6 +1,7 @@
 # The names that the package gives, each with its home: it opens when it is asked for.
 
 from . import formulas as formulas
+from . import kinds as kinds
 from .case import LLAMA_3_8B as LLAMA_3_8B
 from .case import Case as Case
 from .case import Entry as Entry
@@ -25,8 +26,11 @@ from .fsdp import fsdp_plan as fsdp_plan
 from .fsdp import fsdp_row as fsdp_row
 from .gpus import GPUS as GPUS
 from .gpus import machine_of as machine_of
+from .kinds import Kind as Kind
+from .kinds import Part as Part
 from .launch_line import Launch as Launch
 from .launch_line import read_launch as read_launch
+from .layers import Model as Model
 from .layout import Layout as Layout
 from .layout import Machine as Machine
 from .layout import layouts as layouts

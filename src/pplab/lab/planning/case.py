@@ -15,10 +15,11 @@ from ...schedule import Schedule
 from ...timeline import Timeline, total
 from ..forms import Table
 from .expert_layers import ExpertLayers
+from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .state import State
-from .transformer import Transformer
+from .transformer import Transformer, expect_model
 
 # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3
 LLAMA_3_8B = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
@@ -39,7 +40,7 @@ class Case:
     3.27
     """
 
-    model: Transformer = LLAMA_3_8B
+    model: Transformer | Model = LLAMA_3_8B
     num_ranks: int = 4  # GPUs, on a machine each
     memory_gb: float = 85.5  # of a GPU, as its driver tells: of an H100 "of 80 GB" 81,559 MiB; 1 GB is 10^9 bytes
     reserve_gb: float = 5.5  # of it, for CUDA's context, NCCL's buffers and what the allocator can't use: an assumption
@@ -52,7 +53,7 @@ class Case:
     experts: ExpertLayers | Any = None  # in place of every layer's MLP, over pipelines side by side
 
     def __post_init__(self) -> None:
-        expect(Transformer, model=self.model)
+        expect_model(self.model)
         positive_int("num_ranks", self.num_ranks)
         for name in ("memory_gb", "teraflops", "gigabits", "dollars_per_hour", "tokens"):
             value = getattr(self, name)

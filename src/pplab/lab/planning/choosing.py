@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from math import hypot, inf, log2
 from operator import attrgetter, itemgetter
 from statistics import mode
@@ -19,11 +19,12 @@ from ..forms import MICROSECONDS, Table, progress_line
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .fsdp import NAMES
+from .layers import Model
 from .layout import Layout, Machine, at_degree
 from .planner import Plan
 from .stage_costs import all_reduce, layers_of
 from .state import State
-from .transformer import Transformer
+from .transformer import Transformer, expect_model
 from .ways import Degrees, Task, order, planned_again, polished
 
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
@@ -201,7 +202,7 @@ class Choice:
 
 
 def choose(
-    model: Transformer,
+    model: Transformer | Model,
     machine: Machine,
     gpus: int,
     batch: int,
@@ -238,7 +239,8 @@ def choose(
     """
     unsure = unsure or Unsure()
     expect(Unsure, unsure=unsure)
-    expect(Transformer, model=model)
+    expect_model(model)
+    experts = experts or model.experts
     expect(Machine, machine=machine)
     task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state or State())
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
@@ -259,7 +261,7 @@ def choose(
 
 
 def profiled(
-    model: Transformer,
+    model: Transformer | Model,
     machine: Machine,
     costs: Costs,
     microbatch: int,
@@ -288,8 +290,9 @@ def profiled(
     sums = 4 * all_reduce(tp, model.boundary_bytes(microbatch), machine.ring_link(Layout(tp).groups("tp")))
     second = 1e6 / MICROSECONDS.get(costs.unit, 1e3)
     took = [(costs.of(F, stage) + costs.of(B, stage)) / second - n * sums for stage, n in enumerate(layers)]
-    work = [n * model.layer_flops(microbatch) for n in layers]
-    work[-1] += model.head_flops(microbatch)
+    every, ends = iter(model.long(None).work(microbatch)), model.long(None).ends_work(microbatch)
+    work = [sum(islice(every, n)) for n in layers]
+    work[-1] += ends
     pace = sum(took) / sum(work)
     off = sum(abs(own - pace * part) for own, part in zip(took, work, strict=True)) / sum(took)
     if min(took) <= 0 or off >= 0.99:

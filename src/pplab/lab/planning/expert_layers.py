@@ -1,32 +1,41 @@
-"""A mixture of experts in every layer of a plan: what it holds, computes and sends."""
+"""How the experts of layers are spread over GPUs, and what is sent for that."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
+from typing import TYPE_CHECKING
 
 from ...errors import positive_int
 from ..experts import Pieces
+from .kinds import Part, Routed
 from .layout import Layout, Machine
-from .transformer import Transformer
+
+if TYPE_CHECKING:
+    from .layers import Model
+    from .transformer import Transformer
 
 
 @dataclass(frozen=True)
 class ExpertLayers:
-    """`count` experts in place of every layer's MLP, of which a token uses `used`, spread over `gpus` GPUs.
+    """`count` experts in a layer, of which a token uses `used`, spread over `gpus` GPUs.
 
-    The experts that a token uses are together as wide as the MLP was, so its work stays what it was; `shared` of them,
-    beside those, every token uses, and every GPU has them. The GPUs are neighbouring context and data ranks of a
-    Layout, each with tokens of its own, and each expert is cut over tp. Experts that are `whole` (Megatron-LM's
-    `--expert-tensor-parallel-size 1`) aren't cut, and their GPUs are neighbouring tensor, context and data ranks. A
-    token's copies go to its experts wherever they are, and come back: each by itself, or `once_per_node`, as DeepEP and
-    HybridEP send them, once to every node that has some of its experts, and within it to each of those. Routing is
-    balanced: a GPU gets as many copies as it sends. The router isn't counted.
+    In a Transformer they are in place of every MLP. The experts that a token uses are together as wide as the MLP was,
+    so its work stays what it was; `shared` of them, beside those, every token uses, and every GPU has them. A Model
+    says itself which layers have experts, how wide, and which are shared.
+
+    The GPUs are neighbouring context and data ranks of a Layout, each with tokens of its own, and each expert is cut
+    over tp. Experts that are `whole` (Megatron-LM's `--expert-tensor-parallel-size 1`) aren't cut, and their GPUs are
+    neighbouring tensor, context and data ranks. A token's copies go to its experts wherever they are, and come back:
+    each by itself, or `once_per_node`, as DeepEP and HybridEP send them, once to every node that has some of its
+    experts, and within it to each of those. Routing is balanced: a GPU gets as many copies as it sends. Of a
+    Transformer the router isn't counted.
 
     Raises ValueError unless a token can use that many and the GPUs share the experts evenly.
 
+    >>> from pplab.lab import Transformer
     >>> ExpertLayers(8, gpus=4).all_to_all_bytes(Transformer(1, 4096, 8192)) / 1e6
     100.663296
     """
@@ -48,18 +57,15 @@ class ExpertLayers:
                 f"{self.count} on {self.gpus} GPUs"
             )
 
-    def mlp_share(self) -> float:
-        """What a GPU holds of a layer's experts, in those that a token uses: shared ones aside."""
-        return self.count / self.used / self.gpus
+    def in_place_of(self, mlp: Part, width: int) -> Part:
+        """The experts that a token uses are together what the MLP was; a token's copies are kept at them, too."""
+        spread = mlp.divided * self.used // (self.used + self.shared)
+        numbers = {"divided": mlp.divided - spread, "kept": mlp.kept + self.used * width, "sums": self.shared > 0}
+        return replace(mlp, name="experts", routed=Routed(self.count, self.used, spread / self.used), **numbers)
 
-    def spread_parameters(self, model: Transformer) -> int:
-        """Of a layer's MLP those of the experts that a token uses: shared ones aside."""
-        return model.width * model.mlp_columns * self.used // (self.used + self.shared)
-
-    def parameters(self, model: Transformer) -> int:
+    def parameters(self, model: Transformer | Model) -> float:
         """Of the whole model, with all experts."""
-        more = (self.count - self.used) * self.spread_parameters(model) // self.used
-        return model.parameters + model.num_layers * more
+        return model.long(self).parameters
 
     def groups(self, layout: Layout) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
         """The ranks that share a layer's experts, and those that have the same ones. ValueError where they can't."""
@@ -73,13 +79,13 @@ class ExpertLayers:
         together = [group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)]
         return together, [group[at :: self.gpus] for group in among for at in range(self.gpus)]
 
-    def all_to_all_bytes(self, model: Transformer, samples: int = 1) -> float:
+    def all_to_all_bytes(self, model: Transformer | Model, samples: int = 1) -> float:
         """What a GPU that has all their tokens sends in one: of their copies those whose expert is elsewhere, each by
         itself."""
         return model.boundary_bytes(samples) * self.used * (self.gpus - 1) / self.gpus
 
     def all_to_all_time(
-        self, model: Transformer, machine: Machine, samples: int = 1, layout: Layout | None = None
+        self, model: Transformer | Model, machine: Machine, samples: int = 1, layout: Layout | None = None
     ) -> float:
         """How long one takes, in seconds: copies within a node and between nodes travel at once, each GPU's over its
         own links, and the GPU with the fewest others in its node is the last. A layout that is left out has `gpus`
@@ -99,14 +105,19 @@ class ExpertLayers:
         latency = machine.link(far > 0).latency
         return latency + max(near / machine.inside.bandwidth, far / machine.between.bandwidth)
 
-    def pieces(self, model: Transformer, machine: Machine, samples: int = 1, layout: Layout | None = None) -> Pieces:
-        """What a layer computes and sends, in ms: sums over tensor ranks, and waits for keys and values, aside."""
+    def pieces(
+        self, model: Transformer | Model, machine: Machine, samples: int = 1, layout: Layout | None = None
+    ) -> Pieces:
+        """What a layer computes and sends, in ms: sums over tensor ranks, and waits for keys and values, aside.
+        ValueError where layers differ."""
         layout = layout or Layout(dp=self.gpus)
-        rate = machine.rate(layout)
-        experts = 2e3 * self.spread_parameters(model) * samples * model.sequence / rate
+        kind, *others = model.long(self).kinds
+        if others:
+            raise ValueError(
+                f"pairs of actions are planned for layers of one kind, got {model.long(self).pattern}: take a schedule "
+                "without pairs, such as Interleaved1F1B"
+            )
+        rate, routed = machine.rate(layout), kind.routed
+        experts = 2e3 * routed.used * routed.each * samples * model.sequence / rate
         wait = self.all_to_all_time(model, machine, samples, layout) * 1e3
-        return Pieces(model.layer_flops(samples) / rate * 1e3 - experts, wait, experts, wait)
-
-    def kept_bytes(self, model: Transformer, samples: int = 1) -> int:
-        """What a layer keeps for its backward beside what it keeps with an MLP: a token's copies, at their experts."""
-        return model.boundary_bytes(samples) * self.used
+        return Pieces(kind.flops(model.sequence) * samples / rate * 1e3 - experts, wait, experts, wait)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil
+from itertools import accumulate
 
 from ...actions import B, F
 from ...errors import expect, positive_int
 from .case import Case, Entry
 from .expert_layers import ExpertLayers
 from .formulas import ring_gather_time, sharded_step
+from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .state import State
@@ -21,7 +23,7 @@ NAMES = {1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 
 
 def fsdp_plan(
-    model: Transformer,
+    model: Transformer | Model,
     machine: Machine,
     layout: Layout,
     batch: int,
@@ -79,12 +81,12 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
         reduce += ring_gather_time(ranks, state.gradients * count, link.latency, link.bandwidth)
     if zero == 3:
         table = model.table_parameters / found.layout.tp
-        whole = sum(count for *_, (count,) in weights) - (2 - model.tied) * table
-        kept += 2 * state.weights * max(whole / model.num_layers, table)
+        kept += 2 * state.weights * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
     over = kept + found.memory.activation[0] - found.machine.memory
     if over > 0 and not any(found.recomputed):
-        freed = planned(recompute=True).memory.recomputed[0]
-        found = planned(recompute=[min(ceil(over / freed) + 1, model.num_layers)])
+        freed = [found.freed_of(kind) for kind in found.long.layers]
+        enough = bisect_left([*accumulate(freed)], over + max(freed))  # of a layer that runs again all is there
+        found = planned(recompute=[min(enough + 1, model.num_layers)])
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from ...actions import B, F
@@ -20,10 +20,11 @@ from ...schedule import Schedule, plural
 from ...timeline import Timeline
 from ..streams import simulate_sends
 from .expert_layers import ExpertLayers
+from .layers import Model
 from .layout import Layout, Machine
-from .stage_costs import Asked, all_reduce, layers_of, recomputed_of, sends_of
+from .stage_costs import Asked, all_reduce, layers_of, recomputed_of, ring_times, sends_of
 from .state import State
-from .transformer import Transformer
+from .transformer import Transformer, expect_model
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Plan(Asked):
 
 
 def plan(
-    model: Transformer,
+    model: Transformer | Model,
     machine: Machine,
     layout: Layout,
     batch: int,
@@ -80,29 +81,31 @@ def plan(
 ) -> Plan:
     """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
 
-    `cut` says how many layers each stage has, in the order of stages; left out, all have the same. The first stage has
-    the embedding as well, the last one the head. `recompute` says of how many layers the forward runs again: of all,
-    or of a number per stage. A layer has four all-reduces over tp, two in each direction; a boundary is sent in tp
-    parts (sequence parallelism). A rank reduces its gradients when its row is done; over two copies of the model
-    (DualPipe) as over two replicas. With `shard_optimizer` it scatters them and gathers the new weights.
-    `sends` says who waits for messages that it sends, as `simulate_sends` takes it.
+    `cut` says how many layers each stage has, in the order of stages. Left out, all have the same number, and those of
+    a Model the same work. The first stage has the embedding as well, the last one the head, and predictors. `recompute`
+    says how many layers run their forward again: all, or a number per stage, which are its first ones. A dense layer
+    has four all-reduces over tp, two in each direction; a boundary is sent in tp parts (sequence parallelism). A rank
+    reduces its gradients when its row is done; over two copies of the model (DualPipe) as over two replicas. With
+    `shard_optimizer` it scatters them and gathers the new weights. `sends` says who waits for messages that it sends,
+    as `simulate_sends` takes it.
 
     Of each sequence, a rank computes one of cp parts, with as many pairs of tokens as any other. Keys and values go
     around the ring of context ranks in every forward, and with their gradients in every backward, beside attention's
     products; what takes longer than those is waited for. Gradients are reduced over cp as over dp.
 
-    With `experts` every layer has them for its MLP, of which `experts.gpus` neighbouring context and data ranks share
-    one set. Their all-to-alls are waited for, except in pairs of actions, which have the best order of their pieces;
-    all-to-alls and messages between stages don't hinder each other. Under tp every expert is cut, too, and a token's
-    copies are summed one by one. Gradients of experts are reduced over the ranks that have the same ones.
+    With `experts` every layer of a Transformer has them for its MLP; of a Model they say how its own are spread, which
+    left out are on every GPU. Neighbouring ranks, `experts.gpus` of them, share one set. Their all-to-alls are waited
+    for, except in pairs of actions, which have the best order of their pieces; all-to-alls and messages between stages
+    don't hinder each other. Under tp every expert is cut, too, and a token's copies are summed one by one, unless
+    experts are `whole`. Gradients of experts are reduced over the ranks that have the same ones.
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's among
-    the ranks that reduce its gradient (ZeRO-1), and `layer_bytes` from forward to backward, with experts also their
-    `kept_bytes`; of a layer that is recomputed, only its input. Logits aren't in it: head and loss go over a sequence
-    in chunks.
+    the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from forward to backward; of a layer that is
+    recomputed, only its input. Logits aren't in it: head and loss go over a sequence in chunks.
 
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't divide, for a
-    Schedule of other ranks or microbatches, and for what isn't a Transformer, Machine, Layout, State or ExpertLayers.
+    Schedule of other ranks or microbatches, for pairs of layers that differ, and for what isn't a Transformer or Model,
+    Machine, Layout, State or ExpertLayers.
 
     >>> from pplab import Link
     >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
@@ -112,7 +115,8 @@ def plan(
     1.22 s, 21 GB, 10.6% bubble
     """
     state = State() if state is None else state
-    expect(Transformer, model=model)
+    expect_model(model)
+    experts = experts or model.experts
     expect(Machine, machine=machine)
     expect(Layout, layout=layout)
     expect(State, state=state)
@@ -131,11 +135,11 @@ def plan(
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
     stages, kinds = (rows.columns.of_rank(busiest, each) for each in (rows.columns.stages, rows.columns.kinds))
     passes = Counter(stage for stage, kind in zip(stages, kinds, strict=True) if kind is F)
-    both_ways = sum(n * (2 * layers[stage] + again[stage]) for stage, n in passes.items())  # F and I of layers
-    around = both_ways + sum(n * layers[stage] for stage, n in passes.items())  # keys and values, or their gradients
     alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())  # pairs take less
-    times = asked.times
-    tp_s, cp_s, ep_s = both_ways * times.sums, around * times.ring, both_ways * times.copies
+    tp_s, cp_s, ep_s = (
+        asked.in_passes(passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times)
+        for what, times in (("sums", 2), ("ring", 3), ("copies", 2))
+    )
 
     ends, sent, weights = [], [], asked.weights(rows.copies)
     for rank, bound in enumerate(rows.columns.bounds[1:]):
@@ -145,9 +149,9 @@ def plan(
             for n, link, own in weights
         ]
         ends.append(timeline.ends[bound - 1] + sum(all_reduce(*each) for each in sums))
-        sent.append(sum(_ring(n) * size for n, size, _ in sums))
+        sent.append(sum(ring_times(n) * size for n, size, _ in sums))
     return Plan(
-        **vars(asked),
+        **{each.name: getattr(asked, each.name) for each in fields(asked)},
         timeline=timeline,
         costs=costs,
         memory=asked.stage_memory(),
@@ -157,9 +161,7 @@ def plan(
         ep_s=ep_s and ep_s + timeline.busy[busiest] - alone,
         dp_s=max(ends) - timeline.makespan,
         sent_bytes={
-            "tp": both_ways * _ring(layout.tp) * asked.boundary * asked.summed,
-            "cp": around * (layout.cp - 1) * asked.keys_and_values,
-            "ep": both_ways * 2 * experts.all_to_all_bytes(model, microbatch) / layout.tp / layout.cp if experts else 0,
+            **asked.sent(passes),
             "pp": max(sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp))
             * (asked.boundary / layout.tp),
             "dp": max(sent),
@@ -167,7 +169,7 @@ def plan(
     )
 
 
-def _microbatches(model: Transformer, layout: Layout, batch: int, microbatch: int) -> int:
+def _microbatches(model: Transformer | Model, layout: Layout, batch: int, microbatch: int) -> int:
     """How many a replica has. ValueError for what the layout doesn't divide."""
     batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
     found, rest = divmod(batch, layout.dp * microbatch)
@@ -181,11 +183,6 @@ def _microbatches(model: Transformer, layout: Layout, batch: int, microbatch: in
             f"a sequence of {model.sequence} doesn't divide into two parts for each of {layout.cp} context ranks"
         )
     return found
-
-
-def _ring(n: int) -> float:
-    """How often a rank sends a sum's size around a ring of n."""
-    return 2 * (n - 1) / n
 
 
 def _rows(schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]) -> Schedule:

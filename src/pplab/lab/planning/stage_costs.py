@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, pairwise, product
+from functools import cached_property
+from itertools import accumulate, combinations_with_replacement, pairwise, product
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -16,13 +17,17 @@ from ...schedule import Schedule
 from ..experts import Pieces
 from .expert_layers import ExpertLayers
 from .formulas import ring_all_reduce_time
+from .kinds import Kind
+from .layers import Model
 from .layout import Layout, Machine, at_degree
 from .state import State
 from .transformer import Transformer
 
 
-def layers_of(model: Transformer, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
+def layers_of(model: Transformer | Model, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
     """How many layers each stage has."""
+    if cut is None and isinstance(model, Model):
+        return model.cut(num_stages)
     if cut is None:
         each, rest = divmod(model.num_layers, num_stages)
         if rest:
@@ -70,14 +75,14 @@ class LayerTimes:
 class Asked:
     """What a plan was asked for, and from it what stages take and hold."""
 
-    model: Transformer
+    model: Transformer | Model
     machine: Machine
     layout: Layout
     layers: tuple[int, ...]  # of each stage
     recomputed: tuple[int, ...]  # how many of them run their forward again
     batch: int  # sequences of a step, of all replicas
     microbatch: int  # sequences
-    experts: ExpertLayers | None  # in place of every layer's MLP
+    experts: ExpertLayers | None  # in place of a short form's MLPs, or how those of a Model are spread
     state: State  # of a parameter
     shard_optimizer: bool
     sends: str  # who waits for them
@@ -87,73 +92,126 @@ class Asked:
         """What crosses between two layers, in bytes, of all tensor ranks."""
         return self.model.boundary_bytes(self.microbatch) / self.layout.cp
 
-    @property
-    def keys_and_values(self) -> float:
-        """In bytes: what a rank has of a layer's, and passes on around the ring of context ranks."""
-        return self.boundary / self.layout.tp * 2 * self.model.kv_width / self.model.width
+    @cached_property
+    def long(self) -> Model:
+        """The model with its layers one by one."""
+        return self.model.long(self.experts)
 
-    @property
-    def summed(self) -> int:
-        """How many times a boundary tensor ranks add up in a layer's forward: of every expert's output its own, unless
-        experts are whole."""
-        if not self.experts:
-            return 2
-        return 1 + (self.experts.shared > 0) + self.experts.used * (not self.experts.whole)
+    @cached_property
+    def spans(self) -> list[tuple[Counter[str], Counter[str]]]:
+        """How many layers of each kind a stage has, and how many of them run again: its first ones."""
+        names, starts = [kind.name for kind in self.long.layers], [0, *accumulate(self.layers)]
+        stages = [names[start : start + n] for start, n in zip(starts, self.layers, strict=False)]
+        found = [(Counter(stage), Counter(stage[:again])) for stage, again in zip(stages, self.recomputed, strict=True)]
+        found[-1][0].update(kind.name for kind in self.long.predictors)
+        return found
 
-    @property
-    def times(self) -> LayerTimes:
+    def per_stage(self, value: Callable[[Kind], float], again: bool = False) -> list[float]:
+        """The sums of a value over each stage's layers, or over those that run again."""
+        known = {kind.name: value(kind) for kind in self.long.kinds}
+        return [sum(n * known[name] for name, n in span[again].items()) for span in self.spans]
+
+    def in_passes(self, passes: Mapping[int, int], value: Callable[[Kind], float], times: int = 2) -> float:
+        """The sum of a value over a rank's forwards, which count once more in backwards, or twice, and where they run
+        again."""
+        runs, again = self.per_stage(value), self.per_stage(value, again=True)
+        return sum(n * (times * runs[stage] + again[stage]) for stage, n in passes.items())
+
+    def passed_bytes(self, kind: Kind) -> float:
+        """What a rank has of a layer's keys and values, and passes on around the ring of context ranks."""
+        return self.boundary / self.layout.tp * kind.total("passed") / self.model.width
+
+    def summed(self, kind: Kind) -> list[int]:
+        """How many times tensor ranks add up a boundary in each part's forward: of every expert's output its own,
+        unless experts are whole."""
+        own = self.experts is not None and not self.experts.whole
+        return [part.sums + (part.routed.used * own if part.routed else 0) for part in kind.parts]
+
+    def times_of(self, kind: Kind) -> LayerTimes:
         """Of a layer cut over tensor and context ranks."""
         model, machine, layout, experts = self.model, self.machine, self.layout, self.experts
         rate, link = machine.rate(layout), machine.ring_link(layout.groups("tp"))
         around = machine.link(layout.crosses("cp", machine.ranks_per_node))
-        message = around.latency + self.keys_and_values / around.bandwidth
-        beside = model.attention_flops(self.microbatch) / rate / layout.cp
-        sums = [all_reduce(layout.tp, n * self.boundary, link) for n in (1, self.summed - 1)]
+        ring = 0.0
+        if kind.total("passed"):
+            message = around.latency + self.passed_bytes(kind) / around.bandwidth
+            ring = max(message - kind.pair_flops(model.sequence) * self.microbatch / rate / layout.cp, 0)
+        if state := kind.total("handed"):
+            ring += around.latency + 4 * self.microbatch * state / layout.tp / around.bandwidth  # in float32
         return LayerTimes(
-            model.layer_flops(self.microbatch) / rate,
-            sum(sums),
-            (layout.cp - 1) * max(message - beside, 0),
-            2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts else 0,
+            kind.flops(model.sequence) * self.microbatch / rate,
+            sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind)),
+            (layout.cp - 1) * ring,
+            2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts and kind.routed else 0,
         )
+
+    @cached_property
+    def times(self) -> dict[str, LayerTimes]:
+        """Of each kind, by its name."""
+        return {kind.name: self.times_of(kind) for kind in self.long.kinds}
 
     def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
         """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
-        model, machine, layout, times = self.model, self.machine, self.layout, self.times
-        layer = times.computing + times.sums
-        plain = layer + times.computing  # a backward
+        machine, layout, learns = self.machine, self.layout, bool(self.state.gradients)
         factor = at_degree(machine.backward_at, layout.tp, 0)
-        scale = factor * layer / plain if factor else 1
-        forward, inputs = layer + times.ring + times.copies, layer * scale + 2 * times.ring + times.copies
-        weights, learns = times.computing * scale, bool(self.state.gradients)
-        head = model.head_flops(self.microbatch) / machine.rate(layout)
-        ends = [0] * (len(self.layers) - 1) + [1]
+
+        def directions(kind: Kind) -> tuple[float, float, float]:
+            times = self.times[kind.name]
+            layer = times.computing + times.sums
+            scale = factor * layer / (layer + times.computing) if factor else 1
+            inputs = layer * scale + 2 * times.ring + times.copies
+            return layer + times.ring + times.copies, inputs, times.computing * scale
+
+        heads = 1 + len(self.long.predictors)
+        head = heads * self.model.head_flops(self.microbatch) / machine.rate(layout)
         half = head * machine.head_backward / 2
+        forward, inputs, weights = (self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3))
+        for own, more in ((forward, head), (inputs, half), (weights, half)):
+            own[-1] += more
         costs = Costs(
-            [n * forward + end * head for n, end in zip(self.layers, ends, strict=True)],
-            [n * inputs + end * half for n, end in zip(self.layers, ends, strict=True)],
-            [(n * weights + end * half) * learns for n, end in zip(self.layers, ends, strict=True)],
-            recompute=[n * forward for n in self.recomputed],
+            forward,
+            inputs,
+            [each * learns for each in weights],
+            recompute=self.per_stage(lambda kind: directions(kind)[0], again=True),
             message=self.boundary / layout.tp,
             links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in messages},
             unit="s",
         )
         if not self.experts or not rows.columns.overlaps:
             return costs
-        pieces = self.experts.pieces(model, machine, self.microbatch, layout)
+        pieces = self.experts.pieces(self.model, machine, self.microbatch, layout)
         return replace(costs, overlap=_pairs(costs, pieces, head * 1e3, self.layers, self.recomputed))
+
+    def weights_of(self, kind: Kind) -> tuple[float, float]:
+        """How many of a layer's parameters a rank has: of all but experts, and of experts."""
+        tp, experts = self.layout.tp, self.experts
+        shared, own = kind.total("divided") / tp + kind.total("whole"), 0.0
+        if kind.routed and experts:
+            own = kind.routed.count * kind.routed.each / (experts.gpus * (1 if experts.whole else tp))
+        return shared, own
+
+    def kept_of(self, kind: Kind) -> float:
+        """The bytes that a rank keeps of a layer until its backward."""
+        tokens, parts = self.microbatch * self.model.sequence, self.layout.tp * self.layout.cp
+        return tokens * kind.kept_bytes(self.model.bytes_each) / parts
+
+    def freed_of(self, kind: Kind) -> float:
+        """The bytes that are free until then if its forward runs again: all but its input."""
+        return self.kept_of(kind) - self.boundary / self.layout.tp
 
     def weights(self, copies: int = 1) -> list[Alike]:
         """How many parameters of each stage a rank has, and who has the same: of all but experts, and of its experts.
         A schedule may have several copies of the model on a pipeline."""
-        model, layout, experts = self.model, self.layout, self.experts
-        spread = experts.spread_parameters(model) if experts else 0
-        shared = [n * (model.layer_parameters - spread) / layout.tp for n in self.layers]
+        model, layout = self.long, self.layout
+        shared = self.per_stage(lambda kind: self.weights_of(kind)[0])
+        shared[0] += model.beside / layout.tp
         for end in (0,) if model.tied and len(self.layers) == 1 else (0, -1):
             shared[end] += model.table_parameters / layout.tp
+        if model.predictors and not model.tied and len(self.layers) > 1:
+            shared[-1] += model.table_parameters / layout.tp  # predictors embed their tokens
         found = [(layout.groups("cp", "dp"), shared)]
-        if experts:
-            own = spread * experts.mlp_share() / (1 if experts.whole else layout.tp)
-            found.append((experts.groups(layout)[1], [n * own for n in self.layers]))
+        if self.experts:
+            found.append((self.experts.groups(layout)[1], self.per_stage(lambda kind: self.weights_of(kind)[1])))
         beside = layout.groups("pp") if copies > 1 else ()
         return [Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each) for groups, each in found]
 
@@ -162,21 +220,33 @@ class Asked:
 
         Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
         """
-        model, parts = self.model, self.layout.tp * self.layout.cp
-        more = self.experts.kept_bytes(model, self.microbatch) if self.experts else 0
-        kept, whole = self.boundary / self.layout.tp, (model.layer_bytes(self.microbatch) + more) / parts
-        freed = whole - kept  # of a layer, when only its input is kept
+        held, freed = self.per_stage(self.kept_of), self.per_stage(self.freed_of, again=True)
+        known = {kind.name: self.freed_of(kind) for kind in self.long.kinds}
+        largest = [max((known[name] for name in again), default=0) for _, again in self.spans]
         parameters = [0.0] * len(self.layers)
         for ranks, _, weights in self.weights():
             each = self.state.bytes(ranks if self.shard_optimizer else 1)
             parameters = [held + each * n for held, n in zip(parameters, weights, strict=True)]
         return Memory(
-            [n * whole - r * freed for n, r in zip(self.layers, self.recomputed, strict=True)],
-            weight_input=[n * whole for n in self.layers],
-            recomputed=[min(r, 1) * freed for r in self.recomputed],
-            while_input_gradient=[max(r - 1, 0) * freed for r in self.recomputed],
+            [all_of_it - less for all_of_it, less in zip(held, freed, strict=True)],
+            weight_input=held,
+            recomputed=largest,
+            while_input_gradient=[less - one for less, one in zip(freed, largest, strict=True)],
             parameters=parameters,
         )
+
+    def sent(self, passes: Mapping[int, int]) -> dict[str, float]:
+        """What a rank sends for its layers in these passes, by axis, in bytes."""
+        layout, experts = self.layout, self.experts
+        found = {
+            "tp": ring_times(layout.tp) * self.boundary * self.in_passes(passes, lambda kind: sum(self.summed(kind))),
+            "cp": (layout.cp - 1) * self.in_passes(passes, self.passed_bytes, 3),
+            "ep": 0.0,
+        }
+        if experts:
+            copies = experts.all_to_all_bytes(self.model, self.microbatch) / layout.tp / layout.cp
+            found["ep"] = 2 * copies * self.in_passes(passes, lambda kind: kind.routed is not None)
+        return found
 
 
 class Alike(NamedTuple):
@@ -222,6 +292,11 @@ def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:
 def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:
     """Whether in some replica these two of a pipeline's ranks are on different nodes."""
     return any(len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp"))
+
+
+def ring_times(n: int) -> float:
+    """How often a rank sends a sum's size around a ring of n."""
+    return 2 * (n - 1) / n
 
 
 def all_reduce(n: int, size: float, link: Link) -> float:

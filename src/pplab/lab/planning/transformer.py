@@ -1,14 +1,18 @@
-"""What a language model computes, holds and sends, from its shape alone."""
+"""A language model of equal layers, from its shape alone: the short form of a Model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ...errors import positive_int
+from ...errors import expect, positive_int
+from .expert_layers import ExpertLayers
+from .kinds import Kind, attention, mlp
+from .layers import Ends, Model
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Ends):
     """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each, or if `tied` of
     the same one, of which a first and a last stage then have a copy each.
 
@@ -16,7 +20,7 @@ class Transformer:
     `head_width` wide, the width over the heads when left out. The MLP is `mlp_width` wide, four times the width when
     left out, and has a third matrix when it is `gated` (SwiGLU). Weights, gradients and activations take `bytes_each`
     per number. Norms and biases aren't counted. An attention that isn't FlashAttention `keeps_scores`, its weights of
-    every pair of tokens. `lacks`: what the model of a config has and this doesn't say, as `flags` is to tell it.
+    every pair of tokens. Layers that differ are a `Model`, and `long` makes this one.
 
     >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
     >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
@@ -49,66 +53,63 @@ class Transformer:
                 f"{self.width}, {self.heads} and {self.kv_heads}"
             )
 
-    @property
-    def query_width(self) -> int:
-        """Of a layer's queries, of all heads."""
-        return self.heads * (self.head_width or self.width // self.heads)
+    experts = None  # it says none
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What each of its layers is.
+
+        It keeps inputs and outputs of two norms, queries, keys, values and what they give, and what the MLP's function
+        and last matrix read; without a gate, two dropout masks of a byte each. That is 34 bytes per token and width for
+        GPT, with scores before and after their dropout and its mask 5 a s / h more for `heads` a, tokens s and width h
+        (Korthikanti et al. 2022, section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
+        """
+        dropout = 0 if self.gated else self.width
+        scores = self.heads * self.sequence * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
+        head_width = self.head_width or self.width // self.heads
+        masks = dropout + scores * self.keeps_scores
+        attends = attention(self.width, self.heads, self.kv_heads or self.heads, head_width, masks=masks)
+        return Kind("layer", (attends, mlp(self.width, self.mlp_width or 4 * self.width, self.gated, masks=dropout)))
+
+    def long(self, experts: ExpertLayers | None = None) -> Model:
+        """This as a Model, with these experts in place of every layer's MLP."""
+        kind = self.kind
+        if experts:
+            attends, forward = kind.parts
+            kind = Kind("layer", (attends, experts.in_place_of(forward, self.width)))
+        ends = {name: getattr(self, name) for name in "width sequence vocabulary tied bytes_each lacks".split()}
+        return Model((kind,) * self.num_layers, **ends)
 
     @property
     def kv_width(self) -> int:
         """Of a layer's keys, and of its values."""
-        return self.query_width // self.heads * (self.kv_heads or self.heads)
-
-    @property
-    def mlp_columns(self) -> int:
-        """The widths of the MLP's matrices between its input and its output, added up."""
-        return (3 if self.gated else 2) * (self.mlp_width or 4 * self.width)
+        return self.kind.total("passed") // 2
 
     @property
     def layer_parameters(self) -> int:
         """Of a layer: queries and output, keys and values, the MLP. 12 C^2 when nothing but the width C is given."""
-        return self.width * (2 * self.query_width + 2 * self.kv_width + self.mlp_columns)
-
-    @property
-    def table_parameters(self) -> int:
-        """Of the embedding, and as many of the head."""
-        return self.vocabulary * self.width
+        return self.kind.total("parameters")
 
     @property
     def parameters(self) -> int:
         """Of all layers, the embedding and the head."""
         return self.num_layers * self.layer_parameters + (2 - self.tied) * self.table_parameters
 
-    def layer_flops(self, samples: int) -> int:
-        """Of a layer's forward; a backward takes twice as many.
-
-        Two per weight and token, and attention's two products, of which the causal mask leaves half.
-        """
-        return 2 * self.layer_parameters * samples * self.sequence + self.attention_flops(samples)
+    def layer_flops(self, samples: int) -> float:
+        """Of a layer's forward, two per weight and token, and attention's; a backward takes twice as many."""
+        return self.kind.flops(self.sequence) * samples
 
     def attention_flops(self, samples: int) -> int:
-        """Of the two products of every two tokens in a layer's forward."""
-        return 2 * samples * self.sequence**2 * self.query_width
-
-    def head_flops(self, samples: int) -> int:
-        """Of the head's forward. The embedding is a look-up."""
-        return 2 * self.table_parameters * samples * self.sequence
+        """Of attention's two products of every two tokens, of which the causal mask leaves half."""
+        return self.kind.pair_flops(self.sequence) * samples
 
     def layer_bytes(self, samples: int) -> int:
-        """What a layer keeps for its backward; attention's scores only if it `keeps_scores` (FlashAttention computes
-        them again).
+        """What a layer keeps for its backward (`kind` says what), in bytes; attention's scores only if it
+        `keeps_scores`, since FlashAttention computes them again."""
+        return samples * self.sequence * self.kind.kept_bytes(self.bytes_each)
 
-        Inputs and outputs of two norms, queries, keys, values and what they give, and what the MLP's activation
-        function and last matrix read; without a gate, two dropout masks of a byte each. That is 34 bytes per token and
-        width for GPT, with scores before and after their dropout and its mask 5 a s / h more for `heads` a, tokens s
-        and width h (Korthikanti et al. 2022, section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
-        """
-        numbers = 4 * self.width + 2 * self.query_width + 2 * self.kv_width + self.mlp_columns
-        kept = self.bytes_each * numbers + (0 if self.gated else 2 * self.width)
-        if self.keeps_scores:
-            kept += self.heads * self.sequence * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
-        return samples * self.sequence * kept
 
-    def boundary_bytes(self, samples: int) -> int:
-        """What crosses between two layers: (samples, sequence, width) numbers."""
-        return samples * self.sequence * self.width * self.bytes_each
+def expect_model(model: object) -> None:
+    """ValueError for what is neither a Model nor its short form."""
+    if not isinstance(model, Model):
+        expect(Transformer, model=model)

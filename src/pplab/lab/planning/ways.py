@@ -13,6 +13,7 @@ from ...errors import positive_int
 from ...schedule import Schedule
 from .expert_layers import ExpertLayers
 from .fsdp import fsdp_plan
+from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .stage_costs import all_reduce
@@ -27,7 +28,7 @@ _MOST_STAGES = 5  # of a rank
 class Task:
     """What is to be trained, on what: `batch` sequences a step on so many `gpus`."""
 
-    model: Transformer
+    model: Transformer | Model
     machine: Machine
     gpus: int
     batch: int
@@ -43,7 +44,8 @@ class Task:
         if not experts and eps != (1,):
             raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
-        work = passes * self.batch * (num_layers * model.layer_flops(1) + model.head_flops(1))
+        long = model.long(experts)
+        work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
         for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
             dp, rest = divmod(self.gpus, tp * cp * pp)
             if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
@@ -135,8 +137,11 @@ def _fitted(of: Callable[..., Plan], cut: Sequence[int]) -> Plan:
     return found
 
 
-def _weighed(model: Transformer, rows: Schedule) -> tuple[int, ...]:
-    """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest."""
+def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:
+    """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest.
+    Where layers differ, stages have equal work."""
+    if isinstance(model, Model):
+        return model.cut(rows.num_stages)
     work, head = [1.0] * rows.num_stages, model.head_flops(1) / model.layer_flops(1)
     work[-1] += head
     ranks = [rows.stages_of(rank) for rank in reversed(range(rows.num_ranks))]

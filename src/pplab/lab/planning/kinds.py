@@ -1,0 +1,101 @@
+"""What a layer is made of: parts, which are a few numbers per token, per pair of tokens or per sequence, and their
+makers. Nothing else in planning asks what a layer is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Routed(NamedTuple):
+    """The experts of a part that a router chooses from."""
+
+    count: int
+    used: int  # by a token
+    each: float  # parameters of one
+
+
+@dataclass(frozen=True)
+class Part:
+    """Half a layer, such as its attention. FLOPs are those of a forward. A backward takes twice as many."""
+
+    name: str  # of its maker
+    divided: float = 0  # parameters that tensor ranks share out
+    whole: float = 0  # parameters that every tensor rank has: norms, routers, the way down to latent keys
+    looked_up: float = 0  # of both, those that multiply nothing: norms and biases
+    pairs: int = 0  # FLOPs for each pair of tokens
+    window: int | None = None  # tokens that a token sees at most
+    scan: int = 0  # FLOPs for each token beside the matrices: states, short convolutions
+    kept: int = 0  # numbers kept of each token until the backward
+    masks: int = 0  # bytes kept besides
+    passed: int = 0  # numbers of each token that go around context ranks: keys and values
+    handed: int = 0  # numbers of each sequence that a context rank hands to the next: a state
+    sums: int = 1  # outputs that tensor ranks add up in a forward, beside those of routed experts
+    heads: int = 0  # that tensor ranks share out
+    routed: Routed | None = None
+    said: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)  # to its maker
+
+    @property
+    def parameters(self) -> float:
+        """All of them."""
+        return self.divided + self.whole + (self.routed.count * self.routed.each if self.routed else 0)
+
+    @property
+    def used(self) -> float:
+        """The parameters that a token is multiplied by."""
+        chosen = self.routed.used * self.routed.each if self.routed else 0
+        return self.divided + self.whole - self.looked_up + chosen
+
+    def pair_flops(self, sequence: int) -> int:
+        """Of a sequence's pairs of tokens, of which the causal mask and the window leave a part."""
+        seen = min(self.window or sequence, sequence)
+        return self.pairs * (2 * sequence * seen - seen * seen) // 2
+
+    def flops(self, sequence: int) -> float:
+        """Of a sequence."""
+        return (2 * self.used + self.scan) * sequence + self.pair_flops(sequence)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer: a name, and parts that run one after the other."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def total(self, what: str) -> Any:
+        """The sum of one of its parts' numbers, such as their `parameters`."""
+        return sum(getattr(part, what) for part in self.parts)
+
+    def flops(self, sequence: int) -> float:
+        """Of a sequence's forward."""
+        return sum(part.flops(sequence) for part in self.parts)
+
+    def pair_flops(self, sequence: int) -> int:
+        """Of these, those of pairs of tokens."""
+        return sum(part.pair_flops(sequence) for part in self.parts)
+
+    def kept_bytes(self, bytes_each: int) -> int:
+        """Of a token until the backward, where a number takes so many."""
+        return self.total("kept") * bytes_each + self.total("masks")
+
+    @property
+    def routed(self) -> Routed | None:
+        """Its experts, where it has some."""
+        return next((part.routed for part in self.parts if part.routed), None)
+
+
+def attention(width: int, heads: int, kv_heads: int, head_width: int, **more: Any) -> Part:
+    """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and what they give."""
+    query, keys = heads * head_width, kv_heads * head_width
+    said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
+    numbers = {"pairs": 4 * query, "kept": 2 * (width + query + keys), "passed": 2 * keys, "heads": heads, "said": said}
+    return Part("attention", width * 2 * (query + keys), **numbers | more)
+
+
+def mlp(width: int, wide: int, gated: bool, **more: Any) -> Part:
+    """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix read."""
+    columns = (3 if gated else 2) * wide
+    said = {"wide": wide, "gated": gated}
+    return Part("mlp", width * columns, **{"kept": 2 * width + columns, "said": said} | more)

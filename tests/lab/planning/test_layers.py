@@ -1,0 +1,110 @@
+"""Models whose layers aren't alike: what stages take and hold, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import pplab as pp
+from pplab import lab
+from pplab.actions import B
+from pplab.lab import Kind, Model, kinds
+from pplab.lab.planning.formulas import ring_all_reduce_time
+from pplab.lab.planning.kinds import Part, Routed
+
+NODE = lab.Machine(8, pp.Link(5e-6, 400e9), pp.Link(10e-6, 50e9), flops=1e14, memory=80e9)
+WIDTH, TOKENS, WORDS = 1024, 2048, 32_000
+ATTENTION = kinds.attention(WIDTH, heads=8, kv_heads=2, head_width=128, whole=WIDTH, looked_up=WIDTH, window=512)
+DENSE = Kind("dense", (ATTENTION, kinds.mlp(WIDTH, 4096, gated=True)))
+SPREAD = Part("experts", divided=100, whole=64 * WIDTH, kept=6000, sums=0, routed=Routed(64, 8, 3 * WIDTH * 256))
+ROUTED = Kind("routed", (ATTENTION, SPREAD))
+MODEL = Model((DENSE,) * 2 + (ROUTED,) * 6, WIDTH, TOKENS, WORDS, predictors=(ROUTED,), beside=5000)
+TP, EP = 2, 4
+FOUND = lab.plan(
+    MODEL, NODE, lab.Layout(tp=TP, pp=2, dp=4), 32, cut=[3, 5], recompute=[3, 0],
+    experts=lab.ExpertLayers(64, 8, EP, whole=True), state=lab.State(2, 2, 12),
+)  # fmt: skip
+OWN = 2 * WIDTH * (1024 + 256)  # attention's matrices
+TABLE, EXPERT = WORDS * WIDTH, 3 * WIDTH * 256
+
+
+def test_what_a_layer_computes_keeps_and_has():
+    assert ATTENTION.used == OWN and ATTENTION.parameters == OWN + WIDTH
+    pairs = sum(min(token + 1, 512) for token in range(TOKENS))
+    assert ATTENTION.flops(TOKENS) == pytest.approx(2 * OWN * TOKENS + 4 * 1024 * pairs, rel=2e-4)
+    assert ROUTED.routed == (64, 8, EXPERT) and DENSE.routed is None
+    assert MODEL.parameters == 2 * DENSE.total("parameters") + 7 * ROUTED.total("parameters") + 2 * TABLE + 5000
+    assert MODEL.used == 9 * OWN + 2 * 3 * WIDTH * 4096 + 7 * (100 + 64 * WIDTH + 8 * EXPERT) + 2 * TABLE
+    assert MODEL.pattern == "dense*2 routed*7" and MODEL.num_layers == 8 and MODEL.heads == 8
+
+
+def test_stages_are_sums_of_their_layers():
+    """Two dense layers and one with experts; five with experts, a predictor and its pass through the head, the head."""
+    boundary = WIDTH * TOKENS * 2
+    dense, routed = (
+        kind.flops(TOKENS) / TP / 1e14 + sums * ring_all_reduce_time(TP, boundary, 5e-6, 400e9)
+        for kind, sums in ((DENSE, 2), (ROUTED, 1))
+    )
+    routed += ring_all_reduce_time(TP, 0, 5e-6, 400e9)  # of what nobody shares
+    routed += 2 * (5e-6 + boundary / TP * 8 * 3 / 4 / 400e9)
+    head = 2 * TABLE * TOKENS / TP / 1e14
+    assert FOUND.costs.forward == pytest.approx([2 * dense + routed, 6 * routed + 2 * head])
+    assert FOUND.costs.of(B, 0) - FOUND.costs.backward_input[0] - FOUND.costs.backward_weight[0] == pytest.approx(
+        FOUND.costs.forward[0]
+    )
+    layer = [TOKENS * 2 * kind.total("kept") / TP for kind in (DENSE, ROUTED)]
+    given = boundary / TP
+    assert FOUND.memory.activation == pytest.approx([3 * given, 6 * layer[1]])
+    assert FOUND.memory.recomputed == pytest.approx([max(layer) - given, 0])
+    shared = [OWN / TP + WIDTH + each / TP for each in (3 * WIDTH * 4096, 100)]
+    shared[1] += 64 * WIDTH
+    first = 2 * shared[0] + shared[1] + (TABLE + 5000) / TP
+    last = 6 * shared[1] + 2 * TABLE / TP  # predictors embed, too
+    own = 64 * EXPERT / EP
+    assert FOUND.memory.parameters == pytest.approx([16 * (first + own), 16 * (last + 6 * own)])
+    passes = 8 * (2 * 6)
+    assert FOUND.sent_bytes["ep"] == pytest.approx(passes * 2 * boundary / TP * 8 * 3 / 4)
+    assert FOUND.ep_s == pytest.approx(passes * 2 * (5e-6 + boundary / TP * 8 * 3 / 4 / 400e9))
+
+
+def test_a_state_is_handed_from_one_context_rank_to_the_next():
+    scanning = Kind(
+        "scanning", (Part("delta", divided=10**6, scan=500, handed=8192), kinds.mlp(WIDTH, 4096, gated=True))
+    )
+    model = Model((scanning,) * 4, WIDTH, TOKENS)
+    one, four = (lab.plan(model, NODE, lab.Layout(cp=cp), 4).costs.forward[0] for cp in (1, 4))
+    assert one == pytest.approx(4 * TOKENS * (2e6 + 500 + 2 * 3 * WIDTH * 4096) / 1e14)
+    assert four - one / 4 == pytest.approx(4 * 3 * (5e-6 + 4 * 8192 / 400e9))
+
+
+def test_everything_follows():
+    """A cut by work, choose, FSDP, and no pairs."""
+    heavy = replace(MODEL, layers=(DENSE,) * 12 + (ROUTED,) * 4, vocabulary=0, predictors=())
+    assert heavy.cut(2) == lab.partition(heavy.work(1), 2) == lab.plan(heavy, NODE, lab.Layout(pp=2), 8).layers
+    chosen = lab.choose(heavy, replace(NODE, memory=2.5e9), 8, 16, ep=(1, 4), tp=(1, 2))
+    assert chosen.best.plan.fits and {row.plan.experts.gpus for row in chosen.rows} == {1, 4}
+    sharded = lab.fsdp_plan(heavy, NODE, lab.Layout(dp=8), 16, 1, zero=3)
+    whole = lab.fsdp_plan(heavy, NODE, lab.Layout(dp=8), 16, 1, zero=0)
+    gathered = 2 * 2 * max(kind.total("parameters") for kind in (DENSE, ROUTED))
+    assert sharded.memory.parameters[0] == pytest.approx(whole.memory.parameters[0] / 8 + gathered)
+    machine, _ = lab.profiled(MODEL, NODE, pp.Costs([2.0, 3.0], [2.0, 3.0], [2.0, 3.0], unit="s"), 1, cut=[3, 5])
+    assert machine.flops == pytest.approx((sum(MODEL.work(1)) + MODEL.ends_work(1)) / 5)
+    assert lab.Case(model=heavy).row("1F1B", 8, cut=[4] * 4).step_s > 0
+    with pytest.raises(ValueError, match=r"layers of one kind, got dense\*2 routed\*7: take a schedule without pairs"):
+        lab.plan(MODEL, NODE, lab.Layout(pp=2, dp=4), 32, schedule="DualPipeV", cut=[2, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((), "a model has layers, and each is a Kind, got ()"),
+        ((DENSE, "dense"), "each is a Kind"),
+        ((DENSE, Kind("dense", (ATTENTION,))), r"kinds that differ need names that differ, got dense\*2"),
+    ],
+)
+def test_models_that_cannot_be_are_refused(layers, message):
+    with pytest.raises(ValueError, match=message if "\\" in message else message.replace("()", r"\(\)")):
+        Model(layers, WIDTH, TOKENS)
+    with pytest.raises(ValueError, match="a token uses 8 of 64, got ExpertLayers"):
+        lab.plan(MODEL, NODE, lab.Layout(), 8, experts=lab.ExpertLayers(8, 2))
