@@ -1,5 +1,7 @@
 """Cells that run in their page: marked by their notebook's ids, with what they need beside it in _static/live.
 
+On a page in Markdown these are the cells tagged `live`, each of which runs alone, and its id is made of its text.
+
 A page loads nothing but page.js and live.css before its reader asks. Then it loads the sources of the chapter's cells
 (CHAPTER.js), Python with the package of this commit, in pieces (python-N.js), and the editor (editor.js): scripts all,
 since a page opened as a file can load nothing else.
@@ -18,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from docutils import nodes
+from myst_nb.core.read import read_myst_markdown_notebook
 from sphinx.errors import ExtensionError
 
 LIVE = Path(__file__).parents[1] / "_live"
@@ -50,7 +53,12 @@ def mark(app, docname: str, source: list[str]) -> None:
 def dress(app, doctree: nodes.document) -> None:
     """Give the cells that are marked an id and classes, by which page.js knows them."""
     for node in doctree.findall(nodes.container):
-        if node.get("nb_element") == "cell_code" and (told := node["cell_metadata"].get("live")):
+        if node.get("nb_element") != "cell_code":
+            continue
+        told = node["cell_metadata"].get("live")
+        if "live" in node["cell_metadata"].get("tags", ()):
+            told = {"id": named(next(node.findall(nodes.literal_block)).astext()), "asks": False}
+        if told:
             node["ids"].append(f"cell-{told['id']}")
             node["classes"] += ["live", *["live-asks"] * told["asks"]]
             if what := needs().get(Path(app.env.docname).name, {}).get(told["id"]):
@@ -69,7 +77,7 @@ def add_scripts(app, pagename: str, templatename: str, context: dict, doctree: n
 
 def cells_file(folder: str | Path, pagename: str) -> tuple[str, str]:
     """Name and text of the script with a chapter's cells; its name changes with its text, as those of the pieces do."""
-    place = Path(folder) / f"{pagename}.ipynb"
+    place = next(place for place in Path(folder).glob(f"{pagename}.*") if place.suffix in (".ipynb", ".md"))
     beside = place.parent / "measured" / f"{place.stem}.json"
     measured = json.loads(beside.read_text()) if beside.exists() else {}
     cells = [
@@ -79,11 +87,23 @@ def cells_file(folder: str | Path, pagename: str) -> tuple[str, str]:
             "asks": bool(ASKS.search(source)),
             "measured": measured.get(cell["id"]),
         }
-        for cell in json.loads(place.read_text())["cells"]
-        if cell["cell_type"] == "code"
+        for cell in code_cells(place)
     ]
     text = json.dumps({"pieces": list(pieces()), "cells": cells}, ensure_ascii=False)
     return f"{place.stem}-{_hash(text.encode())}.js", f"pplabChapter = {text};\n"
+
+
+def code_cells(page: Path) -> list[dict]:
+    """A notebook's code cells, or those of a page in Markdown that are tagged `live`."""
+    if page.suffix == ".ipynb":
+        return [cell for cell in json.loads(page.read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = read_myst_markdown_notebook(page.read_text(), path=page).cells if page.suffix == ".md" else []
+    return [{**cell, "id": named(cell["source"])} for cell in cells if "live" in cell["metadata"].get("tags", ())]
+
+
+def named(source: str) -> str:
+    """The id of a cell that has none."""
+    return f"cell-{_hash(source.strip().encode())}"
 
 
 _pieces: dict[str, str] = {}
@@ -145,7 +165,7 @@ def _hash(content: bytes) -> str:
 
 def write(app, builder) -> None:
     """Write the scripts beside the page's other static files."""
-    chapters = [name for name in app.env.found_docs if _has_code(Path(app.env.doc2path(name)))]
+    chapters = [name for name in app.env.found_docs if code_cells(Path(app.env.doc2path(name)))]
     if builder.format != "html" or not chapters:
         return
     place = Path(app.outdir) / "_static" / "live"
@@ -159,10 +179,6 @@ def write(app, builder) -> None:
             (place / name).write_bytes(given.read(name))
     for name, text in [*pieces().items(), *(cells_file(app.srcdir, chapter) for chapter in chapters)]:
         (place / name).write_text(text, encoding="utf-8")
-
-
-def _has_code(page: Path) -> bool:
-    return page.suffix == ".ipynb" and any(c["cell_type"] == "code" for c in json.loads(page.read_text())["cells"])
 
 
 def setup(app) -> dict:

@@ -1,5 +1,8 @@
 """The book's search goes through sections, not pages: titles, texts, and the words that an `{index}` leads to.
 
+A section names the questions that it answers, in the words of those who ask, in a comment anywhere in its own file, page or
+notebook: `<!-- asked: uneven pipeline, layers not divisible -->`.
+
 A term of the glossary and a name of the package are sections, too. One script has all of them with their texts, so that
 results are quoted also where pages are opened as files; book/_static/pplab_search.js ranks them, on the page that
 book/_templates/search.html makes. Sphinx' own index, which knows pages and whole words only, isn't used.
@@ -14,19 +17,12 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
-from sphinx.errors import ConfigError
 
-ASIDE = (
-    "api",
-    "coverage",
-    "sources",
-    "bibliography",
-    "reports",
-    "published",
-)  # they mention what other pages are about
-AT_THE_END = ("Exercises", "Further reading")  # these do, too
-WORDS = Path(__file__).with_name("search_words.txt")
-UNREAD = (nodes.raw, nodes.math_block, nodes.comment, addnodes.toctree)
+# They mention what other pages are about; and who types one word wants its chapter rather than a question with it.
+WORTH = dict.fromkeys(("api", "coverage", "sources", "bibliography", "reports", "published"), 0.5) | {"questions": 0.75}
+AT_THE_END = ("Exercises", "Further reading")  # these mention it, too
+ASKED = re.compile(r"<!-- asked: (.+?) -->")  # in a section's file: words of those whom it answers
+UNREAD = (nodes.raw, nodes.math_block, nodes.comment, nodes.topic, addnodes.toctree)  # a topic: a page's contents
 HIDDEN = {"cell_output", "tag_hide-input", "tag_check"}  # classes of what cells printed, and of code that is folded
 HEADS = (nodes.title, nodes.term, addnodes.desc_signature)
 
@@ -52,6 +48,8 @@ def sections(tree: nodes.document) -> list[Section]:
         if isinstance(node, nodes.section | addnodes.desc) or isinstance(node.parent.parent, addnodes.glossary):
             section = Section(node)
             found.append(section)
+        if isinstance(node, nodes.raw) and (asked := ASKED.search(node.astext())):
+            section.words += asked[1].split(", ")
         if isinstance(node, UNREAD) or HIDDEN & {*node["classes"]}:
             return
         is_text = isinstance(node, nodes.TextElement)
@@ -94,30 +92,20 @@ def write(app, exception) -> None:
     """Write all sections' texts where the page of the search finds them."""
     if exception or app.builder.name != "html":
         return
-    added = added_words()
     pages = []
     for docname in sorted(app.env.found_docs):
         numbers = app.env.toc_secnumbers.get(docname, {})
-        worth = 1.25 if "" in numbers else 0.5 if Path(docname).name in ASIDE else 1
+        worth = 1.25 if "" in numbers else WORTH.get(Path(docname).name, 1)
         rows = []
         for section in sections(app.env.get_doctree(docname)):
             anchor = f"#{section.anchor}" if rows else ""
-            section.words += added.pop(docname + anchor, [])
             number = ".".join(map(str, numbers.get(anchor, ())))
             rank = worth / 2 if section.title in AT_THE_END else worth
             rows.append([anchor, number, section.title, rank, " ".join(section.text), section.words])
         pages.append([docname, rows])
-    if gone := [place for place in added if place.partition("#")[0] in app.env.found_docs]:
-        raise ConfigError(f"{WORDS.name}: the book has no section {', '.join(gone)}")
     script = f"const pplabSections = {json.dumps(pages, ensure_ascii=False, separators=(',', ':'))};\n"
     Path(app.outdir, "_static/sections.js").write_text(script, encoding="utf-8")
     Path(app.outdir, "searchindex.js").unlink(missing_ok=True)  # of Sphinx' own search
-
-
-def added_words() -> dict[str, list[str]]:
-    """By section, the words of search_words.txt."""
-    lines = [line for line in WORDS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return {place: words.split(", ") for place, words in (line.split(": ", 1) for line in lines)}
 
 
 def setup(app) -> dict:
