@@ -1,8 +1,8 @@
 """How long chapters take: their heads, the first page's paths and the README say what one rule counts.
 
-A minute of reading is 200 words of prose, ten lines of visible code or three charts. Exercises and tables aren't
-counted, nor are code and formulas that are shown apart. On top come a minute for each folded answer, five for a game,
-two for an explorer, and one and a half for a formula.
+A minute of reading is 200 words of prose, ten lines of visible code or three charts. Exercises, tables and comments
+aren't counted, nor are code and formulas that are shown apart. On top come a minute for each folded answer, five for a
+game, two for an explorer, and one and a half for a formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NOT_READ = re.compile(
-    r"""```.*?```|\$\$.*?\$\$|^\|.*?$|<details class="answer">.*?</summary>|</details>""", re.S | re.M
+    r"""```.*?```|\$\$.*?\$\$|^\|.*?$|<!--.*?-->|<details class="answer">.*?</summary>|</details>""", re.S | re.M
 )
 AS_A_WORD = re.compile(r"\$[^$]*\$|`[^`]*`|\]\([^)]*\)")
 
