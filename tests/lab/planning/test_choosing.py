@@ -371,7 +371,7 @@ def test_a_measured_degree_isnt_unsure_by_halves():
         (pp.Costs([1] * 5, 2, 0), None, "12 layers don't divide into 5 stages: give cut"),
         (3, None, "costs must be a Costs, got 3"),
         (pp.Costs([1, 1, 1e5], 2, 0), None, r"costs don't fit cut=.* tells no pace: give the cut, tp and machine"),
-        (pp.Costs([1e-6] * 2, 1e-6, 0), (6, 6), r"fit cut=\(6, 6\) and tp=2: without .* s of sums a layer stages"),
+        (pp.Costs([1e-6] * 2, 1e-6, 0), (6, 6), r"fit cut=\(6, 6\) and tp=2: without .* s of sums stages"),
     ],
 )
 def test_a_profile_of_something_else(costs, cut, error):

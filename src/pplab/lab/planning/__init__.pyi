@@ -11,7 +11,6 @@ from .choosing import Candidate as Candidate
 from .choosing import Choice as Choice
 from .choosing import Unsure as Unsure
 from .choosing import choose as choose
-from .choosing import profiled as profiled
 from .configs import read_config as read_config
 from .expert_layers import ExpertLayers as ExpertLayers
 from .formulas import bubble_fraction as bubble_fraction
@@ -41,6 +40,7 @@ from .megatron import stages_of as stages_of
 from .partitioning import partition as partition
 from .planner import Plan as Plan
 from .planner import plan as plan
+from .profiling import profiled as profiled
 from .state import State as State
 from .to_paste import WRITERS as WRITERS
 from .to_paste import flags as flags

@@ -6,23 +6,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import groupby
 from math import hypot, inf, log2
 from operator import attrgetter, itemgetter
 from statistics import mode
 
-from ...actions import B, F
-from ...costs import Costs
-from ...errors import accept, expect, number, positive_int, shown
+from ...errors import accept, expect, number, positive_int
 from ...schedule import plural
-from ..forms import MICROSECONDS, Table, progress_line
+from ..forms import Table, progress_line
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .fsdp import NAMES
 from .layers import Model
 from .layout import Layout, Machine, at_degree
 from .planner import Plan
-from .stage_costs import all_reduce, layers_of
 from .state import State
 from .transformer import Transformer, expect_model
 from .ways import Degrees, Task, order, planned_again, polished
@@ -64,7 +61,9 @@ class Unsure:
             inside, between = (
                 replace(link, bandwidth=factor * link.bandwidth) for link in (machine.inside, machine.between)
             )
-            yield replace(machine, inside=inside, between=between, ring=machine.ring and factor * machine.ring)
+            over = {nodes: factor * speed for nodes, speed in machine.ring_over.items()}
+            ring = machine.ring and factor * machine.ring
+            yield replace(machine, inside=inside, between=between, ring=ring, ring_over=over)
         measured = at_degree({degree: degree for degree in machine.flops_at}, tp, 1)
         halvings = log2(tp / measured * (experts.count / experts.gpus if experts else 1))
         rate = machine.rate(Layout(tp)) / tp
@@ -117,7 +116,7 @@ class Candidate:
     def to_dict(self) -> dict:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
-        planned, own = "microbatch layers recomputed step_s memory_bytes", "low_s high_s over_bytes slower"
+        planned, own = "microbatch layers recomputed step_s memory_bytes bound", "low_s high_s over_bytes slower"
         return {
             **{axis: getattr(p.layout, axis) for axis in _AXES[:4]},
             "ep": p.experts.gpus if p.experts else 1,
@@ -258,50 +257,6 @@ def choose(
         rows, too_large = (_compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3]))
     split = sum(not row.slower for row in rows)
     return Choice(gpus, rows[:split], rows[split:], too_large)
-
-
-def profiled(
-    model: Transformer | Model,
-    machine: Machine,
-    costs: Costs,
-    microbatch: int,
-    *,
-    cut: Sequence[int] | None = None,
-    tp: int = 1,
-    error: float = Unsure.model,
-) -> tuple[Machine, Unsure]:
-    """The machine with the FLOP/s that this model's stages reached, and what is unsure then: `choose` takes both.
-
-    `costs` were measured: those of `lab.calibrate(timeline)`, or `MeasuredLayers.costs`. `cut` says how many layers
-    each stage has; left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used, whose sums are
-    taken off at the speed of the machine's links. All stages' FLOP over all their time is the rate; FLOP/s are unsure
-    by how far stages are from it, on average. `error` is what is known of predictions, such as that of the replay,
-    `lab.explain(traces).orders[0].error`.
-
-    That holds on the same GPU, for microbatches of the same size and for the same `tp`; each doubling of tensor ranks
-    from there is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks disturb
-    each other: on two busy CPU cores runs took 3 to 6 times as long as they said. ValueError for a cut of other layers,
-    for one stage, which doesn't tell how they differ, and where sums would take longer than what was measured.
-    """
-    expect(Costs, costs=costs)
-    if not isinstance(costs.forward, Sequence) or len(costs.forward) < 2:
-        raise ValueError(f"costs must be of several stages, to tell how these differ, got {shown(costs)}")
-    layers = layers_of(model, len(costs.forward), cut)
-    sums = 4 * all_reduce(tp, model.boundary_bytes(microbatch), machine.ring_link(Layout(tp).groups("tp")))
-    second = 1e6 / MICROSECONDS.get(costs.unit, 1e3)
-    took = [(costs.of(F, stage) + costs.of(B, stage)) / second - n * sums for stage, n in enumerate(layers)]
-    every, ends = iter(model.long(None).work(microbatch)), model.long(None).ends_work(microbatch)
-    work = [sum(islice(every, n)) for n in layers]
-    work[-1] += ends
-    pace = sum(took) / sum(work)
-    off = sum(abs(own - pace * part) for own, part in zip(took, work, strict=True)) / sum(took)
-    if min(took) <= 0 or off >= 0.99:
-        raise ValueError(
-            f"costs don't fit cut={layers} and tp={tp}: without {sums:.3g} s of sums a layer stages took "
-            f"{shown(took)} s, which tells no pace: give the cut, tp and machine that they ran with"
-        )
-    rate = 3 / tp / pace  # a backward is two forwards
-    return replace(machine, flops=rate, flops_at={tp: rate}), Unsure(flops=off, model=error)
 
 
 def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str, tell: Callable[[str], None]) -> list[Plan]:

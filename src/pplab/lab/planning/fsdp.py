@@ -82,7 +82,7 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
     if zero == 3:
         table = model.table_parameters / found.layout.tp
         kept += 2 * state.weights * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
-    over = kept + found.memory.activation[0] - found.machine.memory
+    over = kept + found.memory.activation[0] + found.machine.reserved - found.machine.memory
     if over > 0 and not any(found.recomputed):
         freed = [found.freed_of(kind) for kind in found.long.layers]
         enough = bisect_left([*accumulate(freed)], over + max(freed))  # of a layer that runs again all is there

@@ -96,7 +96,15 @@ class Machine:
     goes that fills whole nodes. `flops_at`: FLOP/s of a rank by tensor degree, {8: 300e12}; `backward_at`: how many of
     its forwards a layer's backward takes, sums included, by tensor degree, {1: 1.97, 8: 1.55}. A degree that isn't in
     them has the next smaller one's; below the least it has `flops`, and two forwards without a second pair of sums.
-    `head_backward`: the same of the head. ValueError for numbers that aren't above 0.
+    `head_backward`: the same of the head. `reserved`: bytes that the allocator, workspaces and communicators hold
+    besides what is counted, 1.9 GiB in three published sources.
+
+    One number of FLOP/s stands for three things, unless these tell them apart. `hbm`: bytes per second that a GPU's own
+    memory gives to work between products, 0.9 of what its data sheet says. `host`: seconds that a framework needs to
+    launch a layer's forward and backward of a microbatch, however small: 1.6e-3 for PyTorch alone
+    (results/nvidia-h100-80gb-hbm3.json), 4.5e-3 for nanotron, 8.8e-3 for mixtures in Megatron-LM without CUDA graphs
+    (book/published.md), 0 with graphs. `ring_over`: bytes per second of an all-reduce by the number of nodes that it
+    fills, {2: 362e9}, as nccl-tests prints them. ValueError for numbers that aren't above 0.
     """
 
     ranks_per_node: int
@@ -109,19 +117,24 @@ class Machine:
     flops_at: Mapping[int, float] = field(default_factory=dict, hash=False)
     backward_at: Mapping[int, float] = field(default_factory=dict, hash=False)
     head_backward: float = 2
+    reserved: float = 0
+    hbm: float | None = None
+    host: float = 0
+    ring_over: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "ports"):
             positive_int(name, getattr(self, name))
         expect(Link, inside=self.inside, between=self.between)
         given = {"flops": self.flops, "memory": self.memory, "head_backward": self.head_backward}
-        if self.ring is not None:
-            given["ring"] = self.ring
-        for name in ("flops_at", "backward_at"):
+        given |= {name: each for name in ("ring", "hbm") if (each := getattr(self, name)) is not None}
+        number("host", self.host)
+        number("reserved", self.reserved)
+        for name, key in (("flops_at", "a tensor degree"), ("backward_at", "a tensor degree"), ("ring_over", "nodes")):
             table = getattr(self, name)
             expect(Mapping, **{name: table})
             for degree, value in table.items():
-                given[f"{name}[{positive_int(f'a tensor degree of {name}', degree)}]"] = value
+                given[f"{name}[{positive_int(f'{key} of {name}', degree)}]"] = value
         for name, value in given.items():
             if not number(name, value):
                 raise ValueError(f"{name} must be above 0, got {value!r}")
@@ -140,6 +153,10 @@ class Machine:
         inside = Link(self.inside.latency, self.ring or self.inside.bandwidth)
         if all(len(ranks) == 1 for ranks in nodes):
             return inside
+        if self.ring_over:
+            own = min(min(ranks.values()) for ranks in nodes)  # a node's ranks in the ring, each with its port
+            measured = at_degree(self.ring_over, max(map(len, nodes)), self.between.bandwidth)
+            return Link(0, min(measured, own * self.between.bandwidth))
         filled = all({*ranks.values()} == {self.ranks_per_node} for ranks in nodes)
         if self.ports == 1 or not filled:
             return self.between

@@ -50,12 +50,21 @@ class Plan(Asked):
     @cached_property
     def held_bytes(self) -> tuple[float, ...]:
         """What each of the pipeline's ranks holds at its fullest."""
-        return self.timeline.schedule.peak_held(self.memory)
+        return tuple(held + self.machine.reserved for held in self.timeline.schedule.peak_held(self.memory))
 
     @property
     def memory_bytes(self) -> float:
         """What the fullest rank holds."""
         return max(self.held_bytes)
+
+    @property
+    def bound(self) -> str:
+        """What the layers of a microbatch take longest for: the `host`, or of a GPU's times (`LayerTimes`) the longest:
+        `computing`, `touching` memory, or waiting for `sums`, a `ring` or `copies`."""
+        layers = [self.times[kind.name] for kind in self.long.layers]
+        both_ways = {"computing": 3, "sums": 2, "ring": 3, "copies": 2, "touching": 6}
+        parts = {name: times * sum(getattr(each, name) for each in layers) for name, times in both_ways.items()}
+        return "host" if self.machine.host * len(layers) > sum(parts.values()) else max(parts, key=parts.__getitem__)
 
     @property
     def fits(self) -> bool:
@@ -101,7 +110,8 @@ def plan(
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's among
     the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from forward to backward; of a layer that is
-    recomputed, only its input. Logits aren't in it: head and loss go over a sequence in chunks.
+    recomputed, only its input. Logits are in it if `state` has bytes for them; else head and loss go over a sequence in
+    chunks. Every rank also holds what the machine has `reserved`.
 
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't divide, for a
     Schedule of other ranks or microbatches, for pairs of layers that differ, and for what isn't a Transformer or Model,

@@ -69,6 +69,7 @@ class LayerTimes:
     sums: float  # of activations, over tensor ranks
     ring: float  # what keys and values take longer than the attention beside them
     copies: float  # in both all-to-alls
+    touching: float  # for what it keeps to go once between a GPU and its memory
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class Asked:
             sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind)),
             (layout.cp - 1) * ring,
             2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts and kind.routed else 0,
+            self.touched_of(kind) / machine.hbm if machine.hbm else 0,
         )
 
     @cached_property
@@ -153,14 +155,15 @@ class Asked:
     def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
         """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
         machine, layout, learns = self.machine, self.layout, bool(self.state.gradients)
-        factor = at_degree(machine.backward_at, layout.tp, 0)
+        factor, launched = at_degree(machine.backward_at, layout.tp, 0), machine.host / 3
 
         def directions(kind: Kind) -> tuple[float, float, float]:
             times = self.times[kind.name]
             layer = times.computing + times.sums
             scale = factor * layer / (layer + times.computing) if factor else 1
-            inputs = layer * scale + 2 * times.ring + times.copies
-            return layer + times.ring + times.copies, inputs, times.computing * scale
+            forward = layer + times.ring + times.copies + 2 * times.touching
+            inputs = layer * scale + 2 * times.ring + times.copies + 4 * times.touching
+            return max(forward, launched), max(inputs, launched), max(times.computing * scale, launched)
 
         heads = 1 + len(self.long.predictors)
         head = heads * self.model.head_flops(self.microbatch) / machine.rate(layout)
@@ -199,6 +202,12 @@ class Asked:
         """The bytes that are free until then if its forward runs again: all but its input."""
         return self.kept_of(kind) - self.boundary / self.layout.tp
 
+    def touched_of(self, kind: Kind) -> float:
+        """The bytes that a forward moves twice and a backward four times: what is kept, and more of an expert's copies,
+        which move 20 numbers per width both ways (NVIDIA's mixtures: book/published.md)."""
+        copies = kind.routed.used * self.boundary / self.layout.tp if kind.routed else 0
+        return self.kept_of(kind) + copies * 7 / 3
+
     def weights(self, copies: int = 1) -> list[Alike]:
         """How many parameters of each stage a rank has, and who has the same: of all but experts, and of its experts.
         A schedule may have several copies of the model on a pipeline."""
@@ -227,8 +236,11 @@ class Asked:
         for ranks, _, weights in self.weights():
             each = self.state.bytes(ranks if self.shard_optimizer else 1)
             parameters = [held + each * n for held, n in zip(parameters, weights, strict=True)]
+        activations = [all_of_it - less for all_of_it, less in zip(held, freed, strict=True)]
+        logits = self.microbatch * self.model.sequence * self.model.vocabulary
+        activations[-1] += self.state.logits * logits / self.layout.tp / self.layout.cp
         return Memory(
-            [all_of_it - less for all_of_it, less in zip(held, freed, strict=True)],
+            activations,
             weight_input=held,
             recomputed=largest,
             while_input_gradient=[less - one for less, one in zip(freed, largest, strict=True)],

@@ -46,6 +46,8 @@ class Task:
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
         long = model.long(experts)
         work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
+        kept = self.batch * model.sequence * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
+        touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
         for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
             dp, rest = divmod(self.gpus, tp * cp * pp)
             if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
@@ -56,10 +58,12 @@ class Task:
             layout, spread = Layout(tp, pp, dp, cp=cp), experts and replace(experts, gpus=ep, whole=cp * dp % ep > 0)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+            launched = machine.host * num_layers / pp * (M if pp > 1 else 1)  # FSDP's microbatches may be larger
             for builder in map(find, schedules if pp > 1 else ["naive"]):
                 for V in (V for V in _stages_per_rank(builder) if pp * V <= num_layers):
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
-                    estimate = (work / machine.rate(layout) / pp / dp + sums) * (1 + ramps)
+                    busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
+                    estimate = max(busy, launched) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
 
     def planned(self, layout: Layout, b: int, builder: Builder, V: int, experts: ExpertLayers | None) -> Plan:
