@@ -7,7 +7,10 @@ import json
 import os
 import pickle
 import re
+import socket
+import subprocess
 import sys
+import textwrap
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
@@ -312,6 +315,29 @@ def test_the_page_counts_wires_and_dollars_right():
     assert list(crossed.values()) == [3, 1]
     assert "order 0, 1, 2, 3 all three" in PAGE and "order 0, 2, 1, 3 one does" in PAGE
     assert Case().dollars_per_hour == 2 and f"eight GPUs cost \\${8 * 9 / 60 * 2:.2f}" in PAGE
+
+
+@pytest.mark.slow
+def test_the_program_on_the_page_sends_around_a_ring(tmp_path):
+    """Without a GPU, by gloo; and the shares on the page follow from its quoted figures."""
+    assert round(100 * 794.5 / 989) == 80 and round(100 * 234.89 / 300) == 78 and "NVLink's 300 GB/s" in PAGE
+    (program,) = re.findall(r"^    ```python\n(.*?)^    ```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "ring.py").write_text(textwrap.dedent(program).replace("2**25", "2**15"))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    known = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "CUDA_VISIBLE_DEVICES": ""}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "ring.py"],
+            cwd=tmp_path,
+            env=known | {"WORLD_SIZE": "2", "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [line.partition(",")[0] for line in said] == ["rank 0 got 1", "rank 1 got 0"]
 
 
 def words(path: str) -> str:
