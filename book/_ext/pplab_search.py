@@ -1,7 +1,7 @@
 """The book's search goes through sections, not pages: titles, texts, and the words that an `{index}` leads to.
 
-A section names the questions that it answers, in the words of those who ask, in a comment anywhere in its own file, page or
-notebook: `<!-- asked: uneven pipeline, layers not divisible -->`.
+A section names the questions that it answers, in the words of those who ask, in a comment in its own file, which may be
+a notebook: `<!-- asked: uneven pipeline, layers not divisible -->`.
 
 A term of the glossary and a name of the package are sections, too. One script has all of them with their texts, so that
 results are quoted also where pages are opened as files; book/_static/pplab_search.js ranks them, on the page that

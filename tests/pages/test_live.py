@@ -101,6 +101,17 @@ def test_cells_say_what_is_recorded_and_solutions_are_accepted(tab, book, chapte
     live.read_again(tab, book, chapter, cell)
 
 
+def test_a_cell_of_a_page_in_markdown_runs(tab, book):
+    """tests/pages/test_questions.py runs all of them without a browser."""
+    tab.goto((book / "book" / "questions.html").as_uri())
+    tab.wait_for_function("globalThis.pplabLive && pplabLive.cells().length > 60")
+    cell = tab.evaluate(
+        "pplabLive.cells().find((each) => each.printed.includes('num_ranks=8, num_microbatches=32')).id"
+    )
+    made = live.run(tab, {"id": cell})
+    assert made.text == "(8, 7, 6, 5, 4, 3, 2, 1)\n", made
+
+
 @pytest.mark.long  # test_cells_say_what_is_recorded_and_solutions_are_accepted types one of each chapter
 @pytest.mark.parametrize("chapter", live.CHAPTERS)
 def test_every_solution_is_typed_and_read_again(tabs, book, chapter):

@@ -59,6 +59,11 @@ def numbers(text: str, words: list[str] = WORDS) -> set[float]:
     return found | {float(words.index(word)) for word in re.findall(r"[a-z]+", plain.lower()) if word in words}
 
 
+def named(title: str) -> str:
+    """A section's anchor, by its title."""
+    return re.sub(r"[^\w -]", "", title.lstrip("# ").lower()).replace(" ", "-")
+
+
 @cache
 def section(place: str) -> str:
     """The text of a page, or of its section, with what a notebook's cells print there."""
@@ -71,14 +76,8 @@ def section(place: str) -> str:
         text = "\n\n".join("".join(cell["source"]) + "\n" + printed[id(cell)] for cell in cells)
     if not anchor:
         return text
-    parts = re.split(
-        r"^(?=#+ )",
-        re.sub(r"^```.*?^```$", lambda code: code[0].replace("\n#", "\n "), text, flags=re.M | re.S),
-        flags=re.M,
-    )
-    titles = {
-        re.sub(r"[^\w -]", "", part.partition("\n")[0].lstrip("# ").lower()).replace(" ", "-"): part for part in parts
-    }
+    text = re.sub(r"^```.*?^```$", lambda code: code[0].replace("\n#", "\n "), text, flags=re.M | re.S)
+    titles = {named(part.partition("\n")[0]): part for part in re.split(r"^(?=#+ )", text, flags=re.M)}
     assert anchor in titles, f"{place}: no such section"
     return titles[anchor]
 
@@ -100,12 +99,12 @@ def test_an_answer_is_short_and_its_numbers_are_found(entry):
     plain = re.sub(r"`[^`]*`|\d\.\d|\]\([^)]*\)", "x", entry.answer)
     assert 3 <= len(re.findall(r"[.?!](?=\s|\*|$)", plain)) <= 6, "three to five sentences, or six short ones"
     assert len(entry.words) > 1, "say what else people type: <!-- asked: words, more words -->"
-    thread, read = (
-        re.search(rf"\(https://github\.com/\S+\).*\b({MONTHS}) 20\d\d", entry.origin),
-        entry.origin.rpartition("]("),
-    )
+    thread = re.search(rf"\(https://github\.com/\S+\).*\b({MONTHS}) 20\d\d", entry.origin)
     assert thread and "Read on: [" in entry.origin, "name the thread, its month, and the section behind the answer"
-    behind, said = section(read[2].partition(")")[0]), printed(entry.cell) if entry.cell else ""
+    behind, said = (
+        section(entry.origin.rpartition("](")[2].partition(")")[0]),
+        printed(entry.cell) if entry.cell else "",
+    )
     bold = [number for bold in re.findall(r"\*\*(.+?)\*\*", entry.answer) for number in numbers(bold, [])]
     assert bold and set(bold) <= numbers(said or behind), (bold, said)
     assert "arguments are required" not in said
