@@ -6,7 +6,7 @@ const pplabSearch = (() => {
   const PART = 0.4; // and what a part of a name counts of the whole
   const SHOWN = 15, QUOTED = 220; // results, and characters of each
   // Words that only ask; Sphinx' own list lacks them. "I" is one after a verb, and otherwise an action's letter.
-  stopwords.push(..."how what why when where which who do does did can could should would vs versus".split(" "));
+  stopwords.push(..."how what why when where which who do does did can could should would vs versus question help please".split(" "));
   const ASKS = /\b(do|can|should) (i|we)\b/gi;
 
   const stemmer = new Stemmer();
