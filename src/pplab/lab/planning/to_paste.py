@@ -20,6 +20,7 @@ from .launch_line import line_of
 from .megatron import written
 from .planner import Plan
 from .torch_program import program
+from .torch_rules import torch_refuses
 from .ways import planned_again
 
 
@@ -174,12 +175,13 @@ def _torch(plan: Plan) -> str:
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
-    planned, and for numbers of microbatches that all classes take."""
+    planned, and takes these numbers."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
     sends = sends_in("torch", rows.name, P, M)
     if P == 1:
         return "1F1B", "", sends
-    if M % P == 0 and M >= 2 * P and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
+    refused = torch_refuses(rows.name, P, M, rows.num_stages // P)
+    if not refused and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     check_order_of_losses(rows)
