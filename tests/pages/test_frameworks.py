@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
-from pplab.lab.planning import RULES
+from pplab.lab.planning import RULES, TITAN_RULES, TORCH_RULES
 
 PAGE = Path(__file__).parents[2] / "book/frameworks.md"
 LAYERS = 8
@@ -59,9 +59,13 @@ def save_and_load(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_the_pages_errors_are_those_of_the_table_by_which_lines_are_read():
-    rows = [f'| "{r.error}" | {re.sub("{[^}]*}", "…", r.told)} | {r.source} |' for r in RULES]
-    section = PAGE.read_text().partition("### What Megatron-LM says")[2].partition("\n## ")[0]
+@pytest.mark.parametrize(
+    ("heading", "rules"),
+    [("What Megatron-LM says", RULES), ("What PyTorch and torchtitan say", (*TITAN_RULES, *TORCH_RULES))],
+)
+def test_the_pages_errors_are_those_of_the_tables_by_which_lines_are_read(heading, rules):
+    rows = [f'| "{r.error}" | {re.sub("{[^}]*}", "…", r.told)} | {r.source} |' for r in rules]
+    section = re.split("\n##+ ", PAGE.read_text().partition(f"### {heading}")[2])[0]
     assert [line for line in section.splitlines() if line.startswith('| "')] == rows
 
 

@@ -6,7 +6,6 @@ from .against_torch import Reference as Reference
 from .against_torch import TorchEngine as TorchEngine
 from .against_torch import lower_by_torch as lower_by_torch
 from .against_torch import reference as reference
-from .against_torch import refusals as refusals
 from .against_torch import take_steps as take_steps
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import CheckpointError as CheckpointError
@@ -101,6 +100,7 @@ from .planning import profiled as profiled
 from .planning import read_config as read_config
 from .planning import read_launch as read_launch
 from .planning import read_layout as read_layout
+from .planning import torch_refuses as torch_refuses
 from .schedules import Block as Block
 from .schedules import Slices as Slices
 from .schedules import best_slices as best_slices

@@ -7,13 +7,17 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed import pipelining
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lowered
 import modules
 import pplab as pp
 from pplab import lab
-from pplab.lab import lower_by_torch, refusals, take_steps
+from pplab.lab import lower_by_torch, take_steps
+from pplab.lab.forms import CLASSES
 from pplab.runtime import Job, Pool, RankContext, RankError, make_job
 
 
@@ -128,12 +132,22 @@ def test_what_the_ranks_devices_and_channels_rule_out_is_refused_before_anything
         check_transport(delayed, ["cpu"] * 2, "gloo")  # under torchrun, say
 
 
-def test_torchs_classes_say_what_they_refuse(pool):
-    for refused in pool.run(refusals, (1, 4, 5)):
-        assert refused["1F1B", 4] == refused["GPipe", 1] == refused["ZBVZeroBubble", 1] == ""
-        assert "greater than or equal to the number of stages (2)" in " ".join(refused["1F1B", 1].split())
-        assert "multiple of the number of rounds (2), but got 5" in refused["Interleaved1F1B", 5]
-        assert "at least as many microbatches as stages" in refused["DualPipeV", 1]
+def test_torchs_classes_refuse_what_the_table_of_rules_says():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        for name, kind in CLASSES.items():
+            last = 3 if name in ("ZBVZeroBubble", "DualPipeV") else 2
+            own = [0] if name in ("GPipe", "1F1B") else [0, last]
+            here = [pipelining.PipelineStage(nn.Linear(2, 2), s, 2 * len(own), torch.device("cpu")) for s in own]
+            for M in range(1, 8):
+                try:
+                    getattr(pipelining, kind)(here if own[1:] else here[0], M, loss_fn=nn.functional.mse_loss)
+                    refused = False
+                except ValueError:
+                    refused = True
+                assert refused == bool(lab.torch_refuses(name, 2, M)), (name, M)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_torchs_classes_name_in_a_trace(pool):

@@ -182,6 +182,7 @@ def test_what_is_near_is_said():
         (LLAMA | {"vocab_size": None}, "vocab_size must be an integer of at least 1, got None"),
         (LLAMA | {"num_attention_heads": None}, "isn't a language model's config: TypeError"),
         (LLAMA | {"kv_lora_rank": 512}, "isn't a language model's config: KeyError"),
+        (LLAMA | LATENT | {"v_head_dim": 0}, "isn't a language model's config: ZeroDivisionError"),
         (LLAMA | {"layer_types": ["full_attention", "linear_attention"]}, "got full_attention, linear_attention"),
         (LLAMA | {"full_attention_interval": 4}, "and full_attention_interval says others"),
         (LLAMA | {"moe_num_experts": 64}, "one kind of experts, and moe_num_experts says others"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,27 +88,3 @@ def step(context: RankContext, schedule: Any, batch: Batch, losses: list[torch.T
     inputs = batch.inputs if context.rank == 0 else ()
     last = {"target": batch.target, "losses": losses} if context.rank == context.num_ranks - 1 else {}
     return schedule.step(*inputs, **last, **batch.context)
-
-
-def refusals(
-    context: RankContext, num_microbatches: Sequence[int], names: Sequence[str] = tuple(CLASSES)
-) -> dict[tuple[str, int], str]:
-    """On a rank: what each of torch's classes says to these numbers of microbatches; "" where it takes them.
-
-    Classes with one stage per rank get one, the others two. Nothing is run.
-    """
-    from torch.distributed import pipelining
-
-    P, rank, found = context.num_ranks, context.rank, {}
-    for name in names:
-        second = {"GPipe": None, "1F1B": None, "ZBVZeroBubble": 2 * P - 1 - rank, "DualPipeV": 2 * P - 1 - rank}
-        own = [rank] if second.get(name, P + rank) is None else [rank, second.get(name, P + rank)]
-        stages = [pipelining.PipelineStage(nn.Linear(2, 2), s, P * len(own), context.device) for s in own]
-        kind = getattr(pipelining, CLASSES[name])
-        for count in num_microbatches:
-            try:
-                kind(stages[0] if len(own) == 1 else stages, count, loss_fn=nn.functional.mse_loss)
-                found[name, count] = ""
-            except ValueError as error:
-                found[name, count] = " ".join(str(error).split())
-    return found

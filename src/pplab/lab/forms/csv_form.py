@@ -25,6 +25,11 @@ from .safe_text import printable
 
 _LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|WAIT_SEND_F|WAIT_SEND_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
+_HINTS = (
+    "write one action per cell, without headers, or leave the cell blank",
+    "leave out the column that numbers the ranks: row i is rank i",
+)
+
 CLASSES = {  # of torch, by the schedule
     "GPipe": "ScheduleGPipe",
     "1F1B": "Schedule1F1B",
@@ -56,12 +61,9 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
             try:
                 row.append(parse(cell))
             except ValueError as error:
-                raise ScheduleError(
-                    f"CSV row {rank + 1} (rank {rank}), column {column + 1}: {error}",
-                    "write one action per cell, without headers, or leave the cell blank",
-                    rank,
-                    cell,
-                ) from None
+                hint = f"write {cell.upper()}" if re.fullmatch(r"\d+[fbiw]\d+", cell) else _HINTS[cell.isdigit()]
+                where = f"CSV row {rank + 1} (rank {rank}), column {column + 1}"
+                raise ScheduleError(f"{where}: {error}", hint, rank, cell) from None
         rows.append(row)
     if not any(rows):
         raise ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1")

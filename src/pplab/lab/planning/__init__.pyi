@@ -36,6 +36,7 @@ from .layout import layouts as layouts
 from .megatron import RULES as RULES
 from .megatron import empty_stages as empty_stages
 from .megatron import read_layout as read_layout
+from .megatron import refusal as refusal
 from .megatron import stages_of as stages_of
 from .partitioning import partition as partition
 from .planner import Plan as Plan
@@ -45,4 +46,8 @@ from .state import State as State
 from .to_paste import WRITERS as WRITERS
 from .to_paste import flags as flags
 from .to_paste import has_rows_of as has_rows_of
+from .torch_rules import TITAN_RULES as TITAN_RULES
+from .torch_rules import TORCH_RULES as TORCH_RULES
+from .torch_rules import read_titan as read_titan
+from .torch_rules import torch_refuses as torch_refuses
 from .transformer import Transformer as Transformer

@@ -66,7 +66,7 @@ def read_config(source: object, sequence: int) -> tuple[Transformer, ExpertLayer
         model, experts = _shape(text, sequence)
         said = [*_approximations(text, sequence, model)]
         model = replace(model, lacks=tuple(_lacks(text, sequence, model)))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{shown(source)} isn't a language model's config: {error!r}") from None
     if found.get("text_config"):
         said.append("only its language model is counted, nothing that sees or hears")

@@ -8,8 +8,8 @@ isn't said to be a fraction or a ratio is idle time per rank.
 (33, 0.2727272727272727, 0.375)
 >>> one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5), eager_one_f_one_b_makespan(P=4, M=8, F=1, B=2, c=0.5)
 (41.0, 36.0)
->>> one_f_one_b_peak_in_flight(P=4, M=8), interleaved_peak_in_flight(P=4, M=8, V=2)
-((4, 3, 2, 1), (11, 9, 7, 5))
+>>> one_f_one_b_peak_in_flight(P=4, M=8)
+(4, 3, 2, 1)
 >>> interleaved_makespan(P=4, M=8, V=2, F=1, B=2) / 2, zb_h1_bubble(P=4, F=1, I=1, W=1), dualpipe_idle(4, 2, 1, 3)
 (28.5, 3, 2.0)
 """
@@ -91,11 +91,6 @@ def interleaved_makespan(P: int, M: int, V: int, F: float, B: float) -> float:
     if M < P and V > 1:
         raise ValueError(f"the closed form needs at least P microbatches, got P={P}, M={M}")
     return (M * V + P - 1) * (F + B)
-
-
-def interleaved_peak_in_flight(P: int, M: int, V: int) -> tuple[int, ...]:
-    """Per rank r, in stages: 2(P-1-r) + (V-1)P + 1, for P dividing M; never more than MV."""
-    return tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))
 
 
 def sliced_makespan(P: int, M: int, k: int, F: float, B: float, V: int = 1) -> float:

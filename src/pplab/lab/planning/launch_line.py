@@ -34,6 +34,7 @@ _CHOICES = {
     "granularity=recompute-granularity": ("full", "selective"),
     "method=recompute-method": ("uniform", "block"),
     "dispatcher=moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+    "backend=moe-flex-dispatcher-backend": ("deepep", "hybridep", "ncclep"),
 }
 _SWITCHES = """
 sharded=use-distributed-optimizer pp_before_dp=use-tp-pp-dp-mapping paired=overlap-moe-expert-parallel-comm
@@ -45,7 +46,14 @@ waits_for_messages=no-overlap-p2p-communication
 _ALIKE = """
 --eval-global-batch-size --eval-micro-batch-size --moe-router-dtype --moe-router-group-topk --sequence-parallel
 """
-_UNREAD = ("--microbatch-group", "--use-megatron-fsdp", "--use-torch-fsdp2", "--hybrid-", "--global-batch-size-")
+_UNREAD = (
+    "--microbatch-group",
+    "--use-megatron-fsdp",
+    "--use-torch-fsdp2",
+    "--hybrid-",
+    "--global-batch-size-",
+    "--num-layers-in-",
+)
 
 
 class Launch(NamedTuple):
@@ -98,15 +106,19 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     return Launch(arguments, ignored, found)
 
 
-class _Parser(ArgumentParser):
+class Parser(ArgumentParser):
+    """One that raises ValueError."""
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(
-            f"{message}: write what Megatron-LM is to get, in place of a variable; what a script passes, "
+            f"{message}: write what is to be run, in place of a variable; what a script passes, "
             """bash -c 'torchrun() { echo torchrun "$@"; }; . ./script.sh' prints"""
         )
 
 
-def _count(least: int) -> Callable[[str], int]:
+def count(least: int) -> Callable[[str], int]:
+    """What reads a whole number from `least` on."""
+
     def read(text: str) -> int:
         if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= MOST:
             raise ArgumentTypeError(f"expected a whole number from {least} to {MOST:,}, got {shown(text)}")
@@ -121,11 +133,11 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in dotted)
         flags = flags.replace("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
         raise ValueError(f"these are fields of Megatron Bridge or verl: write them as Megatron-LM's flags, {flags}")
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = Parser(allow_abbrev=False, add_help=False)
     kinds = {
-        _ONE_UNLESS_SAID: {"type": _count(1), "default": 1},
-        _NUMBERS: {"type": _count(1)},
-        _FROM_ZERO: {"type": _count(0)},
+        _ONE_UNLESS_SAID: {"type": count(1), "default": 1},
+        _NUMBERS: {"type": count(1)},
+        _FROM_ZERO: {"type": count(0)},
         _WORDS: {},
         _SWITCHES: {"action": "store_true"},
     }
@@ -138,6 +150,8 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     # a comment ends with its line; a switch that a child of Megatron-LM's turns off
     lines = re.sub(r"(?<!\S)--\S+\s+false\b", "", text.replace("\\\n", "\n"), flags=re.IGNORECASE)
     words = [re.sub("_", "-", each) if each.startswith("--") else each for each in shlex.split(lines, comments=True)]
+    if len(words) > 4096:
+        raise ValueError(f"a launch line has up to 4,096 words, got {len(words):,}")
     said, rest = parser.parse_known_args(words, Line())
     others = tuple(word.partition("=")[0] for word in rest if word.startswith("--"))
     for flag in {*others} - {*_ALIKE.split()}:

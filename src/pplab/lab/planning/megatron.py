@@ -1,8 +1,9 @@
 """What Megatron-LM refuses, in one table: lines are read, written and checked by it, and the page "The same thing in
 your framework" shows it.
 
-Sources are files of Megatron-LM d98e8a64 with their lines. Tests compare with what its own parser and classes said of
-random lines.
+Sources are files of Megatron-LM d98e8a64 with their lines, and the first release of its core, of 26 from 0.4 to 0.19,
+that has these words: some say in other words what an older release said. Tests compare with what its own parser and
+classes said of random lines.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import expect, shown
 
@@ -108,9 +109,10 @@ class Line(Namespace):
 
 
 class Rule(NamedTuple):
-    """What a line breaks, as its `x` says it; what is told of it and what works; Megatron-LM's own words, and where."""
+    """What a line breaks, as its `x` says it; what is told of it and what works; the framework's own words, and where
+    they are, since when."""
 
-    broken: Callable[[Line], object]
+    broken: Callable[[Any], object]
     told: str
     error: str
     source: str
@@ -121,176 +123,181 @@ RULES = (
         lambda x: x.gpus % x.replica,
         "{x.gpus} ranks don't divide into replicas of {x.replica}: change one of them",
         "world size ({}) is not divisible by total_model_size",
-        "arguments.py:432",
+        "arguments.py:432, since core 0.9",
     ),
     Rule(
         lambda x: x.batch % x.each,
         "a batch of {x.batch} isn't whole microbatches of {x.microbatch} on {x.dp} replicas: take --global-batch-size "
         "{x.next_batch}",
         "must be divisible by eval_micro_batch_size ({}) * data_parallel_size ({})",
-        "arguments.py:715",
+        "arguments.py:715, since core 0.18",
     ),
     Rule(
         lambda x: bool(x.layout) + bool(x.depth) + bool(x.virtual) > 1,
         "a line says its stages in one way: by a layout, by their layers, or by their number per rank: keep one",
         "No more than one of the following arguments can be set at the same time",
-        "arguments.py:933",
+        "arguments.py:933, since core 0.13",
     ),
     Rule(
         lambda x: len(x.drawn) % x.pp,
         "the layout has {stages} stages, and {x.pp} ranks have as many each: take a multiple of {x.pp}, or other ranks",
         "The length of pipeline_model_parallel_layout must be divisible by pipeline_model_parallel_size",
-        "arguments.py:946",
+        "arguments.py:946, since core 0.13",
     ),
     Rule(
         lambda x: x.depth and x.ends,
         "layers of a first or last rank don't go with --num-layers-per-virtual-pipeline-stage: give "
         "--num-virtual-stages-per-pipeline-rank",
         "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel degree",
-        "arguments.py:956",
+        "arguments.py:956, since core 0.11",
     ),
     Rule(
         lambda x: not x.drawn and not x.ends and x.counted % x.pp,
         '{x.layers} layers can\'t be even on {x.pp} ranks: give --pipeline-model-parallel-layout "{x.works}"',
         "Number of layers should be divisible by the pipeline-model-parallel size",
-        "arguments.py:998",
+        "arguments.py:998, since core 0.10",
     ),
     Rule(
         lambda x: x.depth and x.counted // x.pp % x.depth,
         "the {x.per_rank[0]} layers of a rank can't be stages of {x.depth}: take a depth that divides them",
         "number of layers per pipeline stage must be divisible number of layers per virtual pipeline stage",
-        "arguments.py:973",
+        "arguments.py:973, since core 0.4",
     ),
     Rule(
         lambda x: x.V > 1 and x.pp < 2 + x.waits_for_messages,
         "{x.V} stages on each of {x.pp} ranks don't interleave: leave the virtual stages out, or take more ranks",
         "When interleaved schedule is used, pipeline-model-parallel size should be greater than",
-        "arguments.py:1003",
+        "arguments.py:1003, since core 0.10",
     ),
     Rule(
         lambda x: (x.ends or x.drawn) and x.counted > x.layers or (x.ends and x.drawn),
         "ends that count as layers, layers of a first or last rank, and a layout each say the cut: keep one of them",
         "cannot be set with other pipeline layout arguments",
-        "transformer_config.py:2236",
+        "transformer_config.py:2253, since core 0.13",
     ),
     Rule(
         lambda x: x.drawn and sum(x.cut) != x.layers,
         "the layout has {letters[t]} layers, and --num-layers says {x.layers}: {x.works} has these",
-        "Number of decoder layers must match num_layers",
-        "pipeline_parallel_layer_layout.py:108",
+        "Number of decoder layers {}must match num_layers {}",
+        "pipeline_parallel_layer_layout.py:108, since core 0.13",
     ),
     Rule(
         lambda x: x.drawn and len(x.predictors) != (x.predicting or 0),
         "the layout has {letters[m]} m, and --mtp-num-layers says {x.predicting}: make them equal",
         "Number of mtp layers in layout must match mtp_num_layers",
-        "pipeline_parallel_layer_layout.py:114",
+        "pipeline_parallel_layer_layout.py:114, since core 0.14",
     ),
     Rule(
-        lambda x: x.predictors and (len({*x.predictors}) > 1 or x.predictors[0] < len(x.drawn) - x.pp),
-        "all m of a layout stand in one stage, which is its rank's last: move them",
-        "All of the MTP layers must be in the same one virtual pipeline stage",
-        "pipeline_parallel_layer_layout.py:125",
+        lambda x: x.predictors and x.predictors[0] < len(x.drawn) - x.pp,
+        "all m of a layout stand in a stage that is its rank's last: move them",
+        "Currently we restrict that the MTP should be always in the last ",
+        "pipeline_parallel_layer_layout.py:125, since core 0.14",
     ),
     Rule(
         lambda x: x.ends and bool(x.middle) != bool(x.pp - len(x.ends)) or x.middle < 0,
         "{x.layers} layers leave {x.middle} for the ranks between the first and the last: change --num-layers, or a "
         "first or last rank's",
         "Mismatch: {} middle layers remaining but {} middle PP stages available",
-        "transformer_config.py:2343",
+        "transformer_config.py:2343, since core 0.16",
     ),
     Rule(
         lambda x: x.ends and x.middle % max(x.pp - len(x.ends), 1),
         "{x.layers} layers leave {x.middle} for the ranks between, which can't have as many each: give "
         '--pipeline-model-parallel-layout "{x.works}"',
-        "number of layers at middle stage: {} must be divisible by the middle pipeline model parallel size",
-        "transformer_config.py:2351",
+        "number of layers at middle stage: {} must be divisible bythe middle pipeline model parallel size {}",
+        "transformer_config.py:2351, since core 0.11",
     ),
     Rule(
         lambda x: not x.drawn and any(layers % x.V for layers in x.per_rank),
         "ranks with {x.per_rank} layers can't each have {x.V} equal stages: give --pipeline-model-parallel-layout "
         '"{x.works}"',
         "should be divisible by vp_size",
-        "transformer_block.py:178",
+        "transformer_block.py:177, since core 0.11",
     ),
     Rule(
         lambda x: x.ep > 1 and (x.experts or 1) % x.ep,
         "{x.experts} experts don't divide among {x.ep} GPUs: change --num-experts or --expert-model-parallel-size",
         "Number of experts should be a multiple of expert model parallel_size",
-        "arguments.py:1657",
+        "arguments.py:1657, since core 0.4",
     ),
     Rule(
         lambda x: x.gpus % (x.etp * x.ep * x.pp),
         "experts on {x.ep} GPUs, each cut over {x.etp}, on {x.pp} ranks of a pipeline don't divide {x.gpus} GPUs: take "
         "fewer, or --expert-tensor-parallel-size 1",
         "world_size ({}) is not divisible by expert_tensor_model_pipeline_parallel size",
-        "parallel_state.py:883",
+        "parallel_state.py:883, since core 0.10",
     ),
     Rule(
         lambda x: x.pp_before_dp and x.pp > 1 and x.etp * x.ep != x.tp * x.cp,
         "with --use-tp-pp-dp-mapping Megatron-LM numbers ranks only if experts have as many replicas as the rest, got "
         "{x.ep} GPUs of experts and cp {x.cp}: leave that flag out",
         "When not using pp-last rank ordering, the data parallel size of the attention and moe layers must be the same",
-        "parallel_state.py:902",
+        "parallel_state.py:902, since core 0.11",
     ),
     Rule(
         lambda x: x.granularity == "full" and not (x.method and x.again),
         "full recomputation is --recompute-method uniform, or block, and --recompute-num-layers: add what lacks",
         'recompute_method must be "block" or "uniform"',
-        "transformer_config.py:1913",
+        "transformer_config.py:1913, since core 0.4",
     ),
     Rule(
         lambda x: x.granularity == "selective" and (x.method or x.again),
         "selective recomputation has neither --recompute-method nor --recompute-num-layers: leave them out",
         "recompute method is not yet supported for selective recomputing granularity",
-        "arguments.py:1426",
+        "arguments.py:1426, since core 0.4",
     ),
     Rule(
         lambda x: x.paired and (x.ep == 1 or (x.pp > 1 and x.V == 1) or x.dispatcher not in ("alltoall", "flex")),
         "Megatron-LM has pairs only for experts on several GPUs, by alltoall or flex, and in a pipeline only with "
         "several stages on a rank: leave --overlap-moe-expert-parallel-comm out, or take Interleaved1F1B",
         "overlap_moe_expert_parallel_comm is only supported with expert model parallelism",
-        "transformer_config.py:3006",
+        "transformer_config.py:3015, since core 0.14",
     ),
     Rule(
         lambda x: x.paired and (x.granularity == "full" or x.method or x.again),
         "Megatron-LM recomputes no whole layers in pairs: plan without recompute, or take Interleaved1F1B",
         "disable full recomputation when enabling overlap_moe_expert_parallel_comm",
-        "transformer_config.py:3021",
+        "transformer_config.py:3023, since core 0.14",
     ),
     Rule(
-        lambda x: x.experts and x.dispatcher == "flex" and x.etp * x.ep == 1,
+        lambda x: x.experts and x.dispatcher == "flex" and x.backend != "hybridep" and x.etp * x.ep == 1,
         "Megatron-LM sends no copies once per node where tp times ep is 1: take another dispatcher",
-        "Flex token dispatcher requires TPxEP > 1",
-        "token_dispatcher.py",
+        "DeepEP dispatcher requires TPxEP > 1",
+        "token_dispatcher.py:1836, since core 0.17.1",
     ),
     Rule(
         lambda x: x.kv_heads and x.kv_heads % x.tp and x.tp % x.kv_heads,
         "Megatron-LM doesn't deal {x.kv_heads} heads of keys and values out to tp {x.tp}: take a tp that divides them",
         "num_query_groups ({}) must be a multiple or divisor of tensor_model_parallel_size",
-        "transformer_config.py:1466",
+        "transformer_config.py:1466, since core 0.16",
     ),
     Rule(
         lambda x: x.V > 1 and x.M < x.pp,
         "{x.M} microbatches are too few to interleave on {x.pp} ranks: take --global-batch-size {x.next_batch}",
-        "The number of contiguous micro-batches in a virtual pipeline stage should range in [PP={}, M={}]",
-        "schedules.py:1165",
+        "The number of contiguous micro-batches in a virtual pipeline stageshould range in [PP={} , M={}]",
+        "schedules.py:1165, since core 0.10",
     ),
     Rule(
         lambda x: x.V > 1 and x.M % x.pp,
         "{x.M} microbatches leave a last round of fewer than {x.pp}: take --global-batch-size {x.next_batch}",
-        "The remainder of M (the total micro-batches) divided by N should be 0, or larger than or equal to the "
-        "pipeline-parallel size",
-        "schedules.py:1174",
+        "The remainder of M (the total micro-batches) divided by N (number of contiguous micro-batches in a virtual "
+        "pipeline stage) should be 0, or larger than or equal to the pipeline-parallel size",
+        "schedules.py:1174, since core 0.10",
     ),
 )
 
 
+def refusal(x: Namespace, rules: Sequence[Rule], where: str = "", **more: object) -> str:
+    """What to say of the first rule that `x` breaks: what works, the framework's own words, and where they are."""
+    broken = (rule for rule in rules if rule.broken(x))
+    return next((f'{r.told.format(x=x, **more)} ({where}{r.source}: "{r.error}")' for r in broken), "")
+
+
 def check_line(x: Line) -> None:
     """ValueError for the first rule that a line breaks: what works, Megatron-LM's words for it, and where they are."""
-    for broken, told, error, source in RULES:
-        if broken(x):
-            said = told.format(x=x, stages=len(x.drawn), letters=Counter("".join(x.drawn)))
-            raise ValueError(f'{said} (Megatron-LM d98e8a64, {source}: "{error}")')
+    letters = Counter("".join(x.drawn))
+    if told := refusal(x, RULES, "Megatron-LM d98e8a64, ", stages=len(x.drawn), letters=letters):
+        raise ValueError(told)
 
 
 def uncounted(x: Line) -> Iterator[str]:
@@ -307,7 +314,8 @@ def uncounted(x: Line) -> Iterator[str]:
 def empty_stages(stages: Sequence[str]) -> Iterator[str]:
     """What to say of a layout's stages that have nothing."""
     if empty := [str(at) for at, stage in enumerate(stages) if not stage]:
-        yield f"stage {', '.join(empty)} has no layer and only passes tensors on: hangs are reported (its #1852)"
+        told = f"{', '.join(empty[:9])}{' ...' * (len(empty) > 9)}"
+        yield f"stage {told} has no layer and only passes tensors on: hangs are reported (its #1852)"
 
 
 _WRONG = {  # of a layout whose repetitions are written out, in this order
@@ -317,24 +325,44 @@ _WRONG = {  # of a layout whose repetitions are written out, in this order
     "(?<!L)$": "no L at its end",
     "(?<=.)E": "a second E",
     "L(?=.)": "an L before its end, and Megatron-LM d98e8a64 takes one",
-    "m(?=.*t)": "an m before a t",
+    "^[^m]*m(?=.*t)": "an m before a t",
+    r"^[^m]*m[^|]*\|[^m]*m": "m in several stages, and Megatron-LM d98e8a64 takes one",
+}
+
+
+_LISTS = {  # of names, with + and *, as a layout
+    "embedding": "E",
+    "decoder": "t",
+    "mtp": "m",
+    "loss": "L",
+    r"\[(\w)\](\*\d+)": r"[\1\2]",  # [t]*8 is [t*8]
+    r"(?<!\])\]\+\[(?!\[)": "",  # [E]+[t*8] is [Et*8]
+    r"\[\[([\w*]+)\]\](\*\d+)": r"(\1|)\2",  # [[t*8]]*6 is (t*8|)*6
+    r"\[([\w*]*)\]": r"\1|",
+    r"[\[\]+]": "",
 }
 
 
 def stages_of(text: str) -> list[str]:
-    """A layout's letters, stage by stage; ValueError that says where it is wrong."""
+    """A layout's letters, stage by stage, of its text or of lists of names, as Megatron Bridge's recipes have them;
+    ValueError that says where it is wrong."""
     expect(str, text=text)
     plain = re.sub(r"[,\s\"']", "", text)
+    if plain.startswith("["):
+        for pattern, written_as in _LISTS.items():
+            plain = re.sub(pattern, written_as, plain)
+        plain = plain.rstrip("|")
     for repeated in (r"\(([^()]+)\)\*(\d{1,9})", r"([EtmL|])\*(\d{1,9})"):
         if sum(len(unit) * int(times) for unit, times in re.findall(repeated, plain)) > MOST:
             raise ValueError(f"a layout repeats up to {MOST:,} letters, got {shown(text)}")
         plain = re.sub(repeated, lambda found: found[1] * int(found[2]), plain)
     for pattern, fault in _WRONG.items():
         if found := re.search(pattern, plain):
-            at, here = plain[: found.start()].count("|"), found[0] or "nothing"
+            here = found[0][-1:]
+            at = plain[: found.end() - len(here)].count("|")
             raise ValueError(
                 "a layout is E, layers t, perhaps m, and L, with bars between stages, such as Et*3|(tt|)*29,m|L, and "
-                f"no group stands in another: {fault}, {here} in stage {at}, got {shown(text)}"
+                f"no group stands in another: {fault}, {here or 'nothing'} in stage {at}, got {shown(text)}"
             )
     return plain.split("|")
 

@@ -20,6 +20,7 @@ from .launch_line import line_of
 from .megatron import written
 from .planner import Plan
 from .torch_program import program
+from .torch_rules import torch_refuses
 from .ways import planned_again
 
 
@@ -121,24 +122,20 @@ def _torchtitan(plan: Plan, main: bool = False) -> str:
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
     remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
-    cut, sizes = (
-        f"pipeline_parallel_microbatch_size={plan.microbatch}",
-        {
-            "local_batch_size": plan.microbatch * (rows.num_microbatches if layout.pp > 1 else 1),
-            "global_batch_size": plan.batch,
-            "seq_len": tokens,
-        },
-    )
+    M = rows.num_microbatches
+    cut = f"pipeline_parallel_microbatch_size={plan.microbatch}"
+    training = f"""\
+    local_batch_size={plan.microbatch * (M if layout.pp > 1 else 1)},
+    global_batch_size={plan.batch},
+    seq_len={tokens},
+"""
     if main:
-        cut, sizes = (
-            f"num_pp_microbatches={rows.num_microbatches}",
-            {
-                "num_tokens_per_microbatch_per_dp_rank": plan.microbatch * tokens,
-                "num_tokens_per_train_step": plan.batch * tokens,
-                "max_context_length": tokens,
-            },
-        )
-    training = "".join(f"    {name}={size},\n" for name, size in sizes.items())
+        cut = f"num_pp_microbatches={M}"
+        training = f"""\
+    num_tokens_per_microbatch_per_dp_rank={plan.microbatch * tokens},
+    num_tokens_per_train_step={plan.batch * tokens},
+    max_context_length={tokens},
+"""
     return f"""{remarks}{writes}layers = iter(range({plan.model.num_layers}))
 parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
@@ -174,12 +171,13 @@ def _torch(plan: Plan) -> str:
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
-    planned, and for numbers of microbatches that all classes take."""
+    planned, and takes these numbers."""
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
     sends = sends_in("torch", rows.name, P, M)
     if P == 1:
         return "1F1B", "", sends
-    if M % P == 0 and M >= 2 * P and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
+    refused = torch_refuses(rows.name, P, M, rows.num_stages // P)
+    if not refused and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     check_order_of_losses(rows)

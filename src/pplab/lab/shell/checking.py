@@ -10,24 +10,21 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...builders import build, find
 from ...errors import expect
 from ...schedule import plural
 from ...simulator import simulate, validate
 from ..forms import CLASSES, read_csv
-from ..planning import empty_stages, formulas, has_rows_of, read_config, read_launch, stages_of
+from ..planning import Layout, empty_stages, has_rows_of, read_config, read_launch, read_titan, stages_of
 from .cli import JSON, Command, check_lowered, flag, write
 
 _MOST = 2**18  # characters
 _FORMS = (
-    "a launch line of Megatron-LM, a layout such as Et*3|(tt|)*29,m|L, a model's config.json, or a schedule, as CSV or "
-    "as torch prints it"
+    "a launch line of Megatron-LM, torchtitan's flags or configuration, a layout such as Et*3|(tt|)*29,m|L, a model's "
+    "config.json, or a schedule, as CSV or as torch prints it"
 )
 _OF_A_MODEL = {"model_type", "architectures", "hidden_size", "n_embd", "text_config"}
-_HELD = {
-    "1F1B": formulas.one_f_one_b_peak_in_flight,
-    "Interleaved1F1B": formulas.interleaved_peak_in_flight,
-    "paired-1F1B": formulas.paired_peak_in_flight,
-}
+_NOBODY = "what an environment variable, a data set or a kernel asks for"
 
 
 class Checked(NamedTuple):
@@ -46,12 +43,14 @@ class Checked(NamedTuple):
 
 
 def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) -> Checked:
-    """Check a launch line of Megatron-LM, a layout, a model's config.json, or a schedule as CSV or as torch prints it.
+    """Check a launch line of Megatron-LM, torchtitan's flags or configuration, a layout, a model's config.json, or a
+    schedule as CSV or as torch prints it.
 
-    `num_layers` and `gpus` are for a line that doesn't say them. Raises ValueError only for what is no text.
+    A layout may also be lists, as in Megatron Bridge's recipes. `num_layers` and `gpus` are for a text that doesn't say
+    them. Raises ValueError only for what is no text.
 
     >>> print(check("Et*3|(tt|)*29,m|L"))
-    layout of Megatron-LM: 32 stages with 61 layers, for 1, 2, 4, 8, 16, 32 ranks
+    layout of Megatron-LM: 32 stages with 61 layers, for 2 or 4 or 8 or 16 or 32 ranks
     not looked at: --num-layers and --mtp-num-layers
     """
     expect(str, text=text)
@@ -71,6 +70,8 @@ def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) 
 
 def _form(text: str) -> tuple[str, Any]:
     """What a text is, and what reads it."""
+    if "nccl:" in text or "pg_config" in text:
+        return "this is a dump of NCCL's flight recorder: give those of all ranks to pplab explain", None
     if len(text) > _MOST:
         return f"these are {len(text):,} characters, and at most {_MOST:,} are read", None
     if text.startswith("{") and '"' in text:
@@ -79,8 +80,10 @@ def _form(text: str) -> tuple[str, Any]:
         except (ValueError, RecursionError) as error:
             return f"this begins as JSON does, and isn't: {error}", None
         return ("config.json", _config) if _OF_A_MODEL & {*fields} else ("this JSON has no model's fields", None)
-    if re.fullmatch(r"['\"]?E[EtmL|*()\d,\s'\"]*", text):
+    if re.fullmatch(r"['\"]?E[EtmL|*()\d,\s'\"]*|\[.*\b(embedding|decoder)\b.*", text, re.DOTALL):
         return "layout of Megatron-LM", _layout
+    if re.search(r"pipeline[-_]parallel[-_]degree|data[-_]parallel[-_]shard[-_]degree", text):
+        return "torchtitan", _titan
     if re.search(r"micro[-_]batch[-_]size|model[-_]parallel[-_]size", text):
         many = text.count("torchrun ") > 1
         return ("these are several launch lines: give one", None) if many else ("launch line of Megatron-LM", _launch)
@@ -91,23 +94,43 @@ def _form(text: str) -> tuple[str, Any]:
 
 def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, list[str]]:
     asked, ignored, _ = read_launch(text, num_layers=num_layers, gpus=gpus)
-    layout, name, V = asked["layout"], asked["schedule"], asked.get("stages_per_rank", 1)
-    P, M = layout.pp, asked["batch"] // layout.dp // asked["microbatch"]
-    held = _HELD[name](P, M, *([V] if V > 1 else []))[0]
-    found = (
-        f"{layout.num_ranks} GPUs, tp {layout.tp} cp {layout.cp} pp {P} dp {layout.dp}; {plural(M, 'microbatch')} in "
-        f"{name}, {plural(V, 'stage')} on each rank; bubble {formulas.bubble_fraction(P, M, V):.1%}; rank 0 has "
-        f"{plural(sum(asked['cut'][::P]), 'layer')}, and at most {plural(held, 'microbatch')} of a stage in flight"
-    )
+    layout, name = asked["layout"], asked["schedule"]
+    M = asked["batch"] // layout.dp // asked["microbatch"]
+    found = _step(layout, name, M, asked.get("stages_per_rank", 1))
+    found += f", and {plural(sum(asked['cut'][:: layout.pp]), 'layer')}"
+    if layout.tp * layout.cp > 1 and name != "paired-1F1B" and not re.search(r"MAX_CONNECTIONS=1\b", text):
+        found += "; before Blackwell Megatron-LM stops here unless CUDA_DEVICE_MAX_CONNECTIONS is 1 (arguments.py:1477)"
     others = f"{', '.join(ignored[:9])}{' ...' * (len(ignored) > 9)}" if ignored else "other flags"
-    return found, [f"{others}; what an environment variable, a data set or a kernel asks for"]
+    return found, [f"{others}; {_NOBODY}"]
+
+
+def _titan(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, list[str]]:
+    x = read_titan(text, num_layers, gpus)
+    unread = ["a number of layers"] * (not num_layers) + [_NOBODY]
+    if not x.whole:
+        return f"{plural(x.M, 'microbatch')} on {plural(x.pp, 'rank')}", ["modules, or rows in a file", *unread]
+    return _step(Layout(x.tp, x.pp, x.dp, cp=x.cp), x.name, x.M, x.V), unread
+
+
+def _step(layout: Layout, name: str, M: int, V: int) -> str:
+    """What the ranks do in a step."""
+    if layout.pp * M * V > _MOST:
+        raise ValueError(f"steps of up to {_MOST:,} forwards are checked: give a smaller batch")
+    options = {"stages_per_rank": V} if "stages_per_rank" in find(name).options else {}
+    rows = build(name, num_ranks=layout.pp, num_microbatches=M, **options)
+    return (
+        f"{layout.num_ranks} GPUs, tp {layout.tp} cp {layout.cp} pp {layout.pp} dp {layout.dp}; "
+        f"{plural(M, 'microbatch')} in {name}, {plural(V, 'stage')} on each rank; bubble "
+        f"{simulate(rows).bubble_fraction:.1%}; rank 0 has at most {rows.peak_in_flight[0]} in flight"
+    )
 
 
 def _layout(text: str, *_: object) -> tuple[str, list[str]]:
     stages = stages_of(text)
-    ranks = [str(n) for n in range(1, len(stages) + 1) if len(stages) % n == 0]
-    layers = sum(stage.count("t") for stage in stages)
-    found = f"{plural(len(stages), 'stage')} with {plural(layers, 'layer')}, for {', '.join(ranks)} ranks"
+    n, layers = len(stages), "".join(stages).count("t")
+    last = next((at for at, stage in enumerate(stages) if "m" in stage), n)  # it is on a rank's last stage
+    ranks = [str(P) for P in range(1 + (n > 1), n + 1) if n % P == 0 and last >= n - P]
+    found = f"{plural(n, 'stage')} with {plural(layers, 'layer')}, for {' or '.join(ranks)} rank{'s' * (n > 1)}"
     return found, [*empty_stages(stages), "--num-layers and --mtp-num-layers"]
 
 
