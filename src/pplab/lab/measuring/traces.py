@@ -50,8 +50,9 @@ def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[li
     groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
     whole = [ranks for ranks in [(*items,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
     found = [ranks for ranks in dict.fromkeys(whole) if len(ranks) == len(whole[0])] or [(*items,)]
-    known = next((group for group in groups if {*found[0]} <= {*group}), found[0])
-    if missing := [f"rank {rank}" for rank in known if rank not in found[0]]:
+    # a group of one rank is of replicas or of what else there is only one of
+    known = next((group for group in groups if len(group) > 1 and {*found[0]} <= {*group}), found[0])
+    if missing := [f"rank {rank}" for rank in known if rank not in items]:
         raise ValueError(f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline")
     return [[*ranks] for ranks in found]
 
