@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from ...timeline import Timeline
 
@@ -89,7 +90,7 @@ class _Graph:
     def __init__(self, ends: list[list[int]]) -> None:
         self.ends = ends  # of each step: its actions
         self.number: dict[Event | Message, int] = {}
-        self.things: list[Event | Message | None] = [None]
+        self.things: list[Any] = [None]
         self.firsts, self.knowns = [0], [0.0]  # something that each needs, and how long after its end it is known
         self.others: list[Sequence[tuple[int, float]]] = [()]  # the same of what else it needs
         self.gaps, self.takes = [0.0], [0.0]
