@@ -141,7 +141,9 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
     """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
     spans = []
     for event in by["user_annotation"]:
-        name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
+        name = event["name"]
+        if name.startswith(("Forward", "Backward")):
+            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", name)
         if match := _NAME.fullmatch(name):
             spans.append((event["start"], event["end"], match[1], match[2]))
     spans.sort()
